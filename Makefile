@@ -1,0 +1,39 @@
+# Everything a fresh clone needs is set up on first use, in .venv and in the user's cache folder.
+# Needs: Python 3.11 or later, Java 17 or later.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-long lint bench clean
+
+demo: $(READY)
+	@$(BIN)/kmirror demo
+
+test: $(READY)
+	@$(BIN)/pytest -m "not long"
+
+test-long: $(READY)
+	@$(BIN)/pytest -m long
+
+lint: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY)
+	@$(BIN)/python -m bench
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "kmirror needs Python 3.11 or later; say which with PYTHON=python3.12 make …" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once, about a minute) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

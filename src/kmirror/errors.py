@@ -1,0 +1,143 @@
+"""Every error an operator can meet: what is wrong, what to do, which exit code, which reason.
+
+Two families that never inherit from each other, because they must never be taken for each other:
+
+* `KmirrorError`: the outcome is known, and it is a failure. Its class decides the exit code (CONTRACT, "Exit codes").
+* `OutcomeUnknown`: a request left us and no answer came back; it may have happened. Whoever catches it has to look.
+
+Errors cross Spark, so each one pickles by its constructor arguments.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class ExitCode(IntEnum):
+    """Name the exit codes scripts hold on to."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    REFUSED = 3
+    PARTLY_DONE = 4
+    TIMED_OUT = 5
+    UNREACHABLE = 6
+    HISTORIES_DIFFER = 7
+
+
+class Reason(StrEnum):
+    """Name the reason codes of partitions and of refusals."""
+
+    PROMOTED = "PROMOTED"
+    FAILED_OVER = "FAILED_OVER"
+    REMOVED = "REMOVED"
+    PAUSED_BY_OPERATOR = "PAUSED_BY_OPERATOR"
+    NO_ENGINE = "NO_ENGINE"
+    OPEN_TRANSACTION = "OPEN_TRANSACTION"
+    SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
+    DESTINATION_UNREACHABLE = "DESTINATION_UNREACHABLE"
+    AUTHENTICATION_FAILED = "AUTHENTICATION_FAILED"
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    SECRET_UNRESOLVED = "SECRET_UNRESOLVED"
+    SOURCE_CLUSTER_CHANGED = "SOURCE_CLUSTER_CHANGED"
+    SOURCE_TOPIC_DELETED = "SOURCE_TOPIC_DELETED"
+    SOURCE_TOPIC_RECREATED = "SOURCE_TOPIC_RECREATED"
+    SOURCE_TRUNCATED = "SOURCE_TRUNCATED"
+    SOURCE_DIVERGED = "SOURCE_DIVERGED"
+    SOURCE_WRITTEN_AFTER_STOP = "SOURCE_WRITTEN_AFTER_STOP"
+    PARTITIONS_DECREASED = "PARTITIONS_DECREASED"
+    DESTINATION_WRITTEN = "DESTINATION_WRITTEN"
+    DESTINATION_TOPIC_DELETED = "DESTINATION_TOPIC_DELETED"
+    DESTINATION_TRUNCATED = "DESTINATION_TRUNCATED"
+    OFFSET_MISMATCH = "OFFSET_MISMATCH"
+    RECORD_REJECTED = "RECORD_REJECTED"
+    CORRUPT_BATCH = "CORRUPT_BATCH"
+    UNSUPPORTED_MESSAGE_FORMAT = "UNSUPPORTED_MESSAGE_FORMAT"
+    LOOP = "LOOP"
+    FENCED = "FENCED"
+
+
+#: Reasons that mean source and destination no longer share one history: exit code 7.
+HISTORY_REASONS = frozenset(
+    {
+        Reason.SOURCE_TOPIC_RECREATED,
+        Reason.SOURCE_TRUNCATED,
+        Reason.SOURCE_DIVERGED,
+        Reason.PARTITIONS_DECREASED,
+        Reason.DESTINATION_WRITTEN,
+        Reason.DESTINATION_TRUNCATED,
+        Reason.OFFSET_MISMATCH,
+    }
+)
+
+
+class KmirrorError(Exception):
+    """Say what is wrong (`message`), what to do (`hint`), and why in one word (`reason`)."""
+
+    exit_code: ExitCode = ExitCode.UNEXPECTED
+
+    def __init__(self, message: str, hint: str | None = None, reason: Reason | None = None) -> None:
+        super().__init__(message, hint, reason)
+        self.message = message
+        self.hint = hint
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(KmirrorError):
+    """A flag, value, pattern or file that cannot be understood."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RefusedError(KmirrorError):
+    """A precondition does not hold; nothing was changed."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class PartlyDoneError(KmirrorError):
+    """Some topics succeeded, others failed, and waiting will not help."""
+
+    exit_code = ExitCode.PARTLY_DONE
+
+
+class TimedOutError(KmirrorError):
+    """Time ran out; asking again later may help."""
+
+    exit_code = ExitCode.TIMED_OUT
+
+
+class UnreachableError(KmirrorError):
+    """A cluster that is needed cannot be reached, or refuses us."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class HistoriesDifferError(KmirrorError):
+    """Source and destination do not hold the same records at the same offsets."""
+
+    exit_code = ExitCode.HISTORIES_DIFFER
+
+
+class BrokerError(KmirrorError):
+    """An error code in a broker's answer: the request was understood and refused.
+
+    `code` is Kafka's protocol error code, `name` its name, `what` the request and resource concerned.
+    """
+
+    def __init__(self, code: int, name: str, what: str, detail: str | None = None) -> None:
+        message = f"{what}: {name} ({code})" + (f": {detail}" if detail else "")
+        super().__init__(message)
+        self.args = (code, name, what, detail)
+        self.code = code
+        self.name = name
+        self.what = what
+        self.detail = detail
+
+
+class OutcomeUnknown(Exception):  # noqa: N818 - not an error: nobody knows yet
+    """A request was sent and its answer never came: it may or may not have been carried out."""

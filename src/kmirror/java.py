@@ -1,0 +1,62 @@
+"""Find the Java that Kafka and Spark will run on, before either of them fails in its own words.
+
+`JAVA_HOME/bin/java` where JAVA_HOME is set, `java` on the PATH otherwise: the choice Spark makes too.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from kmirror.errors import RefusedError
+
+#: Kafka 4 brokers and Spark 4 are compiled for Java 17.
+MINIMUM_JAVA = 17
+
+_HINT = (
+    f"Install Java {MINIMUM_JAVA} or newer (a package such as openjdk-17-jre-headless, temurin-17 or openjdk@17) "
+    "and set JAVA_HOME, or put java on the PATH."
+)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def find_java(environ: Mapping[str, str]) -> Path:
+    """Return the absolute path of a `java` that is new enough.
+
+    Raises RefusedError, saying how to get one, when there is none, when it does not run, or when it is older than 17.
+    """
+    java = _candidate(environ)
+    try:
+        answer = subprocess.run(
+            [java, "-version"], env=dict(environ), capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError(f"{java} cannot be run: {error}", _HINT) from error
+    major = java_major_version(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or major is None:
+        raise RefusedError(f"{java} -version does not answer like a Java (exit code {answer.returncode})", _HINT)
+    if major < MINIMUM_JAVA:
+        raise RefusedError(f"{java} is Java {major}, and Java {MINIMUM_JAVA} is needed", _HINT)
+    return java
+
+
+def java_major_version(version_output: str) -> int | None:
+    """Return the feature release named in the output of `java -version` (8 for "1.8.0"), None when there is none."""
+    found = _VERSION.search(version_output)
+    return int(found.group(1)) if found else None
+
+
+def _candidate(environ: Mapping[str, str]) -> Path:
+    java_home = environ.get("JAVA_HOME")
+    if java_home:
+        java = Path(java_home).expanduser().absolute() / "bin" / "java"
+        if not java.is_file():
+            raise RefusedError(f"JAVA_HOME is {java_home}, but there is no bin/java in it", _HINT)
+        return java
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    if found is None:
+        raise RefusedError("There is no Java on this machine's PATH, and JAVA_HOME is not set", _HINT)
+    return Path(found).absolute()

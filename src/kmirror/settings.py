@@ -1,0 +1,287 @@
+"""The one table of mirror settings.
+
+A row is a field of `Settings`: its type, and in `_row` its key, default, help, how its text is read, whether it can be
+changed once the mirror exists, and the names other tools have for it. Flags, files, stored records, validation, help
+and the docs all come from these rows; a new setting is a new row.
+
+A mirror's file holds the source's client properties as well; `split` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from kmirror.client_keys import is_client_key, meant_client_key
+from kmirror.errors import RefusedError, UsageError
+from kmirror.patterns import TopicSelector, split_patterns
+
+_LONGEST_PREFIX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to read a value: `read(key, text)` returns it or raises UsageError; `write` is its opposite."""
+
+    name: str
+    #: What is allowed, for the docs: `1 – 86400`, `earliest`.
+    allowed: str
+    read: Callable[[str, str], Any]
+    write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another tool's name for a setting; `translate(key, text)` turns its value into ours."""
+
+    key: str
+    translate: Callable[[str, str], str] = lambda _, text: text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table, with all that docs and validation need."""
+
+    key: str
+    attribute: str
+    kind: Kind
+    default: Any
+    help: str
+    changeable: bool
+    aliases: tuple[Alias, ...]
+
+
+def _row(key: str, kind: Kind, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
+    metadata = {"key": key, "kind": kind, "help": help, "aliases": aliases, "changeable": changeable}
+    return field(default=default, metadata=metadata)
+
+
+def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
+    def read(key: str, text: str) -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or not lowest <= int(text) <= highest:
+            raise UsageError(
+                f"{key}={text} is not a whole number from {lowest} to {highest}{unit and f' ({unit})'}",
+                "write a number in that range" + (", without its unit" if unit else ""),
+            )
+        return int(text)
+
+    return Kind("int", f"{lowest} – {highest}", read)
+
+
+def _choice(*choices: str) -> Kind:
+    def read(key: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise UsageError(f"{key}={text} is not known", f"it is one of: {', '.join(choices)}")
+        return text.lower()
+
+    return Kind("choice", " | ".join(choices), read)
+
+
+def _topics() -> Kind:
+    def read(key: str, text: str) -> TopicSelector:
+        return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
+
+    return Kind("list", "names and regular expressions, separated by commas", read)
+
+
+def _topic_prefix() -> Kind:
+    def read(key: str, text: str) -> str:
+        if not re.fullmatch("[A-Za-z0-9._-]*", text) or len(text) > _LONGEST_PREFIX:
+            raise UsageError(
+                f"{key}={text} cannot begin a topic's name",
+                f"use at most {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
+            )
+        return text
+
+    return Kind("string", f"at most {_LONGEST_PREFIX} characters of a topic's name", read)
+
+
+def _replication_factor(key: str, text: str) -> int:
+    return -1 if text == "-1" else int(_integer(1, 32_767).read(key, text))
+
+
+def _seconds_of_milliseconds(key: str, text: str) -> str:
+    """Round up to whole seconds."""
+    return str(-(-int(_integer(0, 86_400_000, "milliseconds").read(key, text)) // 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one mirror, typed; made by `parse_settings`. Pickles."""
+
+    topics_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topics.include",
+        _topics(),
+        TopicSelector(),
+        "Source topics that belong to the mirror; `add` extends it.",
+    )
+    topics_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topics.exclude", _topics(), TopicSelector(), "Source topics that never do; it wins over topics.include."
+    )
+    topic_prefix: str = _row(
+        "topic.prefix",
+        _topic_prefix(),
+        "",
+        "What the names of mirror topics begin with, before the source topic's name.",
+        Alias("cluster.link.prefix"),
+        changeable=False,
+    )
+    start_from: str = _row(
+        "start.from",
+        _choice("earliest"),
+        "earliest",
+        "Where the copy of a topic begins.",
+        Alias("mirror.start.offset.spec"),
+    )
+    replication_factor: int = _row(
+        "replication.factor",
+        Kind("int", "1 – 32767, or -1", _replication_factor),
+        -1,
+        "Replicas of the topics that kmirror creates; -1 for the destination brokers' default.",
+    )
+    refresh_interval_seconds: int = _row(
+        "refresh.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        10,
+        "How often the engine looks for new partitions at the source.",
+        Alias("topic.config.sync.ms", _seconds_of_milliseconds),
+    )
+    retry_timeout_ms: int = _row(
+        "retry.timeout.ms",
+        _integer(0, 86_400_000, "milliseconds"),
+        300_000,
+        "How long trouble that may pass is borne before a partition is FAILED.",
+        Alias("cluster.link.retry.timeout.ms"),
+    )
+    copy_lanes: int = _row(
+        "copy.lanes",
+        _integer(1, 256),
+        2,
+        "How many Spark tasks copy at the same time; partitions are shared among them.",
+    )
+
+    def selects(self, source_topic: str) -> bool:
+        """Tell whether the filters take a source topic into the mirror."""
+        return self.topics_include.matches(source_topic) and not self.topics_exclude.matches(source_topic)
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(attribute=row.name, default=row.default, **row.metadata) for row in fields(Settings)
+)
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+_ALIASES = {alias.key: (setting, alias) for setting in SETTINGS for alias in setting.aliases}
+
+
+def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the source's client properties and the mirror's settings, the latter under kmirror's own keys.
+
+    Raises:
+        UsageError: a key is neither; names it, and the nearest known one.
+    """
+    connection = {key: value for key, value in properties.items() if is_client_key(key)}
+    rest = {key: value for key, value in properties.items() if key not in connection}
+    return connection, canonical(rest)
+
+
+def canonical(raw: Mapping[str, str]) -> dict[str, str]:
+    """Return settings under kmirror's own keys and checked, as they are stored: aliases translated, values tidied.
+
+    Raises:
+        UsageError: as `parse_settings`.
+    """
+    settings = parse_settings(raw)
+    given = {setting_of(key).key for key in raw}
+    return {
+        setting.key: setting.kind.write(getattr(settings, setting.attribute))
+        for setting in SETTINGS
+        if setting.key in given
+    }
+
+
+def parse_settings(raw: Mapping[str, str]) -> Settings:
+    """Return the settings that a flag, a file or a stored record gives as text; what it does not give has its default.
+
+    Raises:
+        UsageError: an unknown key, a value that is not understood or out of range, or two that contradict each other;
+            names the keys.
+    """
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for key, text in raw.items():
+        setting = setting_of(key)
+        alias = _ALIASES[key][1] if key in _ALIASES else None
+        value = setting.kind.read(key, (alias.translate(key, text.strip()) if alias else text).strip())
+        if setting.attribute in values and values[setting.attribute] != value:
+            raise UsageError(
+                f"{written_as[setting.key]} and {key} contradict each other: they are the same setting",
+                f"leave {setting.key} only",
+            )
+        values[setting.attribute] = value
+        written_as[setting.key] = key
+    settings = Settings(**values)
+    _check_contradictions(settings)
+    return settings
+
+
+def setting_of(key: str) -> Setting:
+    """Return the row of a key or alias.
+
+    Raises:
+        UsageError: there is none; names the nearest known key.
+    """
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    if key in _ALIASES:
+        return _ALIASES[key][0]
+    near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
+    meant = near[0] if near else meant_client_key(key)
+    raise UsageError(
+        f"unknown setting {key}",
+        f"did you mean {meant}?" if meant else f"settings are: {', '.join(_BY_KEY)}; and Kafka's client properties",
+    )
+
+
+def differing_keys(one: Settings, other: Settings) -> list[str]:
+    """Return the keys whose values differ, in the table's order."""
+    return [row.key for row in SETTINGS if getattr(one, row.attribute) != getattr(other, row.attribute)]
+
+
+def check_change(before: Settings, after: Settings) -> None:
+    """Refuse a change of settings that are fixed once the mirror exists.
+
+    Raises:
+        RefusedError: names them.
+    """
+    fixed = [key for key in differing_keys(before, after) if not _BY_KEY[key].changeable]
+    if fixed:
+        raise RefusedError(
+            f"{', '.join(fixed)} cannot be changed once the mirror exists", "create another mirror with that setting"
+        )
+
+
+def describe() -> list[dict[str, str]]:
+    """Return one row a setting for the docs: key, type, allowed, default, changeable, aliases, help."""
+    return [
+        {
+            "key": setting.key,
+            "type": setting.kind.name,
+            "allowed": setting.kind.allowed,
+            "default": setting.kind.write(setting.default),
+            "changeable": "yes" if setting.changeable else "no",
+            "aliases": ", ".join(alias.key for alias in setting.aliases),
+            "help": setting.help,
+        }
+        for setting in SETTINGS
+    ]
+
+
+def _check_contradictions(settings: Settings) -> None:
+    both = [pattern for pattern in settings.topics_include.patterns if pattern in settings.topics_exclude.patterns]
+    if both:
+        raise UsageError(
+            f"topics.include and topics.exclude contradict each other: both hold {', '.join(both)}",
+            "leave it in one of them",
+        )
