@@ -1,0 +1,338 @@
+"""Ask a whole cluster: one connection per broker, requests sent to the right one. Blocking; for one thread at a time.
+
+Everything here only reads, so a lost answer is simply asked for again, on a new connection, until the time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition, decode_metadata
+from kmirror.cluster.security import ClientConfig
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+
+EARLIEST = -2
+LATEST = -1
+
+_CONSUMER = -1
+#: ListOffsets with this replica id answers with the log end instead of the high watermark, to any client.
+_DEBUGGING_REPLICA = -2
+_READ_COMMITTED = 1
+_RETRY_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer:
+    """One partition's answer to ListOffsets; `offset` is None when no offset fits or `error_code` is not 0."""
+
+    error_code: int
+    offset: int | None
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a leader remembers of one producer."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_start_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersAnswer:
+    """One partition's answer to DescribeProducers."""
+
+    error_code: int
+    producers: tuple[ProducerState, ...]
+
+
+class ClusterClient:
+    """Ask one cluster's brokers; keeps connections, and looks up leaders when they move."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._connections: dict[int, Connection] = {}
+        self._bootstrap: Connection | None = None
+        self._metadata: ClusterMetadata | None = None
+
+    def __enter__(self) -> ClusterClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
+            connection.close()
+        self._connections.clear()
+        self._bootstrap = None
+
+    def connect(self, node_id: int, host: str, port: int) -> Connection:
+        """Return the connection to a broker, opening it where needed.
+
+        Raises:
+            ConnectFailedError: the broker cannot be reached or refuses us.
+        """
+        known = self._connections.get(node_id)
+        if known:
+            is_open = known.socket.fileno() >= 0 and not known.must_be_replaced
+            if is_open and (known.host, known.port) == (host, port):
+                return known
+            known.close()
+        connection = Connection.open(host, port, self.config)
+        self._connections[node_id] = connection
+        return connection
+
+    def ask_any(self, message: Any, *, highest: int | None = None, timeout: float | None = None) -> Any:
+        """Send a request to whichever broker answers.
+
+        Raises:
+            UnreachableError: none does within `timeout` seconds (request.timeout.ms by default).
+        """
+        deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
+        while True:
+            try:
+                # Half of what is left, so that a broker that is silent leaves time for another one.
+                patience = max((deadline - time.monotonic()) / 2, 0.1)
+                return self._any_connection().request(message, highest=highest, timeout=patience)
+            except OutcomeUnknown as error:
+                if time.monotonic() > deadline:
+                    raise UnreachableError(str(error), "is the cluster up?") from None
+                time.sleep(_RETRY_PAUSE)
+
+    def _any_connection(self) -> Connection:
+        for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
+            if connection.socket.fileno() >= 0 and not connection.must_be_replaced:
+                return connection
+        places = list(self.config.bootstrap_servers)
+        if self._metadata:
+            places += [(b.host, b.port) for b in self._metadata.brokers.values()]
+        if self._bootstrap:
+            self._bootstrap.close()
+        first: ConnectFailedError | UnreachableError | None = None
+        for host, port in dict.fromkeys(places):
+            try:
+                self._bootstrap = Connection.open(host, port, self.config)
+            except UnreachableError as error:
+                first = first or error
+            else:
+                return self._bootstrap
+        raise first or UnreachableError("no bootstrap server is given", "set bootstrap.servers")
+
+    def pause(self, attempt: int) -> None:
+        """Sleep before trying again, longer each time, at most a second."""
+        time.sleep(min(1.0, _RETRY_PAUSE * (attempt + 1)))
+
+    def metadata(self, topics: Iterable[str] | None = None, *, timeout: float | None = None) -> ClusterMetadata:
+        """Ask for brokers and topics: those named, none for an empty list, all for None.
+
+        Topics that do not exist, or may not be seen, come back with an error code (or not at all when all are asked).
+        """
+        from kafka.protocol.metadata import MetadataRequest
+
+        topic_type = MetadataRequest.MetadataRequestTopic
+        wanted = None if topics is None else [topic_type(topic_id=UUID(int=0), name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        found = decode_metadata(self.ask_any(request, highest=12, timeout=timeout))
+        if not found.brokers:
+            raise UnreachableError("the cluster names no brokers yet", "it may be starting; try again")
+        self._metadata = found
+        return found
+
+    def per_leader(
+        self,
+        partitions: Iterable[TopicPartition],
+        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
+        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+        *,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, tuple[int, Any]]:
+        """Send one request to each leader and collect (error code, answer) per partition.
+
+        `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
+        Leaders that moved are looked up again until `timeout`; what is still missing then carries its error code.
+
+        Raises:
+            UnreachableError: no broker of the cluster answers at all.
+        """
+        deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
+        missing = set(partitions)
+        answers: dict[TopicPartition, tuple[int, Any]] = {}
+        while missing:
+            metadata = self.metadata({p.topic for p in missing}, timeout=max(deadline - time.monotonic(), 0.1))
+            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+            for partition in missing:
+                leader = metadata.leader(partition)
+                if leader is None or leader.leader_id is None:
+                    topic = metadata.topics.get(partition.topic)
+                    code = topic.error_code if topic and topic.error_code else Code.LEADER_NOT_AVAILABLE
+                    answers[partition] = (code, None)
+                else:
+                    by_leader[leader.leader_id].append(partition)
+            for node_id, led in by_leader.items():
+                self._ask_leader(metadata, node_id, led, build, read, answers, deadline)
+            missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
+            if time.monotonic() > deadline:
+                break
+            if missing:
+                time.sleep(_RETRY_PAUSE)
+        return answers
+
+    def _ask_leader(
+        self,
+        metadata: ClusterMetadata,
+        node_id: int,
+        led: list[TopicPartition],
+        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
+        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+        answers: dict[TopicPartition, tuple[int, Any]],
+        deadline: float,
+    ) -> None:
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for partition in sorted(led):
+            by_topic[partition.topic].append(partition.partition)
+        broker = metadata.brokers[node_id]
+        for partition in led:
+            answers[partition] = (Code.BROKER_NOT_AVAILABLE, None)
+        try:
+            connection = self.connect(node_id, broker.host, broker.port)
+            answer = connection.request(build(by_topic, metadata), timeout=max(deadline - time.monotonic(), 0.1))
+        except (ConnectFailedError, OutcomeUnknown):
+            return
+        for partition, code, value in read(answer):
+            answers[partition] = (code, value)
+
+    def list_offsets(
+        self,
+        wanted: Mapping[TopicPartition, int],
+        *,
+        read_committed: bool = False,
+        log_end: bool = False,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAnswer]:
+        """Look up offsets: EARLIEST, LATEST, or the first at or after a timestamp in epoch milliseconds.
+
+        LATEST is the high watermark; with `read_committed` the last stable offset; with `log_end` the true log end.
+        """
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic_type = ListOffsetsRequest.ListOffsetsTopic
+        partition_type = topic_type.ListOffsetsPartition
+
+        def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
+            return ListOffsetsRequest(
+                replica_id=_DEBUGGING_REPLICA if log_end else _CONSUMER,
+                isolation_level=_READ_COMMITTED if read_committed else 0,
+                topics=[
+                    topic_type(
+                        name=topic,
+                        partitions=[
+                            partition_type(
+                                partition_index=index,
+                                current_leader_epoch=metadata.topics[topic].partitions[index].leader_epoch,
+                                timestamp=wanted[TopicPartition(topic, index)],
+                            )
+                            for index in indexes
+                        ],
+                    )
+                    for topic, indexes in by_topic.items()
+                ],
+                timeout_ms=self.config.request_timeout_ms,
+            )
+
+        def read(answer: Any) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
+            for topic in answer.topics:
+                for p in topic.partitions:
+                    offset = p.offset if p.offset >= 0 and not p.error_code else None
+                    value = OffsetAnswer(p.error_code, offset, p.leader_epoch)
+                    yield TopicPartition(topic.name, p.partition_index), p.error_code, value
+
+        found = self.per_leader(wanted, build, read, timeout=timeout)
+        return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition], *, timeout: float | None = None
+    ) -> dict[TopicPartition, ProducersAnswer]:
+        """Ask the leaders which producers they remember (KIP-664)."""
+        from kafka.protocol.admin import DescribeProducersRequest
+
+        topic_type = DescribeProducersRequest.TopicRequest
+
+        def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+            topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic.items()]
+            return DescribeProducersRequest(topics=topics)
+
+        def read(answer: Any) -> Iterable[tuple[TopicPartition, int, ProducersAnswer]]:
+            for topic in answer.topics:
+                for p in topic.partitions:
+                    producers = tuple(
+                        ProducerState(
+                            s.producer_id,
+                            s.producer_epoch,
+                            s.last_sequence,
+                            s.last_timestamp,
+                            s.coordinator_epoch,
+                            s.current_txn_start_offset if s.current_txn_start_offset >= 0 else None,
+                        )
+                        for s in p.active_producers or ()
+                    )
+                    value = ProducersAnswer(p.error_code, producers)
+                    yield TopicPartition(topic.name, p.partition_index), p.error_code, value
+
+        found = self.per_leader(partitions, build, read, timeout=timeout)
+        return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
+
+    def create_partitions(self, counts: Mapping[str, int]) -> None:
+        """Raise topics to these partition counts; one that has them already is fine.
+
+        Raises:
+            BrokerError: refused, for the first topic concerned.
+            OutcomeUnknown: not answered.
+        """
+        from kafka.protocol.admin import CreatePartitionsRequest
+
+        topic_type = CreatePartitionsRequest.CreatePartitionsTopic
+        topics = [topic_type(name=name, count=count, assignments=None) for name, count in counts.items()]
+        request = CreatePartitionsRequest(topics=topics, timeout_ms=self.config.request_timeout_ms, validate_only=False)
+        answer = self._any_connection().request(request)
+        for result in answer.results:
+            if result.error_code != Code.INVALID_PARTITIONS:
+                require(result.error_code, f"adding partitions to {result.name}", result.error_message)
+
+    def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
+        """Read broker settings; a broker that does not let us read them is left out."""
+        from kafka.protocol.admin import DescribeConfigsRequest
+
+        resource_type = DescribeConfigsRequest.DescribeConfigsResource
+        metadata = self._metadata or self.metadata([])
+        settings: dict[int, dict[str, str]] = {}
+        for node_id in node_ids:
+            broker = metadata.brokers[node_id]
+            resource = resource_type(resource_type=4, resource_name=str(node_id), configuration_keys=names)
+            try:
+                connection = self.connect(node_id, broker.host, broker.port)
+                answer = connection.request(DescribeConfigsRequest(resources=[resource]), highest=4)
+            except (KmirrorError, OutcomeUnknown):
+                continue
+            for result in answer.results:
+                if result.error_code == 0:
+                    settings[node_id] = {c.name: c.value for c in result.configs if c.value is not None}
+        return settings
+
+
+def require(code: int, what: str, detail: str | None = None) -> None:
+    """Raise BrokerError unless `code` is 0."""
+    if code:
+        raise BrokerError(code, code_name(code), what, detail)

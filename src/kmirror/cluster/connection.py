@@ -1,0 +1,369 @@
+"""One TCP connection to one broker: blocking requests, and whole frames for the hot path.
+
+Foreign exceptions (`OSError`, `ssl.SSLError`) end here. What happened to a request is told by the type raised:
+
+* `ConnectFailedError`: nothing was sent; the broker cannot be reached or refuses us as we are;
+* `OutcomeUnknown`: the request left, and no whole answer came back. The connection is of no more use.
+
+Every request is bounded by a time-out, and a broker's throttle (`throttle_time_ms`, KIP-219) is waited out before the
+next one is sent.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kmirror.cluster.sasl import authenticate
+from kmirror.cluster.security import ClientConfig
+from kmirror.cluster.wire import INT32, Buffer, FrameError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+
+#: The largest answer we are ready to hold. Brokers send at most one batch more than asked; none is near this.
+MAX_FRAME_BYTES = 1 << 30
+#: The same while shaking hands, when it is not sure yet that a broker is there: any four bytes can be read as a size.
+MAX_HANDSHAKE_FRAME_BYTES = 1 << 20
+#: A receive buffer large enough that one fetch answer does not stop the broker's network thread.
+SOCKET_BUFFER_BYTES = 4 << 20
+#: sendmsg takes at most this many buffers at once (IOV_MAX).
+_MAX_BUFFERS = 1024
+#: How much of a SASL session's life a connection is used for.
+_SESSION_PART = 0.85
+
+
+class ConnectFailedError(UnreachableError):
+    """A broker that cannot be reached, or that refuses the connection as it is configured."""
+
+
+class UnsupportedVersionError(KmirrorError):
+    """A broker that does not speak a version of a request that we need."""
+
+
+class Connection:
+    """Hold one authenticated connection to a broker.
+
+    `request` is for everything that may wait; the hot path takes `socket`, and encodes and decodes frames itself.
+    """
+
+    def __init__(self, host: str, port: int, config: ClientConfig, sock: socket.socket) -> None:
+        self.host = host
+        self.port = port
+        self.config = config
+        self.socket = sock
+        self.api_versions: dict[int, tuple[int, int]] = {}
+        #: When to open a new connection, before the broker ends this session (CLOCK_MONOTONIC seconds); None for never.
+        self._replace_at: float | None = None
+        self._largest_frame = MAX_HANDSHAKE_FRAME_BYTES
+        self._correlation_id = 0
+        self._throttled_until = 0.0
+
+    @classmethod
+    def open(cls, host: str, port: int, config: ClientConfig) -> Connection:
+        """Connect, shake hands (TLS, API versions, SASL) and return the connection.
+
+        Raises:
+            ConnectFailedError: not reachable, not Kafka, or not with this configuration.
+        """
+        timeout = config.connect_timeout_ms / 1000
+        try:
+            sock = socket.create_connection((host, port), timeout=timeout)
+        except OSError as error:
+            raise ConnectFailedError(
+                f"cannot connect to {host}:{port}: {_reason_of(error)}",
+                "check the address, and that the broker is up and reachable from this machine",
+            ) from None
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            context = config.ssl_context()
+            if context is not None:
+                sock = context.wrap_socket(sock, server_hostname=host)
+            connection = cls(host, port, config, sock)
+            connection._shake_hands()
+            connection._largest_frame = MAX_FRAME_BYTES
+        except ssl.SSLError as error:
+            sock.close()
+            raise ConnectFailedError(
+                f"TLS with {host}:{port} failed: {getattr(error, 'verify_message', None) or error.reason or error}",
+                "check security.protocol and ssl.truststore.*: is this a TLS listener, signed by a trusted CA?",
+                Reason.AUTHENTICATION_FAILED,
+            ) from None
+        except (OSError, OutcomeUnknown, FrameError) as error:
+            sock.close()
+            raise ConnectFailedError(
+                f"the handshake with {host}:{port} failed: {_reason_of(error)}",
+                f"is {config.security_protocol} the listener's security.protocol? "
+                "A listener that wants TLS or SASL hangs up on a client that offers none",
+            ) from None
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+    def _shake_hands(self) -> None:
+        from kafka.protocol.metadata import ApiVersionsRequest
+
+        request = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
+        answer = self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
+        if answer.error_code:
+            raise ConnectFailedError(f"{self.host}:{self.port} refuses ApiVersions with error {answer.error_code}")
+        self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+        if self.config.sasl_mechanism is not None:
+            lifetime_ms = authenticate(self._exchange, self.config, f"{self.host}:{self.port}")
+            if lifetime_ms:
+                self._replace_at = time.monotonic() + lifetime_ms / 1000 * _SESSION_PART
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.host}:{self.port} {'closed' if self.socket.fileno() < 0 else 'open'}>"
+
+    def close(self) -> None:
+        """Close the socket; closing twice is fine."""
+        self.socket.close()
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """True when the SASL session is about to end (KIP-368): open a new connection instead of being cut off."""
+        return self._replace_at is not None and time.monotonic() > self._replace_at
+
+    def version_for(self, api_key: int, lowest: int, highest: int, name: str) -> int:
+        """Return the highest version of a request that both sides speak.
+
+        Raises:
+            UnsupportedVersionError: there is none.
+        """
+        broker_lowest, broker_highest = self.api_versions.get(api_key, (0, -1))
+        version = min(highest, broker_highest)
+        if version < max(lowest, broker_lowest):
+            raise UnsupportedVersionError(
+                f"{self.host}:{self.port} does not offer {name} version {lowest} to {highest}",
+                "kmirror works with Kafka 3.9 and later",
+            )
+        return version
+
+    def next_correlation_id(self) -> int:
+        """Return a new correlation id."""
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        return self._correlation_id
+
+    def request(
+        self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
+    ) -> Any:
+        """Send one of `kafka.protocol`'s requests in the best version, and return the decoded answer.
+
+        `timeout` in seconds, by default `request.timeout.ms`. Error codes inside the answer are the caller's.
+
+        Raises:
+            OutcomeUnknown: no whole answer in time.
+            UnsupportedVersionError: the broker speaks no version we do.
+        """
+        top = type(message).max_version if highest is None else highest
+        version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
+        self.wait_for_throttle()
+        answer = self._exchange(message, version, timeout or self.config.request_timeout_ms / 1000)
+        self.note_throttle(getattr(answer, "throttle_time_ms", 0) or 0)
+        return answer
+
+    def wait_for_throttle(self) -> None:
+        """Sleep for what is left of the broker's last throttle."""
+        pause = self._throttled_until - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+
+    def note_throttle(self, throttle_time_ms: int) -> None:
+        """Remember how long the broker asked us to send nothing."""
+        if throttle_time_ms > 0:
+            self._throttled_until = time.monotonic() + throttle_time_ms / 1000
+
+    @property
+    def is_throttled(self) -> bool:
+        """True while nothing should be sent."""
+        return time.monotonic() < self._throttled_until
+
+    def _exchange(self, message: Any, version: int, timeout: float) -> Any:
+        from kafka.protocol.api_header import ResponseClassRegistry
+
+        correlation_id = self.next_correlation_id()
+        message.API_VERSION = version
+        message.with_header(correlation_id=correlation_id, client_id=self.config.client_id)
+        frame = message.encode(header=True, framed=True)
+        answer = self.exchange_frame([frame], correlation_id, timeout)
+        answer_class = ResponseClassRegistry.get_response_class(message.header)
+        try:
+            decoded = answer_class.decode(answer, version=version, header=True)
+        except (ValueError, IndexError, struct.error) as error:
+            self.close()
+            raise FrameError(
+                f"the answer of {self.host}:{self.port} to {message.name} cannot be read: {error}"
+            ) from None
+        return decoded
+
+    def exchange_frame(self, buffers: Sequence[Buffer], correlation_id: int, timeout: float) -> memoryview:
+        """Send one framed request and return the answer's frame from its correlation id on.
+
+        Raises:
+            OutcomeUnknown: no whole answer in time; the connection is closed.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            self.socket.settimeout(timeout)
+            for buffer in buffers:
+                self.socket.sendall(buffer)
+            head = self._receive(4, deadline)
+            (size,) = INT32.unpack(head)
+            if not 4 <= size <= self._largest_frame:
+                raise FrameError(f"{self.host}:{self.port} announces an answer of {size} bytes; is this Kafka?")
+            answer = self._receive(size, deadline)
+            if INT32.unpack_from(answer)[0] != correlation_id:
+                raise FrameError(f"{self.host}:{self.port} answered another request than the one asked")
+        except OSError as error:
+            self.close()
+            raise OutcomeUnknown(f"no answer from {self.host}:{self.port}: {_reason_of(error)}") from None
+        except BaseException:
+            self.close()
+            raise
+        return answer
+
+    def _receive(self, size: int, deadline: float) -> memoryview:
+        buffer = memoryview(bytearray(size))
+        filled = 0
+        while filled < size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self.socket.settimeout(left)
+            count = self.socket.recv_into(buffer[filled:])
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            filled += count
+        return buffer
+
+
+class Stream:
+    """Move whole frames over a connection without ever waiting: the hot path's side of a `Connection`.
+
+    A frame is sent as a list of buffers, never joined (except under TLS, which has no gathering write). `send` may
+    leave a rest: call `flush` when the socket is writable. `receive` returns the next whole frame or None.
+    """
+
+    def __init__(self, connection: Connection, buffer_bytes: int) -> None:
+        self.connection = connection
+        sock = connection.socket
+        sock.setblocking(False)
+        self._socket = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._rest: list[memoryview] = []
+        self._head = memoryview(bytearray(4))
+        self._head_filled = 0
+        self._frame: memoryview | None = None
+        self._filled = 0
+        self._spare: list[bytearray] = []
+        self._buffer_bytes = buffer_bytes
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, for a selector."""
+        return self._socket.fileno()
+
+    @property
+    def sending(self) -> bool:
+        """True while a rest waits for the socket to become writable."""
+        return bool(self._rest)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Queue one frame behind what is being sent, and send what the socket takes.
+
+        Raises:
+            OutcomeUnknown: the connection is gone.
+        """
+        self._rest.extend(memoryview(buffer) for buffer in buffers)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of the queued bytes as the socket takes.
+
+        Raises:
+            OutcomeUnknown: the connection is gone.
+        """
+        rest = self._rest
+        try:
+            while rest:
+                count = self._socket.send(rest[0]) if self._tls else self._socket.sendmsg(rest[:_MAX_BUFFERS])
+                done = 0
+                while done < len(rest) and count >= len(rest[done]):
+                    count -= len(rest[done])
+                    done += 1
+                del rest[:done]
+                if count:
+                    rest[0] = rest[0][count:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
+
+    def receive(self) -> memoryview | None:
+        """Return the next whole frame (from its correlation id on), or None when it is not all here yet.
+
+        The frame is the caller's until it is handed back with `recycle`.
+
+        Raises:
+            OutcomeUnknown: the connection is gone.
+            FrameError: not a frame.
+        """
+        try:
+            if self._frame is None:
+                count = self._socket.recv_into(self._head[self._head_filled :])
+                if count == 0:
+                    raise ConnectionResetError("the broker closed the connection")
+                self._head_filled += count
+                if self._head_filled < 4:
+                    return None
+                (size,) = INT32.unpack(self._head)
+                if not 4 <= size <= MAX_FRAME_BYTES:
+                    raise FrameError(f"{self.connection!r} announces an answer of {size} bytes")
+                self._frame = self._buffer(size)
+                self._filled = self._head_filled = 0
+            frame = self._frame
+            while self._filled < len(frame):
+                count = self._socket.recv_into(frame[self._filled :])
+                if count == 0:
+                    raise ConnectionResetError("the broker closed the connection")
+                self._filled += count
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError as error:
+            raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
+        self._frame = None
+        return frame
+
+    def _buffer(self, size: int) -> memoryview:
+        if size > self._buffer_bytes or size < self._buffer_bytes >> 5:
+            return memoryview(bytearray(size))
+        spare = self._spare.pop() if self._spare else bytearray(self._buffer_bytes)
+        return memoryview(spare)[:size]
+
+    def recycle(self, frame: memoryview) -> None:
+        """Take back a frame that nobody looks at any more; large buffers are used again."""
+        owner = frame.obj
+        if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < 4:
+            self._spare.append(owner)
+
+
+def wait_readable(sock: socket.socket, timeout: float) -> bool:
+    """Wait until `sock` has something to read."""
+    return bool(select.select([sock], [], [], timeout)[0])
+
+
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error) or type(error).__name__

@@ -1,0 +1,119 @@
+"""Read stored batches from one partition's leader, one blocking Fetch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kmirror.cluster.batch import batch_headers
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
+
+_ANSWER_BYTES = 1 << 20
+_TRIES = 20
+_MISSING = Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class PartitionReader:
+    """Fetch from one partition; follows its leader, repeats what got no answer."""
+
+    def __init__(self, client: ClusterClient, partition: TopicPartition, *, read_committed: bool = False) -> None:
+        self._client = client
+        self._partition = partition
+        self._read_committed = read_committed
+        self._place: tuple[int, str, int, bytes] | None = None
+
+    def _leader(self) -> tuple[int, str, int, bytes]:
+        if self._place is None:
+            metadata = self._client.metadata([self._partition.topic])
+            topic = metadata.topics[self._partition.topic]
+            if topic.error_code and (topic.error_code not in LEADER_MOVED or topic.error_code == _MISSING):
+                raise BrokerError(topic.error_code, code_name(topic.error_code), f"reading {self._partition}")
+            leader = metadata.leader(self._partition)
+            if leader is None or leader.leader_id is None:
+                raise OutcomeUnknown(f"{self._partition} has no leader")
+            broker = metadata.brokers[leader.leader_id]
+            self._place = (broker.node_id, broker.host, broker.port, topic.topic_id)
+        return self._place
+
+    def fetch(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> FetchedPartition:
+        """Fetch from `offset`; the answer's first batch holds it, or is the next one there is.
+
+        Raises:
+            BrokerError: the broker refuses (OFFSET_OUT_OF_RANGE among others).
+            UnreachableError: no leader answers.
+        """
+        error: OutcomeUnknown | UnreachableError | None = None
+        attempt = 0
+        while attempt < _TRIES:
+            attempt += 1
+            try:
+                node_id, host, port, topic_id = self._leader()
+                connection = self._client.connect(node_id, host, port)
+                session = FetchSession(self._client.config.client_id, incremental=False)
+                session.want(FetchKey(topic_id, self._partition.partition), FetchPosition(offset, -1, -1, max_bytes))
+                connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
+                connection.wait_for_throttle()
+                correlation_id = connection.next_correlation_id()
+                request = session.request(
+                    correlation_id, max_wait_ms=max_wait_ms, max_bytes=max_bytes, read_committed=self._read_committed
+                )
+                timeout = self._client.config.request_timeout_ms / 1000
+                frame = connection.exchange_frame([request], correlation_id, timeout)
+                answer = session.answer(frame)
+                connection.note_throttle(answer.throttle_time_ms)
+            except (OutcomeUnknown, UnreachableError) as trouble:
+                error, self._place = trouble, None
+                self._client.pause(attempt)
+                continue
+            if answer.throttle_time_ms and not answer.partitions:
+                attempt -= 1  # a consumer quota: the broker says nothing but how long to wait
+                continue
+            part = answer.partitions[0] if answer.partitions else None
+            code = answer.error_code or (part.error_code if part else Code.UNKNOWN_SERVER_ERROR)
+            if part and not code:
+                return part
+            if code not in LEADER_MOVED or code == _MISSING:
+                raise BrokerError(code, code_name(code), f"reading {self._partition} at offset {offset}")
+            error, self._place = OutcomeUnknown(f"{self._partition} moved"), None
+            self._client.pause(attempt)
+        raise UnreachableError(str(error), "is the partition's leader up?")
+
+
+def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int) -> memoryview | None:
+    """Return the stored batch that holds `offset` (bytes from its header on), or None when there is none.
+
+    Raises:
+        BrokerError: the broker refuses for another reason than the offset.
+        UnreachableError: no leader answers.
+    """
+    try:
+        records = PartitionReader(client, partition).fetch(offset).records
+    except BrokerError as error:
+        if error.code == Code.OFFSET_OUT_OF_RANGE:
+            return None
+        raise
+    for header in batch_headers(records):
+        if header.base_offset <= offset < header.next_offset:
+            return records[header.position : header.position + header.size_in_bytes]
+    return None
+
+
+def read_batches(
+    client: ClusterClient, partition: TopicPartition, start: int, end: int
+) -> Iterator[tuple[memoryview, int]]:
+    """Yield the answers' record sections from `start` on until offset `end`, each with the offset after it.
+
+    Whatever lies between `start` and `end` is covered; the last section may hold batches beyond `end`.
+    """
+    reader = PartitionReader(client, partition)
+    offset = start
+    while offset < end:
+        records = reader.fetch(offset, max_wait_ms=500).records
+        headers = list(batch_headers(records))
+        if not headers:
+            return
+        offset = headers[-1].next_offset
+        yield records[: headers[-1].position + headers[-1].size_in_bytes], offset

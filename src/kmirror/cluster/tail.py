@@ -1,0 +1,133 @@
+"""Follow one partition as it grows, by long polls on its leader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmirror.cluster.batch import BatchHeader, batch_headers
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.records import Record, read_records
+from kmirror.errors import BrokerError, OutcomeUnknown
+
+_FETCH_BYTES = 4 << 20
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TailAnswer:
+    """What one poll brought. `reached_end`: there was nothing beyond these records when the leader answered."""
+
+    records: list[Record]
+    reached_end: bool
+
+
+class Tail:
+    """Read the records of one partition in order, from `look_back` before its end, or from its start with None.
+
+    With `read_committed` records of aborted and open transactions are left out.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        partition: TopicPartition,
+        *,
+        look_back: int | None = None,
+        read_committed: bool = False,
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._look_back = look_back
+        self._read_committed = read_committed
+        self._offset: int | None = None
+        self._connection: Connection | None = None
+        self._session: FetchSession | None = None
+        self._key = FetchKey(b"", partition.partition)
+
+    def close(self) -> None:
+        """Close the connection; the next poll opens another."""
+        if self._connection:
+            self._connection.close()
+        self._connection = self._session = None
+
+    def poll(self, max_wait_ms: int) -> TailAnswer:
+        """Wait at most this long for new records.
+
+        Raises:
+            KmirrorError, OutcomeUnknown: nothing was read; poll again.
+        """
+        try:
+            return self._poll(max_wait_ms)
+        except BaseException:
+            self.close()
+            raise
+
+    def _poll(self, max_wait_ms: int) -> TailAnswer:
+        if self._connection is None or self._session is None or self._connection.must_be_replaced:
+            self._connection = self._open()
+            self._session = FetchSession(self._client.config.client_id)
+        connection, session, offset = self._connection, self._session, self._offset or 0
+        session.want(self._key, FetchPosition(offset, -1, -1, _FETCH_BYTES))
+        connection.wait_for_throttle()
+        correlation_id = connection.next_correlation_id()
+        request = session.request(
+            correlation_id, max_wait_ms=max_wait_ms, max_bytes=_FETCH_BYTES, read_committed=self._read_committed
+        )
+        frame = connection.exchange_frame([request], correlation_id, max_wait_ms / 1000 + _GRACE_SECONDS)
+        answer = session.answer(frame)
+        connection.note_throttle(answer.throttle_time_ms)
+        if answer.error_code:
+            raise BrokerError(answer.error_code, code_name(answer.error_code), f"following {self._partition}")
+        if not answer.partitions:
+            return TailAnswer([], reached_end=True)
+        (part,) = answer.partitions
+        if part.error_code == Code.OFFSET_OUT_OF_RANGE:
+            self._offset = None
+        if part.error_code:
+            raise BrokerError(part.error_code, code_name(part.error_code), f"following {self._partition}")
+        records: list[Record] = []
+        visible = _Visible(part)
+        for header in batch_headers(part.records):
+            if visible.shows(header):
+                records += (r for r in read_records(part.records, header) if r.offset >= offset)
+            self._offset = header.next_offset
+        end = part.last_stable_offset if self._read_committed else part.high_watermark
+        return TailAnswer(records, end is None or (self._offset or 0) >= end)
+
+    def _open(self) -> Connection:
+        metadata = self._client.metadata([self._partition.topic])
+        leader = metadata.leader(self._partition)
+        if leader is None or leader.leader_id is None:
+            raise OutcomeUnknown(f"{self._partition} has no leader")
+        self._key = FetchKey(metadata.topics[self._partition.topic].topic_id, self._partition.partition)
+        if self._offset is None:
+            start = self._client.list_offsets({self._partition: EARLIEST})[self._partition]
+            end = self._client.list_offsets({self._partition: LATEST})[self._partition]
+            if start.offset is None or end.offset is None:
+                code = start.error_code or end.error_code
+                raise BrokerError(code, code_name(code), f"looking up {self._partition}")
+            self._offset = start.offset if self._look_back is None else max(start.offset, end.offset - self._look_back)
+        broker = metadata.brokers[leader.leader_id]
+        connection = Connection.open(broker.host, broker.port, self._client.config)
+        connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
+        return connection
+
+
+class _Visible:
+    """Tell which batches of one answer an application would see."""
+
+    def __init__(self, part: FetchedPartition) -> None:
+        self._aborted = sorted(part.aborted_transactions, key=lambda one: one.first_offset, reverse=True)
+        self._hidden: set[int] = set()
+
+    def shows(self, header: BatchHeader) -> bool:
+        while self._aborted and self._aborted[-1].first_offset < header.next_offset:
+            self._hidden.add(self._aborted.pop().producer_id)
+        if header.is_control:
+            self._hidden.discard(header.producer_id)
+            return False
+        return not (header.is_transactional and header.producer_id in self._hidden)
