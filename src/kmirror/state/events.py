@@ -1,0 +1,55 @@
+"""The events of `__kmirror_events`: who did what to which mirror, when, with what result.
+
+One event a command and one per automatic decision, kept for ever. The key is the mirror's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Stored, dump
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Tell who did what to a mirror and how it ended; `actor` is user@host, `details` is JSON."""
+
+    time_ms: int
+    mirror: str
+    what: str
+    actor: str
+    result: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode_event(event: Event) -> tuple[bytes, bytes]:
+    """Return an event's key (the mirror) and value as they are stored."""
+    return event.mirror.encode(), dump(
+        {
+            "v": SCHEMA_VERSION,
+            "time_ms": event.time_ms,
+            "mirror": event.mirror,
+            "what": event.what,
+            "actor": event.actor,
+            "result": event.result,
+            "details": event.details,
+        }
+    )
+
+
+def decode_event(value: bytes) -> Event | None:
+    """Read one stored event; None when it cannot be read."""
+    try:
+        stored = Stored.parse(value)
+        return Event(
+            stored.integer("time_ms"),
+            stored.text("mirror"),
+            stored.text("what"),
+            stored.text("actor"),
+            stored.text("result"),
+            stored.mapping("details"),
+        )
+    except UNREADABLE:
+        return None

@@ -1,0 +1,413 @@
+"""The records of `__kmirror_state`, and their JSON.
+
+A key is a JSON array of the kind and the names, a value a JSON object that carries its schema version `v`. What a
+newer kmirror wrote is never lost: fields this version does not know ride along in `extra`, and whole records it
+cannot read (an unknown kind, a higher `v`, a state it has no word for) come back as `Unknown`, which nobody may change.
+
+Pure and light: lanes import this module in Spark workers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kmirror.errors import Reason
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Stored, dump
+
+#: The kind, then the names: ("partition", "m", "orders", 3).
+Key = tuple[str | int, ...]
+Names = tuple[str | int, ...]
+
+
+class PartitionState(StrEnum):
+    """Name what a partition is doing."""
+
+    LOG_ALIGNMENT = "LOG_ALIGNMENT"
+    MIRRORING = "MIRRORING"
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+class DesiredState(StrEnum):
+    """Name what operators want of a topic."""
+
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    STOPPED = "STOPPED"
+
+
+class TopicOrigin(StrEnum):
+    """Name how a destination topic became a mirror topic."""
+
+    CREATED = "CREATED"
+    ADOPTED = "ADOPTED"
+
+
+class EngineState(StrEnum):
+    """Name how far an engine's time in charge has come; RELEASED means that all its lanes have ended."""
+
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    RELEASED = "RELEASED"
+
+
+class Incarnation(NamedTuple):
+    """Tell one run of a lane from the runs before it: the plan's generation and Spark's attempt."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorRecord:
+    """Describe a mirror; `source` and `settings` hold stored strings, secrets only as references."""
+
+    name: str
+    source: Mapping[str, str]
+    settings: Mapping[str, str]
+    source_cluster_id: str | None
+    created_by: str
+    created_at_ms: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("mirror", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
+
+    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops.
+    """
+
+    mirror: str
+    topic: str
+    source_topic: str
+    source_topic_id: str | None
+    destination_topic_id: str | None
+    desired: DesiredState
+    partitions: int
+    origin: TopicOrigin
+    pending_operation: str | None = None
+    deferred: Mapping[str, str] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("topic", self.mirror, self.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Remember what the destination's broker holds us to: our producer and how many offsets our markers filled."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    filled_offsets: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """Hold what must outlive the engine about one destination partition; offsets exclusive, as in Kafka."""
+
+    mirror: str
+    topic: str
+    partition: int
+    state: PartitionState
+    state_time_ms: int
+    reason: Reason | None = None
+    message: str | None = None
+    retry_attempt: int = 0
+    last_mirrored_offset: int | None = None
+    last_mirrored_epoch: int | None = None
+    failed_offset: int | None = None
+    guard: Guard | None = None
+    initial_copy_complete: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("partition", self.mirror, self.topic, self.partition)
+
+
+class ProgressRow(NamedTuple):
+    """Report one partition as its lane last saw it; the names are also the columns of the stored form."""
+
+    topic: str
+    partition: int
+    source_offset: int | None
+    source_high_watermark: int | None
+    source_log_start: int | None
+    destination_offset: int | None
+    last_timestamp_ms: int | None
+    state: PartitionState
+    reason: Reason | None = None
+    message: str | None = None
+    bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """Report what one incarnation of a lane saw at `time_ms`."""
+
+    mirror: str
+    lane: int
+    lease_id: str
+    generation: int
+    attempt: int
+    host: str
+    pid: int
+    time_ms: int
+    rows: tuple[ProgressRow, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("progress", self.mirror, self.lane)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """Say who is in charge of a mirror, until when that holds, and which incarnation of each lane may write.
+
+    `pid_start_time` is in clock ticks since boot, which with `boot_id` tells a process from a later one of its number.
+    `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of engines before it may.
+    """
+
+    mirror: str
+    lease_id: str
+    state: EngineState
+    host: str
+    boot_id: str
+    pid: int
+    pid_start_time: int
+    application_id: str | None
+    master: str | None
+    since_ms: int
+    last_seen_ms: int
+    ttl_ms: int
+    settle_ms: int = 0
+    lanes: Mapping[int, Incarnation] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("engine", self.mirror)
+
+
+Record = MirrorRecord | TopicRecord | PartitionRecord | ProgressRecord | EngineRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Stand for a tombstone: the record of this key is gone."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Keep a record that this version cannot read, and why; `key` is empty when not even that can be read."""
+
+    key_bytes: bytes
+    value_bytes: bytes
+    key: Key
+    problem: str
+
+
+def lane_may_write(engine: EngineRecord, lease_id: str, lane: int, generation: int, attempt: int) -> bool:
+    """Tell whether this incarnation of the lane still holds its partitions under this lease.
+
+    A STOPPING engine's lanes may finish what they have in flight. How old the record may be is the caller's question.
+    """
+    return (
+        engine.lease_id == lease_id
+        and engine.state is not EngineState.RELEASED
+        and engine.lanes.get(lane) == (generation, attempt)
+    )
+
+
+def encode(record: Record) -> tuple[bytes, bytes]:
+    """Return the record's key and value as they are stored."""
+    key = record.key
+    value: dict[str, Any] = {"v": SCHEMA_VERSION}
+    if isinstance(record, ProgressRecord):
+        value["columns"] = ProgressRow._fields
+    value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
+    return encode_key(key), dump(value, _fields_of)
+
+
+def encode_key(key: Key) -> bytes:
+    """Return the stored form of a key; with a null value it is the record's tombstone."""
+    return dump(key)
+
+
+def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
+    """Read one stored record; never raises: what cannot be read is `Unknown`."""
+    try:
+        names = _key_of(key)
+    except UNREADABLE as error:
+        return Unknown(key, value or b"", (), f"its key cannot be read: {error}")
+    if value is None:
+        return Removed(names)
+    reader = _READERS.get(str(names[0]))
+    if reader is None:
+        return Unknown(key, value, names, f"records of kind {names[0]!r} are not known to this version")
+    try:
+        stored = Stored.parse(value)
+        return reader(names[1:], stored)
+    except UNREADABLE as error:
+        return Unknown(key, value, names, str(error))
+
+
+def _fields_of(record: Any, skip: int = 0) -> dict[str, Any]:
+    # the fields after the key's names, None left out, and what a newer version had added
+    known = {f.name: getattr(record, f.name) for f in fields(record)[skip:] if f.name != "extra"}
+    extra: Mapping[str, Any] = record.extra
+    return {name: value for name, value in known.items() if value is not None} | dict(extra)
+
+
+def _key_of(key: bytes) -> Key:
+    parsed = json.loads(key)
+    if not isinstance(parsed, list) or not parsed or not all(type(name) in (str, int) for name in parsed):
+        raise ValueError("not an array of kind and names")
+    return tuple(parsed)
+
+
+def _mirror(names: Names, stored: Stored) -> MirrorRecord:
+    (name,) = names
+    return MirrorRecord(
+        str(name),
+        source=stored.texts("source"),
+        settings=stored.texts("settings"),
+        source_cluster_id=stored.optional_text("source_cluster_id"),
+        created_by=stored.text("created_by"),
+        created_at_ms=stored.integer("created_at_ms"),
+        extra=stored.rest(),
+    )
+
+
+def _topic(names: Names, stored: Stored) -> TopicRecord:
+    mirror, topic = names
+    return TopicRecord(
+        str(mirror),
+        str(topic),
+        source_topic=stored.text("source_topic"),
+        source_topic_id=stored.optional_text("source_topic_id"),
+        destination_topic_id=stored.optional_text("destination_topic_id"),
+        desired=stored.word("desired", DesiredState),
+        partitions=stored.integer("partitions"),
+        origin=stored.word("origin", TopicOrigin),
+        pending_operation=stored.optional_text("pending_operation"),
+        deferred=stored.optional_texts("deferred"),
+        extra=stored.rest(),
+    )
+
+
+def _partition(names: Names, stored: Stored) -> PartitionRecord:
+    mirror, topic, partition = names
+    guard = stored.optional_mapping("guard")
+    return PartitionRecord(
+        str(mirror),
+        str(topic),
+        int(partition),
+        state=stored.word("state", PartitionState),
+        state_time_ms=stored.integer("state_time_ms"),
+        reason=stored.optional_word("reason", Reason),
+        message=stored.optional_text("message"),
+        retry_attempt=stored.integer("retry_attempt"),
+        last_mirrored_offset=stored.optional_integer("last_mirrored_offset"),
+        last_mirrored_epoch=stored.optional_integer("last_mirrored_epoch"),
+        failed_offset=stored.optional_integer("failed_offset"),
+        guard=None if guard is None else _guard(Stored(guard)),
+        initial_copy_complete=stored.flag("initial_copy_complete"),
+        extra=stored.rest(),
+    )
+
+
+def _guard(stored: Stored) -> Guard:
+    return Guard(
+        producer_id=stored.integer("producer_id"),
+        producer_epoch=stored.integer("producer_epoch"),
+        coordinator_epoch=stored.integer("coordinator_epoch"),
+        filled_offsets=stored.integer("filled_offsets"),
+        extra=stored.rest(),
+    )
+
+
+def _progress(names: Names, stored: Stored) -> ProgressRecord:
+    mirror, lane = names
+    columns = stored.array("columns")
+    return ProgressRecord(
+        str(mirror),
+        int(lane),
+        lease_id=stored.text("lease_id"),
+        generation=stored.integer("generation"),
+        attempt=stored.integer("attempt"),
+        host=stored.text("host"),
+        pid=stored.integer("pid"),
+        time_ms=stored.integer("time_ms"),
+        rows=tuple(_progress_row(dict(zip(columns, row, strict=True))) for row in stored.array("rows")),
+        extra=stored.rest(),
+    )
+
+
+def _progress_row(row: dict[str, Any]) -> ProgressRow:
+    stored = Stored(row)
+    return ProgressRow(
+        topic=stored.text("topic"),
+        partition=stored.integer("partition"),
+        source_offset=stored.optional_integer("source_offset"),
+        source_high_watermark=stored.optional_integer("source_high_watermark"),
+        source_log_start=stored.optional_integer("source_log_start"),
+        destination_offset=stored.optional_integer("destination_offset"),
+        last_timestamp_ms=stored.optional_integer("last_timestamp_ms"),
+        state=stored.word("state", PartitionState),
+        reason=stored.optional_word("reason", Reason),
+        message=stored.optional_text("message"),
+        bytes_per_second=stored.number("bytes_per_second"),
+    )
+
+
+def _engine(names: Names, stored: Stored) -> EngineRecord:
+    (mirror,) = names
+    return EngineRecord(
+        str(mirror),
+        lease_id=stored.text("lease_id"),
+        state=stored.word("state", EngineState),
+        host=stored.text("host"),
+        boot_id=stored.text("boot_id"),
+        pid=stored.integer("pid"),
+        pid_start_time=stored.integer("pid_start_time"),
+        application_id=stored.optional_text("application_id"),
+        master=stored.optional_text("master"),
+        since_ms=stored.integer("since_ms"),
+        last_seen_ms=stored.integer("last_seen_ms"),
+        ttl_ms=stored.integer("ttl_ms"),
+        settle_ms=stored.integer("settle_ms"),
+        lanes={int(lane): Incarnation(*map(int, run)) for lane, run in stored.mapping("lanes").items()},
+        extra=stored.rest(),
+    )
+
+
+_READERS: Mapping[str, Callable[[Names, Stored], Record]] = {
+    "mirror": _mirror,
+    "topic": _topic,
+    "partition": _partition,
+    "progress": _progress,
+    "engine": _engine,
+}
+
+#: The kinds this version reads.
+KINDS = frozenset(_READERS)

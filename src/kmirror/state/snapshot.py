@@ -1,0 +1,125 @@
+"""What was remembered at one moment: an immutable, indexed view of `__kmirror_state`, and the changes one wants to it.
+
+Functions that decide take a `State` and return `Changes`; reading the one and writing the other is the store's work.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kmirror.errors import RefusedError
+from kmirror.state.events import Event
+from kmirror.state.records import (
+    KINDS,
+    EngineRecord,
+    Key,
+    MirrorRecord,
+    PartitionRecord,
+    ProgressRecord,
+    Record,
+    TopicRecord,
+    Unknown,
+)
+
+Kind = TypeVar("Kind", MirrorRecord, TopicRecord, PartitionRecord, ProgressRecord, EngineRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Say what one transaction is to write: whole records, keys to forget, events to tell."""
+
+    records: tuple[Record, ...] = ()
+    tombstones: tuple[Key, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.tombstones or self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Hold every record by key, those this version cannot read in `unknown`; build it with `State.of`."""
+
+    records: Mapping[Key, Record] = field(default_factory=dict)
+    unknown: tuple[Unknown, ...] = ()
+    _topics: Mapping[str, tuple[TopicRecord, ...]] = field(default_factory=dict, repr=False)
+    _partitions: Mapping[tuple[str, str], tuple[PartitionRecord, ...]] = field(default_factory=dict, repr=False)
+    _progress: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, records: Iterable[Record | Unknown]) -> State:
+        """Index these records, of which each key occurs once."""
+        known: dict[Key, Record] = {}
+        unknown: list[Unknown] = []
+        topics: defaultdict[str, list[TopicRecord]] = defaultdict(list)
+        partitions: defaultdict[tuple[str, str], list[PartitionRecord]] = defaultdict(list)
+        progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
+        for record in records:
+            match record:
+                case Unknown():
+                    unknown.append(record)
+                    continue
+                case TopicRecord():
+                    topics[record.mirror].append(record)
+                case PartitionRecord():
+                    partitions[record.mirror, record.topic].append(record)
+                case ProgressRecord():
+                    progress[record.mirror].append(record)
+            known[record.key] = record
+        return cls(
+            known,
+            tuple(unknown),
+            {mirror: tuple(sorted(found, key=lambda topic: topic.topic)) for mirror, found in topics.items()},
+            {names: tuple(sorted(found, key=lambda one: one.partition)) for names, found in partitions.items()},
+            {mirror: tuple(sorted(found, key=lambda lane: lane.lane)) for mirror, found in progress.items()},
+        )
+
+    @property
+    def mirrors(self) -> tuple[MirrorRecord, ...]:
+        found = [record for record in self.records.values() if isinstance(record, MirrorRecord)]
+        return tuple(sorted(found, key=lambda mirror: mirror.name))
+
+    def mirror(self, name: str) -> MirrorRecord | None:
+        return self._get(MirrorRecord, ("mirror", name))
+
+    def topics(self, mirror: str) -> tuple[TopicRecord, ...]:
+        return self._topics.get(mirror, ())
+
+    def topic(self, mirror: str, topic: str) -> TopicRecord | None:
+        return self._get(TopicRecord, ("topic", mirror, topic))
+
+    def partitions(self, mirror: str, topic: str) -> tuple[PartitionRecord, ...]:
+        return self._partitions.get((mirror, topic), ())
+
+    def partition(self, mirror: str, topic: str, partition: int) -> PartitionRecord | None:
+        return self._get(PartitionRecord, ("partition", mirror, topic, partition))
+
+    def engine(self, mirror: str) -> EngineRecord | None:
+        return self._get(EngineRecord, ("engine", mirror))
+
+    def progress(self, mirror: str) -> tuple[ProgressRecord, ...]:
+        return self._progress.get(mirror, ())
+
+    def keys_of(self, mirror: str) -> tuple[Key, ...]:
+        """Return every key of the mirror, of kinds unknown to this version too: what deleting it forgets."""
+        keys = [*self.records, *(record.key for record in self.unknown)]
+        return tuple(key for key in keys if key[1:2] == (mirror,))
+
+    def require_readable(self, mirror: str) -> None:
+        """Raise RefusedError when a newer kmirror keeps records of this mirror that this version cannot read.
+
+        Kinds that are merely unknown do not count: whoever wrote them does not need us to understand them.
+        """
+        for record in self.unknown:
+            if record.key[1:2] == (mirror,) and record.key[0] in KINDS:
+                raise RefusedError(
+                    f"the stored record {list(record.key)} of mirror {mirror!r} cannot be read: {record.problem}",
+                    "use the kmirror version that wrote it, or a newer one",
+                )
+
+    def _get(self, kind: type[Kind], key: Key) -> Kind | None:
+        found = self.records.get(key)
+        return found if isinstance(found, kind) else None

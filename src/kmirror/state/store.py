@@ -1,0 +1,369 @@
+"""Reading `__kmirror_state` and `__kmirror_events`, and creating them on first use.
+
+A read ends at the high watermark of its own start, not at the last stable offset: a transaction whose commit was
+acknowledged may still lack its marker, and one left open by a process that died hides everything after it. So
+`read_complete` waits until every transaction before its start has ended (brokers abort an abandoned one after
+`transaction.timeout.ms`, looked at every 10 s); `read` waits for that only briefly.
+
+A store keeps what it has read and asks only for what came since.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from kmirror.errors import BrokerError, RefusedError, TimedOutError
+from kmirror.state.client import STEP_S, Deadline, Watch, ask, boottime, client, known_error, refresh
+from kmirror.state.events import Event, decode_event
+from kmirror.state.records import Removed, decode
+from kmirror.state.snapshot import State
+
+STATE_TOPIC = "__kmirror_state"
+EVENTS_TOPIC = "__kmirror_events"
+
+STATE_TOPIC_SETTINGS: Mapping[str, str] = {
+    "cleanup.policy": "compact",
+    # small segments and an eager cleaner: whoever reads from the beginning reads little
+    "segment.bytes": str(8 * 1024 * 1024),
+    "min.cleanable.dirty.ratio": "0.1",
+    # a writer in doubt looks for its own record at its own offset, however soon the next one replaces it
+    "min.compaction.lag.ms": "60000",
+}
+EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+DEFAULT_TIMEOUT_S = 30.0
+#: How long `read` waits for open transactions before it returns without what they hide.
+_PATIENCE_S = 1.0
+#: Tombstones vanish after delete.retention.ms (a day by default): what was read longer ago is read anew.
+_FORGET_AFTER_S = 3600.0
+
+_MESSAGES_AT_ONCE = 1000
+
+#: Codes a consumer hears about groups, which this one does not use: authorisation, coordinators.
+_NOT_ABOUT_READING = (30, 14, 15, 16)
+
+_logger = logging.getLogger(__name__)
+
+
+class _Blocked(Exception):  # noqa: N818 - not a failure: what is committed has been read
+    """An open transaction ends the readable part before the target."""
+
+
+class StateStore:
+    """Read the state kept on one destination cluster; safe to share between threads."""
+
+    def __init__(self, librdkafka_config: Mapping[str, Any]) -> None:
+        self.watch = Watch()
+        # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
+        self._config = {"client.id": "kmirror", "reconnect.backoff.max.ms": 500, **librdkafka_config}
+        self._lock = threading.RLock()
+        self._admin: Any = None
+        self._consumers: dict[str, Any] = {}
+        self._raw: dict[bytes, bytes] = {}
+        self._decoded: dict[bytes, Any] = {}
+        self._position = 0
+        self._read_at = boottime()
+        self._state = State()
+        self._seen: set[str] = set()
+        self._shape_checked = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The librdkafka settings every client of this store shares."""
+        return dict(self._config)
+
+    def read(self, timeout: float = DEFAULT_TIMEOUT_S) -> State:
+        """Return what is committed, without what transactions that stay open for a second may hide.
+
+        A destination that kmirror has never written to gives an empty State. Raises UnreachableError.
+        """
+        with self._lock:
+            deadline = Deadline(timeout)
+            try:
+                return self._read(deadline, Deadline(min(_PATIENCE_S, timeout)))
+            except _Blocked:
+                _logger.info("%s has an unfinished transaction at offset %d", STATE_TOPIC, self._position)
+                return self._state
+
+    def read_complete(self, deadline: Deadline) -> State:
+        """Return everything that was committed before this call; raise TimedOutError while a transaction hides it."""
+        with self._lock:
+            try:
+                return self._read(deadline, deadline)
+            except _Blocked:
+                raise TimedOutError(
+                    f"{STATE_TOPIC} has an unfinished transaction at offset {self._position}, "
+                    f"and it did not end within {deadline.seconds:g} s",
+                    "try again: brokers abort what a killed process left open after some seconds; what stays open for "
+                    "minutes is shown and ended by kafka-transactions.sh (find-hanging, abort)",
+                ) from None
+
+    def read_events(
+        self, mirror: str | None = None, since_ms: int | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[Event, ...]:
+        """Return the events of one mirror or of all, oldest first, from the time given on. Raises UnreachableError."""
+        with self._lock:
+            deadline = Deadline(timeout)
+            end = self._end(EVENTS_TOPIC, deadline)
+            if end is None:
+                return ()
+            # the log is in the order of writing, the times are the writers': start early, then look at each
+            start = 0 if since_ms is None else self._offset_at(EVENTS_TOPIC, max(0, since_ms - 3_600_000), deadline)
+            found: list[Event] = []
+            patience = Deadline(min(_PATIENCE_S, timeout))
+            try:
+                for _, message in self._messages(EVENTS_TOPIC, start, end, patience, deadline):
+                    event = decode_event(message.value() or b"") if message is not None else None
+                    if event is not None and mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
+                        found.append(event)
+            except _Blocked:
+                _logger.info("%s has an unfinished transaction", EVENTS_TOPIC)
+            return tuple(found)
+
+    def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:
+        """Tell whether a committed record stands at this offset; its transaction has ended. Raises UnreachableError."""
+        with self._lock:
+            try:
+                messages = self._messages(topic, offset, offset + 1, deadline, deadline)
+                return any(message is not None and message.offset() == offset for _, message in messages)
+            except _Blocked:
+                raise self.watch.silence(f"{topic} cannot be read at offset {offset}") from None
+
+    def ensure_topics(self, replication_factor: int | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Create the two internal topics where they are missing; None is the brokers' default replication factor.
+
+        Raises RefusedError when one exists in a shape that would lose what is written to it, and UnreachableError.
+        """
+        with self._lock:
+            if self._shape_checked:
+                return
+            deadline = Deadline(timeout)
+            for topic, settings in ((STATE_TOPIC, STATE_TOPIC_SETTINGS), (EVENTS_TOPIC, EVENTS_TOPIC_SETTINGS)):
+                if self._exists(topic, deadline) or not self._create(topic, settings, replication_factor, deadline):
+                    self._require_shape(topic, settings["cleanup.policy"], deadline)
+            self._shape_checked = True
+
+    def close(self) -> None:
+        """Let go of all connections; the store may be used again."""
+        with self._lock:
+            for consumer in self._consumers.values():
+                consumer.close()
+            self._consumers.clear()
+            self._admin = None
+
+    # reading
+
+    def _read(self, deadline: Deadline, patience: Deadline) -> State:
+        if boottime() - self._read_at > _FORGET_AFTER_S:
+            self._start_over()
+        end = self._end(STATE_TOPIC, deadline)
+        if end is None or end < self._position:
+            self._start_over()  # never written to, or deleted and created again
+        changed: set[bytes] = set()
+        try:
+            if end is not None and end > self._position:
+                for position, message in self._messages(STATE_TOPIC, self._position, end, patience, deadline):
+                    self._position = position
+                    if message is None or message.key() is None:
+                        continue
+                    key, value = message.key(), message.value()
+                    changed.add(key)
+                    if value is None:
+                        self._raw.pop(key, None)
+                    else:
+                        self._raw[key] = value
+        finally:
+            self._decode(changed)
+            self._read_at = boottime()
+        return self._state
+
+    def _decode(self, changed: set[bytes]) -> None:
+        if not changed:
+            return
+        for key in changed:
+            value = self._raw.get(key)
+            record = None if value is None else decode(key, value)
+            if record is None or isinstance(record, Removed):
+                self._decoded.pop(key, None)
+            else:
+                self._decoded[key] = record
+        self._state = State.of(self._decoded.values())
+
+    def _start_over(self) -> None:
+        self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
+
+    def _messages(
+        self, topic: str, start: int, end: int, patience: Deadline, deadline: Deadline
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (next offset, committed message) from `start` until `end` is reached; without a message at a log end.
+
+        The last stable offset may stand still before `end`: raises _Blocked when `patience` ends there, and
+        UnreachableError when nothing comes until `deadline`.
+        """
+        from confluent_kafka import KafkaError, TopicPartition
+
+        consumer = self._consuming(topic)
+        consumer.assign([TopicPartition(topic, 0, start)])
+        position, at_stable_end = start, False
+        try:
+            while position < end:
+                for message in consumer.consume(_MESSAGES_AT_ONCE, STEP_S):
+                    error = message.error()
+                    if error is None:
+                        position, at_stable_end = message.offset() + 1, False
+                        yield position, message
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        position, at_stable_end = message.offset(), True
+                        yield position, None
+                    elif error.code() not in _NOT_ABOUT_READING and not error.retriable():
+                        raise known_error(error, f"reading {topic}")
+                self.watch.raise_if_hopeless()
+                if position < end and at_stable_end and patience.passed:
+                    raise _Blocked
+                if position < end and deadline.passed:
+                    raise self.watch.silence(f"reading {topic}: not at its end within {deadline.seconds:g} s")
+        finally:
+            consumer.unassign()
+
+    def _consuming(self, topic: str) -> Any:
+        # one for each topic: a librdkafka consumer takes a second to find a second topic
+        if topic not in self._consumers:
+            from confluent_kafka import Consumer
+
+            self._consumers[topic] = client(
+                Consumer,
+                {
+                    **self._config,
+                    "group.id": "kmirror",  # the library asks for one; no group is joined, nothing is committed
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "isolation.level": "read_committed",
+                    "enable.partition.eof": True,
+                    "auto.offset.reset": "earliest",
+                    "fetch.wait.max.ms": 10,  # the end is known by an empty answer: have it at once
+                    "fetch.error.backoff.ms": 50,
+                },
+                self.watch,
+            )
+        return self._consumers[topic]
+
+    # asking
+
+    def _asking(self) -> Any:
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._admin = client(AdminClient, self._config, self.watch)
+        return self._admin
+
+    def _end(self, topic: str, deadline: Deadline) -> int | None:
+        # the high watermark, None when there is no such topic
+        from confluent_kafka.admin import OffsetSpec
+
+        return self._offset(topic, OffsetSpec.latest(), deadline)
+
+    def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._offset(topic, OffsetSpec.for_timestamp(timestamp_ms), deadline)
+        if found is None or found < 0:  # nothing is as young as that
+            found = self._end(topic, deadline)
+        return found or 0
+
+    def _offset(self, topic: str, spec: Any, deadline: Deadline) -> int | None:
+        from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
+
+        admin, partition = self._asking(), TopicPartition(topic, 0)
+        while True:
+            try:
+                offset: int = self._ask(
+                    lambda seconds: admin.list_offsets(
+                        {partition: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=seconds
+                    )[partition],
+                    f"looking up the end of {topic}",
+                    deadline,
+                ).offset
+            except BrokerError as error:
+                if error.code not in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                    raise
+                # who has seen the topic never takes a broker that has not heard of it yet for its absence
+                if topic not in self._seen and not self._exists(topic, deadline):
+                    return None
+                if deadline.passed:
+                    raise self.watch.silence(f"{topic} has no leader") from error
+                refresh(admin)
+            else:
+                self._seen.add(topic)
+                return offset
+
+    def _ask(self, request: Callable[[float], Future[Any]], what: str, deadline: Deadline) -> Any:
+        return ask(lambda: request(max(1.0, deadline.remaining)), self._asking(), self.watch, deadline, what)
+
+    def _exists(self, topic: str, deadline: Deadline) -> bool:
+        return self._partition_count(topic, deadline) > 0
+
+    def _partition_count(self, topic: str, deadline: Deadline) -> int:
+        from confluent_kafka import KafkaError, TopicCollection
+
+        topics = TopicCollection([topic])
+        try:
+            described = self._ask(
+                lambda seconds: self._asking().describe_topics(topics, request_timeout=seconds)[topic],
+                f"looking at topic {topic}",
+                deadline,
+            )
+        except BrokerError as error:
+            if error.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return 0
+            raise
+        self._seen.add(topic)
+        return len(described.partitions)
+
+    def _create(
+        self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
+    ) -> bool:
+        # False when somebody else was quicker
+        from confluent_kafka import KafkaError
+        from confluent_kafka.admin import NewTopic
+
+        new = NewTopic(topic, 1, -1 if replication_factor is None else replication_factor, config=dict(settings))
+        try:
+            self._ask(
+                lambda seconds: self._asking().create_topics([new], request_timeout=seconds)[topic],
+                f"creating topic {topic}",
+                deadline,
+            )
+        except BrokerError as error:
+            if error.code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            raise
+        while not self._exists(topic, deadline) and not deadline.passed:
+            time.sleep(STEP_S)  # the brokers learn of it from the controller
+        return True
+
+    def _require_shape(self, topic: str, cleanup_policy: str, deadline: Deadline) -> None:
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        count = self._partition_count(topic, deadline)
+        if count != 1:
+            raise RefusedError(
+                f"topic {topic} exists with {count} partitions, kmirror keeps its memory in one",
+                f"look at what is in it; if nothing needs it, delete {topic} and start again",
+            )
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        settings = self._ask(
+            lambda seconds: self._asking().describe_configs([resource], request_timeout=seconds)[resource],
+            f"reading the settings of topic {topic}",
+            deadline,
+        )
+        found = settings["cleanup.policy"].value
+        if found != cleanup_policy:
+            raise RefusedError(
+                f"topic {topic} has cleanup.policy={found}, which would lose what kmirror remembers",
+                f"kafka-configs --alter --topic {topic} --add-config cleanup.policy={cleanup_policy}",
+            )
