@@ -1,0 +1,144 @@
+"""The files a broker starts from: server.properties and its logging configuration, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kmirror.sandbox.ports import LOOPBACK
+from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec
+
+#: The listener for clients is named after its protocol, in every cluster.
+PLAIN_LISTENER = "PLAINTEXT"
+SECURED_LISTENER = "SASL_SSL"
+
+_BACKSLASH = "\\"
+
+_LOG4J2 = """\
+status = error
+shutdownHook = disable
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = [%d] %p %m (%c)%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+
+_RELOAD4J = """\
+log4j.rootLogger=INFO, file
+log4j.appender.file=org.apache.log4j.RollingFileAppender
+log4j.appender.file.File={log}
+log4j.appender.file.MaxFileSize=10MB
+log4j.appender.file.MaxBackupIndex=2
+log4j.appender.file.layout=org.apache.log4j.PatternLayout
+log4j.appender.file.layout.ConversionPattern=[%d] %p %m (%c)%n
+"""
+
+
+def logging_properties(kafka_major: int, log_file: Path) -> str:
+    """Return the logging configuration: log4j2's for Kafka 4, reload4j's for Kafka 3."""
+    return (_LOG4J2 if kafka_major >= 4 else _RELOAD4J).format(log=log_file)
+
+
+def logging_option(kafka_major: int, configuration: Path) -> str:
+    """Return the JVM option that names the logging configuration."""
+    key = "log4j2.configurationFile" if kafka_major >= 4 else "log4j.configuration"
+    return f"-D{key}={configuration.as_uri()}"
+
+
+def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) -> str:
+    """Return the text of a node's server.properties; the cluster's own `properties` have the last word.
+
+    `data` is the node's log directory, `tls` the folder with the certificates of a secured cluster.
+    """
+    settings = {
+        "process.roles": "broker,controller" if node.controller_port else "broker",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": spec.voters,
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        # A broker that was killed may register again, and its partitions get a new leader, only when this is over.
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "500",
+        **_internal_topics(len(spec.nodes)),
+        **(_secured(spec.security, node, tls) if spec.security else _plain(node)),
+        **spec.properties,
+    }
+    return properties_text(settings)
+
+
+def jaas_quoted(value: str) -> str:
+    """Return a value as a quoted string of a JAAS configuration."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def properties_text(settings: Mapping[str, str]) -> str:
+    """Return settings as the text of a Java properties file."""
+    return "".join(f"{key}={value.replace(_BACKSLASH, _BACKSLASH * 2)}\n" for key, value in settings.items())
+
+
+def _internal_topics(brokers: int) -> dict[str, str]:
+    replicas = min(3, brokers)
+    return {
+        "offsets.topic.replication.factor": str(replicas),
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": str(replicas),
+        "transaction.state.log.min.isr": str(min(2, replicas)),
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "share.coordinator.state.topic.min.isr": str(min(2, replicas)),
+        "share.coordinator.state.topic.num.partitions": "4",
+    }
+
+
+def _listeners(node: NodeSpec, client_listener: str) -> dict[str, str]:
+    advertised = [f"{client_listener}://{node.address}"]
+    if node.internal_port:
+        advertised.append(f"INTERNAL://{LOOPBACK}:{node.internal_port}")
+    own = [*advertised, f"CONTROLLER://{LOOPBACK}:{node.controller_port}"] if node.controller_port else advertised
+    return {"listeners": ",".join(own), "advertised.listeners": ",".join(advertised)}
+
+
+def _plain(node: NodeSpec) -> dict[str, str]:
+    return {
+        **_listeners(node, PLAIN_LISTENER),
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    }
+
+
+def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str]:
+    login = f"listener.name.{SECURED_LISTENER.lower()}"
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    users = " ".join(f"user_{user}={jaas_quoted(password)}" for user, password in sorted(security.users.items()))
+    settings = {
+        **_listeners(node, SECURED_LISTENER),
+        "listener.security.protocol.map": "SASL_SSL:SASL_SSL,INTERNAL:SSL,CONTROLLER:SSL",
+        "inter.broker.listener.name": "INTERNAL",
+        "listener.name.internal.ssl.client.auth": "required",
+        "listener.name.controller.ssl.client.auth": "required",
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(tls / "node.p12"),
+        "ssl.keystore.password": security.store_password,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(tls / "ca.pem"),
+        "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/,DEFAULT",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        f"{login}.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};",
+        f"{login}.scram-sha-256.sasl.jaas.config": scram,
+        f"{login}.scram-sha-512.sasl.jaas.config": scram,
+        "super.users": f"User:{BROKER_PRINCIPAL};User:{ADMIN_USER}",
+    }
+    if security.authorizer:
+        settings["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    return settings

@@ -1,0 +1,103 @@
+"""How clients reach a sandbox cluster: Java client properties; the brokers' own way in, for readiness and users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kmirror.sandbox.broker_config import jaas_quoted
+from kmirror.sandbox.node import Node
+from kmirror.sandbox.ports import LOOPBACK
+
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+#: Ask once; False means not yet.
+Probe = Callable[[], bool]
+
+
+def login_properties(node: Node, user: str, password: str, mechanism: str) -> dict[str, str]:
+    """Return the Java client properties with which a user logs in to a secured cluster."""
+    login = f"username={jaas_quoted(user)} password={jaas_quoted(password)}"
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required {login};",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(node.tls / "ca.pem"),
+    }
+
+
+def in_metadata(node: Node, brokers: int) -> Probe:
+    """Return what asks this broker whether it knows so many brokers of its own cluster."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(_brokers_own_way_in(node))
+
+    def complete() -> bool:
+        try:
+            metadata = admin.list_topics(timeout=1.0)
+        except KafkaException:
+            return False
+        return len(metadata.brokers) >= brokers and metadata.cluster_id == node.cluster.cluster_id
+
+    return complete
+
+
+def create_scram_users(node: Node, users: Mapping[str, str]) -> None:
+    """Give every user a SCRAM-SHA-256 and a SCRAM-SHA-512 password (KIP-554), over the brokers' own listener."""
+    from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+    admin = AdminClient(_brokers_own_way_in(node))
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):  # one per user and request
+        credential = ScramCredentialInfo(mechanism, 4096)
+        wanted = [UserScramCredentialUpsertion(user, credential, users[user].encode()) for user in users]
+        for altered in admin.alter_user_scram_credentials(wanted).values():
+            altered.result(timeout=30)
+
+
+def may_log_in(node: Node, user: str, password: str) -> Probe:
+    """Return what asks this broker whether it knows the user's SCRAM password already."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    settings = {
+        "bootstrap.servers": node.spec.address,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": user,
+        "sasl.password": password,
+        "ssl.ca.location": str(node.tls / "ca.pem"),
+        **_QUIET,
+    }
+    admin = AdminClient(settings)
+
+    def logged_in() -> bool:
+        try:
+            admin.list_topics(timeout=1.0)
+        except KafkaException:
+            return False
+        return True
+
+    return logged_in
+
+
+#: librdkafka prints refused connections; here they are expected, and waited out.
+_QUIET: Mapping[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 200, "error_cb": lambda error: None}
+
+
+def _brokers_own_way_in(node: Node) -> dict[str, Any]:
+    if node.cluster.security is None:
+        return {"bootstrap.servers": node.spec.address, **_QUIET}
+    return {
+        "bootstrap.servers": f"{LOOPBACK}:{node.spec.internal_port}",
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(node.tls / "ca.pem"),
+        "ssl.keystore.location": str(node.tls / "node.p12"),
+        "ssl.keystore.password": node.cluster.security.store_password,
+        **_QUIET,
+    }

@@ -1,0 +1,321 @@
+"""One real KRaft cluster on this machine: created in a folder, started, stopped, harmed broker by broker, removed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kmirror.errors import RefusedError, UnreachableError, UsageError
+from kmirror.java import find_java
+from kmirror.sandbox.broker_config import properties_text
+from kmirror.sandbox.certificates import make_certificates
+from kmirror.sandbox.clients import create_scram_users, login_properties
+from kmirror.sandbox.jars import KafkaJars, kafka_jars
+from kmirror.sandbox.node import Node
+from kmirror.sandbox.ports import LOOPBACK, free_ports
+from kmirror.sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
+from kmirror.sandbox.readiness import wait_until_answering, wait_until_logged_in
+from kmirror.sandbox.spec import (
+    ADMIN_USER,
+    ClusterSpec,
+    SecuritySpec,
+    has_spec,
+    load_spec,
+    nodes_on,
+    ports_needed,
+    save_spec,
+)
+
+MAX_BROKERS = 9
+DEFAULT_HEAP = "512m"
+DEFAULT_JAVA_OPTIONS = ("-XX:+UseSerialGC",)
+DEFAULT_USERS = {ADMIN_USER: "admin-secret", "kmirror": "kmirror-secret"}
+
+_START_TIMEOUT_S = 180.0
+_STOP_GRACE_S = 10.0
+_PORT_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker as tests and people see it; `pid` is None when it does not run."""
+
+    node_id: int
+    host: str
+    port: int
+    pid: int | None
+    log_dir: Path
+    log_file: Path
+
+
+class SandboxCluster:
+    """A cluster of real brokers that outlive this process until somebody stops them.
+
+    In a `with` block it is there for the block: started at its beginning, destroyed at its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        brokers: int = 1,
+        kafka_version: str | None = None,
+        ports: Sequence[int] | None = None,
+        properties: Mapping[str, str] | None = None,
+        secured: bool = False,
+        authorizer: bool = False,
+        users: Mapping[str, str] | None = None,
+        heap: str = DEFAULT_HEAP,
+        java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
+        environ: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Describe a cluster, to be created in `directory` by the first `start`; one that is there is opened as it is.
+
+        Without `ports` free ones are chosen; `ports_needed` says how many it takes. `secured` puts TLS and logins of
+        `users` (name to password; `admin` is always there) on the clients' listener, `authorizer` adds ACLs, with
+        `admin` as super user. `report` receives a line when something slow begins.
+        """
+        if not 1 <= brokers <= MAX_BROKERS:
+            raise UsageError(f"{brokers} brokers cannot be had", f"A sandbox cluster has 1 to {MAX_BROKERS}.")
+        self.name = name
+        self.directory = directory.absolute()
+        self._environ = dict(os.environ if environ is None else environ)
+        self._report = report
+        self._kafka_version = kafka_version
+        self._ports = list(ports) if ports is not None else None
+        security = SecuritySpec({**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer)
+        self._wanted = ClusterSpec(
+            name=name,
+            cluster_id=_new_cluster_id(),
+            kafka_version="",
+            nodes=nodes_on([0] * ports_needed(brokers, secured), brokers, secured),
+            properties=dict(properties or {}),
+            heap=heap,
+            java_options=tuple(java_options),
+            security=security if secured else None,
+        )
+        stored = load_spec(self.directory) if has_spec(self.directory) else None
+        self._spec = stored if stored and stored.complete else None
+
+    def __repr__(self) -> str:
+        return f"SandboxCluster({self.name}, {self.directory}, {[broker.pid for broker in self.brokers]})"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.destroy()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """Return what the cluster is. Raises RefusedError before it was first started."""
+        if self._spec is None:
+            raise RefusedError(f"Cluster {self.name} does not exist yet in {self.directory}", "Start it first.")
+        return self._spec
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether the cluster was created; it may be stopped."""
+        return self._spec is not None
+
+    @property
+    def cluster_id(self) -> str:
+        """Return Kafka's cluster id."""
+        return self.spec.cluster_id
+
+    @property
+    def kafka_version(self) -> str:
+        """Return the version its brokers run."""
+        return self.spec.kafka_version
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return the addresses for clients, comma-separated; they stay the same over restarts."""
+        return ",".join(node.address for node in self.spec.nodes)
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        """Return every broker as it is now."""
+        found = []
+        for node in self._nodes() if self._spec else ():
+            process = node.process()
+            pid = process.pid if process else None
+            found.append(Broker(node.spec.node_id, LOOPBACK, node.spec.port, pid, node.data, node.log_file))
+        return tuple(found)
+
+    def fetch(self) -> None:
+        """Get what starting needs, Java and the jars, so that nothing slow is left for `start`."""
+        self._java_and_jars()
+
+    def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Create the cluster if need be, start the brokers that do not run, wait until every one answers.
+
+        Raises UnreachableError with the cause when a broker dies, TimedOutError when one does not answer; the end of
+        its log is in the error's notes.
+        """
+        java, jars = self._java_and_jars()
+        deadline = time.monotonic() + timeout_s
+        if self._spec is None:
+            self._create(java, jars, deadline)
+            return
+        for node in self._nodes():
+            if node.process() is None:
+                node.start(java, jars, self._environ)
+        wait_until_answering(self._nodes(), len(self.spec.nodes), deadline)
+
+    def start_broker(self, node_id: int, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Start one broker and wait until it answers."""
+        node = self._node(node_id)
+        java, jars = self._java_and_jars()
+        if node.process() is None:
+            node.start(java, jars, self._environ)
+        wait_until_answering([node], 1, time.monotonic() + timeout_s)
+
+    def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """Stop every broker cleanly; by force those that have not ended after the grace. Data and ports stay."""
+        self._terminate(self._nodes() if self._spec else [], grace_s)
+
+    def stop_broker(self, node_id: int, grace_s: float = _STOP_GRACE_S) -> None:
+        """Stop one broker cleanly, by force after the grace."""
+        self._terminate([self._node(node_id)], grace_s)
+
+    def kill(self, node_id: int) -> None:
+        """End one broker with SIGKILL and wait until it is gone."""
+        process = self.signal(node_id, signal.SIGKILL)
+        wait_gone([process], 10.0)
+
+    def signal(self, node_id: int, signum: int) -> ProcessIdentity:
+        """Send one broker a signal (SIGSTOP, SIGCONT, …). Raises RefusedError when it does not run."""
+        node = self._node(node_id)
+        process = node.process()
+        if process is None or not send_signal(process, signum):
+            raise RefusedError(f"{node.title} does not run", "Start it first.")
+        return process
+
+    def destroy(self) -> None:
+        """End every broker with SIGKILL and remove the folder with all its data; a folder that is not ours stays."""
+        if has_spec(self.directory):
+            spec = load_spec(self.directory)
+            _kill([Node(spec, node, self.directory) for node in spec.nodes])
+            shutil.rmtree(self.directory)
+        self._spec = None
+
+    def client_properties(self, user: str = ADMIN_USER, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
+        """Return the Java client properties for a user: nothing but the address on a cluster that is not secured."""
+        address = {"bootstrap.servers": self.bootstrap_servers}
+        security = self.spec.security
+        if security is None:
+            return address
+        return {**address, **login_properties(self._nodes()[0], user, security.users[user], mechanism)}
+
+    def write_client_properties(self, path: Path, user: str = ADMIN_USER, mechanism: str = "SCRAM-SHA-512") -> Path:
+        """Write the client properties to a file that only its owner can read, and return its path."""
+        path.touch(mode=0o600)
+        path.write_text(properties_text(self.client_properties(user, mechanism)), encoding="utf-8")
+        return path
+
+    def _java_and_jars(self) -> tuple[Path, KafkaJars]:
+        version = self._spec.kafka_version if self._spec else self._kafka_version
+        return find_java(self._environ), kafka_jars(version, self._environ, self._report)
+
+    def _create(self, java: Path, jars: KafkaJars, deadline: float) -> None:
+        """Create and start; where ports were ours to choose and one was taken meanwhile, choose again."""
+        for attempt in range(_PORT_ATTEMPTS):
+            spec = self._new_spec(jars)
+            nodes = [Node(spec, node, self.directory) for node in spec.nodes]
+            try:
+                self._prepare(spec, nodes, java, jars)
+                for node in nodes:
+                    node.start(java, jars, self._environ)
+                wait_until_answering(nodes, len(nodes), deadline)
+                if spec.security:
+                    users = spec.security.users
+                    create_scram_users(nodes[0], users)
+                    wait_until_logged_in(nodes, ADMIN_USER, users[ADMIN_USER], deadline)  # the others came with it
+            except BaseException as error:  # an interruption too leaves no broker that nobody knows of
+                _kill(nodes)
+                taken = any(node.found_its_port_taken() for node in nodes)
+                if not (taken and isinstance(error, UnreachableError) and self._ports is None):
+                    raise
+                if attempt == _PORT_ATTEMPTS - 1:
+                    raise
+            else:
+                self._spec = replace(spec, complete=True)
+                save_spec(self._spec, self.directory)
+                return
+
+    def _new_spec(self, jars: KafkaJars) -> ClusterSpec:
+        brokers, secured = len(self._wanted.nodes), self._wanted.security is not None
+        ports = self._ports or free_ports(ports_needed(brokers, secured))
+        return replace(self._wanted, kafka_version=jars.version, nodes=nodes_on(ports, brokers, secured))
+
+    def _prepare(self, spec: ClusterSpec, nodes: list[Node], java: Path, jars: KafkaJars) -> None:
+        self.destroy()  # the remains of an interrupted start
+        if self.directory.exists() and any(self.directory.iterdir()):
+            raise RefusedError(
+                f"{self.directory} holds files that are not a sandbox cluster's", "Name another folder, or empty it."
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_spec(spec, self.directory)
+        if spec.security:
+            make_certificates(java, self.directory / "tls", spec.security.store_password)
+        for node in nodes:
+            node.write_configuration(jars.major)
+        nodes[0].format(java, jars)
+        for node in nodes[1:]:
+            node.format_like(nodes[0])
+
+    def _terminate(self, nodes: list[Node], grace_s: float) -> None:
+        terminate([process for node in nodes if (process := node.process())], grace_s)
+        for node in nodes:
+            node.forget_process()
+
+    def _nodes(self) -> list[Node]:
+        return [Node(self.spec, node, self.directory) for node in self.spec.nodes]
+
+    def _node(self, node_id: int) -> Node:
+        for node in self._nodes():
+            if node.spec.node_id == node_id:
+                return node
+        raise UsageError(f"Cluster {self.name} has no broker {node_id}", f"It has 1 to {len(self.spec.nodes)}.")
+
+
+def start_together(clusters: Sequence[SandboxCluster]) -> None:
+    """Start several clusters at once, and return when all answer; the first error is raised when all have tried."""
+    with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
+        for started in [pool.submit(cluster.start) for cluster in clusters]:
+            started.result()
+
+
+def _kill(nodes: list[Node]) -> None:
+    processes = [process for node in nodes if (process := node.process())]
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    wait_gone(processes, 10.0)
+
+
+def _new_cluster_id() -> str:
+    """Return a random cluster id as Kafka writes them: base64url of 16 bytes, never beginning with a dash."""
+    while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text

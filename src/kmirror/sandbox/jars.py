@@ -1,0 +1,208 @@
+"""Get Kafka's own jars: from KAFKA_HOME, or fetched once with the Ivy that pyspark ships and kept in the user's cache.
+
+A fetch goes into a folder of its own that is renamed when it is whole, under a lock: an interrupted one leaves nothing
+behind that could be taken for a classpath, and two processes do not fetch the same thing twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.errors import RefusedError, UnreachableError, UsageError
+from kmirror.java import find_java
+
+DEFAULT_KAFKA_VERSION = "4.3.1"
+OLDEST_KAFKA = (3, 9)
+
+#: The binding of Kafka's logging: its published jars name only the interfaces, its own download adds these.
+_LOGGING = {
+    3: ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    4: ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+}
+#: Extra artifacts that need nothing beyond the broker's jars for what is done with them here; what else they name
+#: (all of Connect) would double the fetch.
+_ALONE = frozenset({"kafka-tools"})
+_FETCH_TIMEOUT_S = 1800
+_VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
+_BROKER_JAR = re.compile(r"kafka_2\.13-(\d+\.\d+\.\d+.*)\.jar")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaJars:
+    """A folder of jars that makes one Kafka version run."""
+
+    version: str
+    directory: Path
+
+    @property
+    def classpath(self) -> str:
+        """Return the value for `java -cp`."""
+        return f"{self.directory}/*"
+
+    @property
+    def major(self) -> int:
+        """Return 3 or 4: they log through different libraries and keep some tools in different classes."""
+        return int(self.version.split(".", 1)[0])
+
+
+def kafka_jars(
+    version: str | None,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+    extra: Collection[str] = (),
+) -> KafkaJars:
+    """Return the jars of a Kafka version, fetching them the first time (about a minute).
+
+    Without a version, KAFKA_HOME's own is taken where that is set, else the default. `extra` names further artifacts
+    of `org.apache.kafka` in the same version, such as `kafka-tools`. `report` receives a line before a slow fetch.
+    Raises UsageError on a version that cannot be meant, RefusedError when KAFKA_HOME is no Kafka, UnreachableError
+    when the download fails.
+    """
+    if version is not None:
+        check_kafka_version(version)
+    kafka_home = environ.get("KAFKA_HOME")
+    if kafka_home:
+        installed = _installed(Path(kafka_home).expanduser().absolute())
+        if version in {None, installed.version}:
+            return installed
+        report(f"KAFKA_HOME holds Kafka {installed.version}; using {version}, as asked")
+    return _cached(version or DEFAULT_KAFKA_VERSION, environ, report, sorted(set(extra)))
+
+
+def check_kafka_version(version: str) -> None:
+    """Raise UsageError unless this is a release that the sandbox can run."""
+    found = _VERSION.fullmatch(version)
+    if found is None:
+        raise UsageError(
+            f"{version!r} is not a Kafka version", f"Write three numbers, such as {DEFAULT_KAFKA_VERSION}."
+        )
+    if (int(found.group(1)), int(found.group(2))) < OLDEST_KAFKA or int(found.group(1)) not in _LOGGING:
+        raise UsageError(
+            f"The sandbox cannot run Kafka {version}",
+            "It runs 3.9 and 4.x releases; leave the version out for the default.",
+        )
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """Return the folder in which fetched jars are kept: XDG_CACHE_HOME, or ~/.cache, and below it kmirror/kafka."""
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "kmirror" / "kafka"
+
+
+def ivy_module(version: str, extra: Collection[str]) -> str:
+    """Return the Ivy file that asks for a broker of this version, its logging, and the extra artifacts."""
+    wanted = [("org.apache.kafka", name, version) for name in ("kafka_2.13", *extra)]
+    wanted.append(_LOGGING[int(version.split(".", 1)[0])])
+    lines = [
+        f'    <dependency org="{organisation}" name="{name}" rev="{revision}" '
+        f'conf="default->{"master" if name in _ALONE else "default"}"/>'
+        for organisation, name, revision in wanted
+    ]
+    return "\n".join(
+        [
+            '<ivy-module version="2.0">',
+            '  <info organisation="kmirror" module="sandbox"/>',
+            '  <configurations><conf name="default"/></configurations>',
+            "  <dependencies>",
+            *lines,
+            "  </dependencies>",
+            "</ivy-module>",
+            "",
+        ]
+    )
+
+
+def _installed(kafka_home: Path) -> KafkaJars:
+    libs = kafka_home / "libs"
+    versions = [found.group(1) for jar in libs.glob("kafka_2.13-*.jar") if (found := _BROKER_JAR.fullmatch(jar.name))]
+    if len(versions) != 1:
+        raise RefusedError(
+            f"KAFKA_HOME is {kafka_home}, but {libs} does not hold exactly one kafka_2.13-<version>.jar",
+            "Point KAFKA_HOME at an unpacked Kafka release, or unset it and let kmirror fetch one.",
+        )
+    check_kafka_version(versions[0])
+    return KafkaJars(versions[0], libs)
+
+
+def _cached(version: str, environ: Mapping[str, str], report: Callable[[str], None], extra: list[str]) -> KafkaJars:
+    cache = cache_directory(environ)
+    jars = KafkaJars(version, cache / "+".join([version, *extra]))
+    if jars.directory.is_dir():
+        return jars
+    with _locked(cache):
+        if not jars.directory.is_dir():
+            for leftover in cache.glob("fetching-*"):
+                shutil.rmtree(leftover)
+            report(f"Fetching Kafka {version} (about 45 MB, once; kept in {cache})")
+            _fetch(jars, cache, find_java(environ), environ, extra)
+    return jars
+
+
+def _fetch(jars: KafkaJars, cache: Path, java: Path, environ: Mapping[str, str], extra: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as name:
+        folder = Path(name)
+        (folder / "ivy.xml").write_text(ivy_module(jars.version, extra), encoding="utf-8")
+        command: list[str | Path] = [
+            *(java, "-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"),
+            *("-jar", _ivy_jar(), "-m2compatible", "-ivy", folder / "ivy.xml", "-confs", "default"),
+            *("-cache", cache / "ivy", "-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+        try:
+            ivy = subprocess.run(
+                command, env=dict(environ), capture_output=True, text=True, check=False, timeout=_FETCH_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _fetch_error(jars.version, f"not finished after {_FETCH_TIMEOUT_S // 60} minutes") from error
+        if ivy.returncode != 0 or not (folder / "libs" / f"kafka_2.13-{jars.version}.jar").is_file():
+            raise _fetch_error(jars.version, _why(ivy.stdout + ivy.stderr))
+        (folder / "libs").rename(jars.directory)
+
+
+def _why(output: str) -> str:
+    """Return the line of Ivy's long output that names the fault: an access that failed, or what was not found."""
+    for telling in (r"Server access error.*", r"\S+: not found", r".*Exception.*", r".*\S.*"):
+        found = re.search(telling, output)
+        if found:
+            return found.group(0).strip()
+    return "Ivy says nothing"
+
+
+def _fetch_error(version: str, why: str) -> UnreachableError:
+    return UnreachableError(
+        f"Kafka {version} could not be fetched: {why}",
+        "Check the version and the network (behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
+        "-Dhttps.proxyPort=…'), or unpack a Kafka release yourself and set KAFKA_HOME.",
+    )
+
+
+def _ivy_jar() -> Path:
+    pyspark = importlib.util.find_spec("pyspark")
+    folders = list(pyspark.submodule_search_locations or ()) if pyspark else []
+    for folder in folders:
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
+            return jar
+    raise RefusedError(
+        "pyspark's jars, with which Kafka is fetched, are not installed",
+        "Install kmirror with its dependencies, or unpack a Kafka release and set KAFKA_HOME.",
+    )
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(cache / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

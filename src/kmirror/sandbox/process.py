@@ -1,0 +1,113 @@
+"""Start processes that outlive us, and find them again later without ever mistaking another one for them.
+
+A pid alone is not an identity: the kernel gives it out again. A process is known by its pid and the moment it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process: its pid, and when it started in the words of the operating system."""
+
+    pid: int
+    started: str
+
+
+def spawn(argv: Sequence[str], environ: Mapping[str, str], output: Path) -> ProcessIdentity:
+    """Start a program in a session of its own, its output appended to a file, and return its identity."""
+    to_file = (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    pid = os.posix_spawn(
+        argv[0],
+        list(argv),
+        dict(environ),
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), to_file, (os.POSIX_SPAWN_DUP2, 1, 2)],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+    )
+    return identify(pid) or ProcessIdentity(pid, "ended at once")
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the process that has this pid now; None when there is none, or it is a zombie."""
+    with contextlib.suppress(ChildProcessError):  # not our child, so not ours to reap
+        os.waitpid(pid, os.WNOHANG)
+    started = _started_by_proc(pid) if os.path.isdir("/proc/self") else _started_by_ps(pid)
+    return ProcessIdentity(pid, started) if started is not None else None
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    """Tell whether this very process still runs (a stopped one does, a zombie does not)."""
+    return identify(process.pid) == process
+
+
+def send_signal(process: ProcessIdentity, signum: int) -> bool:
+    """Signal this very process; False when it is gone."""
+    if not is_alive(process):
+        return False
+    try:
+        os.kill(process.pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(processes: Collection[ProcessIdentity], timeout_s: float) -> list[ProcessIdentity]:
+    """Wait until the processes have ended, and return those that have not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while (alive := [process for process in processes if is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return alive
+
+
+def terminate(processes: Collection[ProcessIdentity], grace_s: float) -> list[ProcessIdentity]:
+    """Ask processes to end (SIGTERM), end by force those that have not after the grace, and return the latter."""
+    for process in processes:
+        send_signal(process, signal.SIGTERM)
+    stubborn = wait_gone(processes, grace_s)
+    for process in stubborn:
+        send_signal(process, signal.SIGKILL)
+    wait_gone(stubborn, 10.0)
+    return stubborn
+
+
+def started_from_proc_stat(stat: str) -> str | None:
+    """Return the start time, in clock ticks since boot, from a line of /proc/PID/stat; None for a zombie.
+
+    The line is `pid (name) state …`, and the name may hold blanks and brackets. The start time is field 22
+    (proc_pid_stat(5)).
+    """
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else fields[19]
+
+
+def started_from_ps(line: str) -> str | None:
+    """Return the start time from a line of `ps -o stat=,lstart=`; None for a zombie or an empty line."""
+    state, _, started = line.strip().partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()
+
+
+def _started_by_proc(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    ticks = started_from_proc_stat(stat)
+    return None if ticks is None else f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
+
+
+def _started_by_ps(pid: int) -> str | None:
+    command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
+    return started_from_ps(subprocess.run(command, capture_output=True, text=True, check=False).stdout)

@@ -1,0 +1,269 @@
+"""The pair of clusters, `a` and `b`, behind `kmirror sandbox up | down | status`.
+
+Both live in one folder. From the base port P on: the brokers of a at P, P+1, …, those of b at P+10, P+11, …; the
+controllers at P+20 and P+30. A plan is made first; it is what a dry run prints and what is then carried out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kmirror.errors import RefusedError, UsageError
+from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.sandbox.jars import check_kafka_version
+from kmirror.sandbox.ports import is_free
+from kmirror.sandbox.readiness import listens
+from kmirror.sandbox.spec import controller_count, has_spec
+
+CLUSTERS = ("a", "b")
+DEFAULT_BASE_PORT = 19_092
+DEFAULT_BROKERS = 1
+
+_PORTS_EACH = 10
+_CONTROLLERS_FROM = len(CLUSTERS) * _PORTS_EACH
+_HIGHEST_BASE_PORT = 65_535 - 2 * len(CLUSTERS) * _PORTS_EACH
+
+
+class BrokerState(StrEnum):
+    """Name how a broker is: it runs and listens, it runs but does not listen (yet), it does not run."""
+
+    RUNNING = "RUNNING"
+    STARTING = "STARTING"
+    DOWN = "DOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """A broker of the sandbox as it is now."""
+
+    cluster: str
+    cluster_id: str
+    node_id: int
+    address: str
+    pid: int | None
+    state: BrokerState
+    kafka_version: str
+    log_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStatus:
+    """All brokers of the sandbox, by cluster and node id; none when there is no sandbox in the folder."""
+
+    directory: Path
+    brokers: tuple[BrokerStatus, ...]
+
+    def bootstrap_servers(self, cluster: str) -> str:
+        """Return a cluster's addresses, comma-separated; empty when it does not exist."""
+        return ",".join(broker.address for broker in self.brokers if broker.cluster == cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that `up` or `down` does to one cluster, in words."""
+
+    cluster: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done (no step: nothing had to be), and how the sandbox is now."""
+
+    steps: tuple[Step, ...]
+    status: SandboxStatus
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    """Return the user's folder for the sandbox: XDG_STATE_HOME, or ~/.local/state, and below it kmirror/sandbox."""
+    base = environ.get("XDG_STATE_HOME")
+    state = Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
+    return state / "kmirror" / "sandbox"
+
+
+def status(directory: Path) -> SandboxStatus:
+    """Look at every broker of the sandbox in this folder."""
+    brokers = []
+    for cluster in _existing(directory):
+        for broker in cluster.brokers:
+            address = f"{broker.host}:{broker.port}"
+            state = BrokerState.DOWN
+            if broker.pid is not None:
+                state = BrokerState.RUNNING if listens(broker.port) else BrokerState.STARTING
+            brokers.append(
+                BrokerStatus(
+                    cluster=cluster.name,
+                    cluster_id=cluster.cluster_id,
+                    node_id=broker.node_id,
+                    address=address,
+                    pid=broker.pid,
+                    state=state,
+                    kafka_version=cluster.kafka_version,
+                    log_file=broker.log_file,
+                )
+            )
+    return SandboxStatus(directory, tuple(brokers))
+
+
+def plan_up(
+    directory: Path, *, brokers: int | None = None, kafka_version: str | None = None, base_port: int | None = None
+) -> tuple[Step, ...]:
+    """Return what `up` would do; nothing when both clusters run.
+
+    None stands for the default, or for what an existing sandbox has. Raises UsageError on impossible values,
+    RefusedError when a port is taken or an existing sandbox is another one than asked for.
+    """
+    if kafka_version is not None:
+        check_kafka_version(kafka_version)
+    steps = []
+    for name in CLUSTERS:
+        cluster = _cluster(directory, name, brokers, kafka_version, base_port)
+        if cluster.exists:
+            _refuse_another(cluster, brokers, kafka_version, base_port)
+            down = [broker.node_id for broker in cluster.brokers if broker.pid is None]
+            steps += [Step(name, f"start broker {node_id} of cluster {name}") for node_id in down]
+        else:
+            count, port = brokers or DEFAULT_BROKERS, _ports(name, brokers, base_port)[0]
+            for wanted in _ports(name, brokers, base_port):
+                _refuse_busy(wanted)
+            steps.append(Step(name, f"create cluster {name} with {count} broker{'s'[: count - 1]} from port {port} on"))
+    return tuple(steps)
+
+
+def up(
+    directory: Path,
+    *,
+    brokers: int | None = None,
+    kafka_version: str | None = None,
+    base_port: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """Have both clusters run: create what is not there, start what is down, leave what runs.
+
+    `report` receives a line for each step as it begins. Raises what `plan_up` raises before anything is changed, and
+    the errors of fetching Kafka and of starting brokers.
+    """
+    environ = os.environ if environ is None else environ
+    plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port)
+    with _locked(directory, create=True):
+        steps = plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port)
+        concerned = sorted({step.cluster for step in steps})
+        clusters = [_cluster(directory, name, brokers, kafka_version, base_port, environ, report) for name in concerned]
+        for cluster in clusters:
+            cluster.fetch()
+        for step in steps:
+            report(step.text)
+        if clusters:
+            start_together(clusters)
+        return Outcome(steps, status(directory))
+
+
+def plan_down(directory: Path) -> tuple[Step, ...]:
+    """Return what `down` would do; nothing when there is no sandbox."""
+    there = [name for name in CLUSTERS if has_spec(directory / name)]
+    return tuple(Step(name, f"stop cluster {name} and remove its data in {directory / name}") for name in there)
+
+
+def down(directory: Path, report: Callable[[str], None] = lambda line: None) -> Outcome:
+    """Stop both clusters and remove them with their data; a sandbox is for trying, the next `up` begins empty."""
+    if not directory.is_dir():
+        return Outcome((), status(directory))
+    with _locked(directory, create=False):
+        steps = plan_down(directory)
+        for step in steps:
+            report(step.text)
+            cluster = _cluster(directory, step.cluster)
+            cluster.stop()
+            cluster.destroy()
+        with suppress(OSError):  # somebody else's files are in it
+            directory.rmdir()
+        return Outcome(steps, status(directory))
+
+
+def _cluster(
+    directory: Path,
+    name: str,
+    brokers: int | None = None,
+    kafka_version: str | None = None,
+    base_port: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> SandboxCluster:
+    return SandboxCluster(
+        name,
+        directory / name,
+        brokers=DEFAULT_BROKERS if brokers is None else brokers,
+        kafka_version=kafka_version,
+        ports=_ports(name, brokers, base_port),
+        environ=environ,
+        report=report,
+    )
+
+
+def _existing(directory: Path) -> list[SandboxCluster]:
+    found = [_cluster(directory, name) for name in CLUSTERS]
+    return [cluster for cluster in found if cluster.exists]
+
+
+def _ports(name: str, brokers: int | None, base_port: int | None) -> list[int]:
+    base = DEFAULT_BASE_PORT if base_port is None else base_port
+    if not 1024 <= base <= _HIGHEST_BASE_PORT:
+        raise UsageError(f"{base} cannot be the base port", f"Choose one between 1024 and {_HIGHEST_BASE_PORT}.")
+    count = DEFAULT_BROKERS if brokers is None else brokers
+    own = base + CLUSTERS.index(name) * _PORTS_EACH
+    return [
+        *range(own, own + count),
+        *range(own + _CONTROLLERS_FROM, own + _CONTROLLERS_FROM + controller_count(count)),
+    ]
+
+
+def _refuse_another(
+    cluster: SandboxCluster, brokers: int | None, kafka_version: str | None, base_port: int | None
+) -> None:
+    """Refuse to take an existing cluster for one with other properties."""
+    there = cluster.brokers
+    for name, wanted, has in (
+        ("--brokers", brokers, len(there)),
+        ("--kafka-version", kafka_version, cluster.kafka_version),
+        ("--base-port", base_port, there[0].port - CLUSTERS.index(cluster.name) * _PORTS_EACH),
+    ):
+        if wanted is not None and wanted != has:
+            raise RefusedError(
+                f"Cluster {cluster.name} is there already, with {name} {has} instead of {wanted}",
+                "Run `kmirror sandbox down` first, which removes its data, or name another folder with --dir.",
+            )
+
+
+def _refuse_busy(port: int) -> None:
+    if not is_free(port):
+        raise RefusedError(
+            f"Port {port} is taken by another process", "Stop it, or choose other ports with --base-port."
+        )
+
+
+@contextmanager
+def _locked(directory: Path, *, create: bool) -> Iterator[None]:
+    """Let one command at a time change the sandbox. The lock is on the folder itself, so that nothing is left of it."""
+    while True:
+        if create:
+            directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_same(descriptor, directory):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_same(descriptor: int, directory: Path) -> bool:
+    """Tell whether the open folder is still the one at this path, not one removed while we waited."""
+    return directory.is_dir() and os.path.samestat(os.fstat(descriptor), directory.stat())

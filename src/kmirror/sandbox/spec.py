@@ -1,0 +1,128 @@
+"""What a sandbox cluster is: its nodes, ports, version and settings, kept in `cluster.json` in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kmirror.errors import RefusedError
+from kmirror.sandbox.ports import LOOPBACK
+
+#: The name on the brokers' certificate: the principal of their connections to each other, and a super user.
+BROKER_PRINCIPAL = "sandbox-broker"
+#: A user of every secured cluster, and a super user where rights are checked.
+ADMIN_USER = "admin"
+
+_FILE = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node: always a broker, and a controller too where it has a controller port.
+
+    `internal_port` is the listener of the brokers among themselves, which only a secured cluster has apart.
+    """
+
+    node_id: int
+    port: int
+    controller_port: int | None
+    internal_port: int | None
+
+    @property
+    def address(self) -> str:
+        """Return host:port of the listener for clients."""
+        return f"{LOOPBACK}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySpec:
+    """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and rights by ACL where `authorizer` is set."""
+
+    users: Mapping[str, str]
+    store_password: str
+    authorizer: bool
+
+    def __repr__(self) -> str:
+        return f"SecuritySpec(users={sorted(self.users)}, authorizer={self.authorizer})"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """One cluster, as it was created.
+
+    `complete` tells whether it has been up once; one that has not is the remains of an interrupted start.
+    """
+
+    name: str
+    cluster_id: str
+    kafka_version: str
+    nodes: tuple[NodeSpec, ...]
+    properties: Mapping[str, str]
+    heap: str
+    java_options: tuple[str, ...]
+    security: SecuritySpec | None = None
+    complete: bool = False
+
+    @property
+    def voters(self) -> str:
+        """Return the value of `controller.quorum.voters`."""
+        return ",".join(
+            f"{node.node_id}@{LOOPBACK}:{node.controller_port}" for node in self.nodes if node.controller_port
+        )
+
+
+def controller_count(brokers: int) -> int:
+    """Return how many of the nodes are controllers too: three from three on, so that any one may be lost."""
+    return 3 if brokers >= 3 else 1
+
+
+def ports_needed(brokers: int, secured: bool) -> int:
+    """Return how many ports a cluster of that many brokers listens on."""
+    return brokers * (2 if secured else 1) + controller_count(brokers)
+
+
+def nodes_on(ports: list[int], brokers: int, secured: bool) -> tuple[NodeSpec, ...]:
+    """Give ports to nodes: the first ones to the clients' listeners, then the controllers', then the internal ones."""
+    controllers = controller_count(brokers)
+    return tuple(
+        NodeSpec(
+            node_id=index + 1,
+            port=ports[index],
+            controller_port=ports[brokers + index] if index < controllers else None,
+            internal_port=ports[brokers + controllers + index] if secured else None,
+        )
+        for index in range(brokers)
+    )
+
+
+def save_spec(spec: ClusterSpec, directory: Path) -> None:
+    """Write `cluster.json`, whole or not at all, readable by its owner only: it holds the sandbox's passwords."""
+    temporary = directory / f"{_FILE}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(asdict(spec), file, indent=2)
+    temporary.replace(directory / _FILE)
+
+
+def has_spec(directory: Path) -> bool:
+    """Tell whether a sandbox cluster was created in this folder."""
+    return (directory / _FILE).is_file()
+
+
+def load_spec(directory: Path) -> ClusterSpec:
+    """Read `cluster.json`. Raises RefusedError when it cannot be read as what `save_spec` writes."""
+    try:
+        stored: dict[str, Any] = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        stored["nodes"] = tuple(NodeSpec(**node) for node in stored["nodes"])
+        stored["java_options"] = tuple(stored["java_options"])
+        stored["security"] = SecuritySpec(**stored["security"]) if stored["security"] else None
+        return ClusterSpec(**stored)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RefusedError(
+            f"{directory / _FILE} does not describe a sandbox cluster: {error}",
+            "Stop brokers that may still run from there, remove the folder, and run `kmirror sandbox up` again.",
+        ) from error
