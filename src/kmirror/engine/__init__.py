@@ -1,0 +1,1 @@
+"""The running copy: what to run (driver), which lane gets which partitions (plan), the copy loop (lane)."""

@@ -1,0 +1,75 @@
+"""The process that forks Python workers: Spark's own, prepared so that a worker starts quickly and never outlives it.
+
+Spark runs it with `spark.python.daemon.module`. Before it hands over to Spark's loop it
+
+* takes Spark's zip of pyspark off the path where the same pyspark is installed unpacked: a zip holds no bytecode, and
+  compiling costs half a second at every start;
+* imports what every worker needs, so that a fork shares it (KMIRROR_PRELOAD: module names, comma-separated; a name that
+  ends in ``*`` stands for all modules of that package whose names begin so);
+* ties every worker to itself (`lifeline`).
+
+Standard output is Spark's: it carries the address of the daemon, so nothing else may print there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import os
+import pkgutil
+import sys
+import traceback
+from pathlib import Path
+
+from kmirror.engine import lifeline
+
+PRELOAD_VARIABLE = "KMIRROR_PRELOAD"
+
+
+def main() -> None:
+    """Prepare, then fork workers until Spark closes standard input."""
+    sys.path[:] = without_bundled_pyspark(sys.path)
+    with contextlib.redirect_stdout(sys.stderr):
+        preload(["pyspark.daemon", "pyspark.worker", *os.environ.get(PRELOAD_VARIABLE, "").split(",")])
+    lifeline.tie_children()
+    gc.collect()
+    gc.freeze()
+    importlib.import_module("pyspark.daemon").manager()
+
+
+def without_bundled_pyspark(path: list[str]) -> list[str]:
+    """Return `path` without pyspark's zip and the py4j zip beside it, if the installation they belong to is on it."""
+    others = [entry for entry in path if not entry.endswith(".zip")]
+    spec = importlib.machinery.PathFinder.find_spec("pyspark", others)
+    if spec is None or spec.origin is None or importlib.machinery.PathFinder.find_spec("py4j", others) is None:
+        return path
+    bundled = Path(spec.origin).parent.resolve() / "python" / "lib"
+    return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).resolve().parent == bundled)]
+
+
+def preload(names: list[str]) -> None:
+    """Import the modules named; one that fails is reported on stderr and left for the task that needs it to fail on."""
+    for name in names:
+        for module in _expand(name.strip()):
+            try:
+                importlib.import_module(module)
+            except Exception:
+                traceback.print_exc()
+
+
+def _expand(name: str) -> list[str]:
+    if not name.endswith("*"):
+        return [name] if name else []
+    package_name, _, beginning = name[:-1].rpartition(".")
+    package = importlib.import_module(package_name)
+    return [
+        f"{package_name}.{module.name}"
+        for module in pkgutil.iter_modules(package.__path__)
+        if module.name.startswith(beginning)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Run mirrors until told to stop: the loop on the driver, and what it shows while it turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kmirror.engine.clock import now
+from kmirror.engine.mirror import MirrorEngine
+from kmirror.errors import Reason
+from kmirror.state.records import PartitionState, ProgressRow
+
+_TURN_SECONDS = 0.05
+_VIEW_SECONDS = 1.0
+#: Lanes drain within milliseconds; one that does not is ended with its worker.
+_STOP_SECONDS = 3.0
+
+
+class Ending(StrEnum):
+    """Name why the loop ended."""
+
+    STOPPED = "stopped"
+    CAUGHT_UP = "caught up"
+    TIMED_OUT = "timed out"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """One topic while the engine runs. `lag` in offsets, None while unknown."""
+
+    mirror: str
+    topic: str
+    partitions: int
+    lag: int | None
+    bytes_per_second: float
+    state: str
+    reason: Reason | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What a watcher is shown about once a second; `notes` are sentences that it has not been shown before."""
+
+    elapsed_seconds: float
+    phase: str
+    mirrors: tuple[str, ...]
+    topics: tuple[TopicView, ...]
+    total_bytes_per_second: float
+    notes: tuple[str, ...]
+
+
+Watcher = Callable[[RunView], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to end by oneself: seconds from the beginning, None for never."""
+
+    until_caught_up: bool = False
+    timeout: float | None = None
+    duration: float | None = None
+
+
+def drive(
+    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+) -> Ending:
+    """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane."""
+    for engine in engines:
+        engine.start()
+    ending = _turn(engines, stop, limits, watcher, began)
+    for engine in engines:
+        engine.stop()
+    deadline = now() + _STOP_SECONDS
+    while now() < deadline and not all(engine.finished for engine in engines):
+        for engine in engines:
+            engine.tick()
+        threading.Event().wait(_TURN_SECONDS / 5)
+    for engine in engines:
+        engine.close()
+    watcher(view_of(engines, "stopping", now() - began))
+    return ending
+
+
+def _turn(
+    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+) -> Ending:
+    shown = 0.0
+    while not stop.wait(_TURN_SECONDS):
+        for engine in engines:
+            engine.tick()
+        at = now()
+        if at - shown >= _VIEW_SECONDS:
+            shown = at
+            watcher(view_of(engines, "copying", at - began))
+        if all(engine.lost for engine in engines):
+            return Ending.LOST
+        if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines):
+            return Ending.CAUGHT_UP
+        if limits.timeout is not None and at - began >= limits.timeout:
+            return Ending.TIMED_OUT
+        if limits.duration is not None and at - began >= limits.duration:
+            return Ending.STOPPED
+    return Ending.STOPPED
+
+
+def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunView:
+    """Sum up how the mirrors stand; the engines' notes are taken over."""
+    topics: list[TopicView] = []
+    notes: list[str] = []
+    for engine in engines:
+        notes += engine.notes
+        engine.notes.clear()
+        rows: dict[str, list[ProgressRow]] = defaultdict(list)
+        for row in list(engine.rows.values()):
+            rows[row.topic].append(row)
+        counts: dict[str, int] = defaultdict(int)
+        for assignment in engine.assignments():
+            counts[assignment.topic] += 1
+        topics += [_topic_view(engine, topic, count, rows[topic]) for topic, count in sorted(counts.items())]
+    rate = sum(topic.bytes_per_second for topic in topics)
+    return RunView(elapsed, phase, tuple(e.mirror for e in engines), tuple(topics), rate, tuple(notes))
+
+
+def _topic_view(engine: MirrorEngine, topic: str, partitions: int, rows: list[ProgressRow]) -> TopicView:
+    lags = [
+        max(0, row.source_offset - row.destination_offset)
+        for row in rows
+        if row.source_offset is not None and row.destination_offset is not None
+    ]
+    failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
+    troubled = failed or next((row for row in rows if row.reason), None)
+    state = "FAILED" if failed else "ACTIVE" if len(rows) == partitions else "PENDING_MIRROR"
+    if state != "FAILED" and engine.source_trouble is not None:
+        state = "SOURCE_UNAVAILABLE"
+    return TopicView(
+        engine.mirror,
+        topic,
+        partitions,
+        sum(lags) if len(lags) == partitions else None,
+        sum(row.bytes_per_second for row in rows),
+        state,
+        troubled.reason if troubled else None,
+        troubled.message if troubled else None,
+    )

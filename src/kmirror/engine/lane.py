@@ -1,0 +1,646 @@
+"""The copy loop: the blocking shell round the partitions' state machines (`lane_partition`).
+
+One thread moves bytes: it waits for sockets, hands whole frames to the machines, and sends what they allow. It never
+waits for anything else. Looking up leaders, comparing tails and opening connections is done by an errand thread;
+following the engine's claims and writing progress by `lane_control`. What they find comes back as events through a
+queue, so every decision is taken here, one after another.
+
+Per source broker one connection carries a fetch session, with one request under way; per destination broker one
+connection carries up to five requests, each with at most one batch of every partition that broker leads.
+
+Before anything is sent to the destination the lane's deadline is looked at. A lane that is past it hangs up at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kmirror.cluster import fetch, produce
+from kmirror.cluster.batch import guard
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.fetch import FetchKey, FetchSession
+from kmirror.cluster.security import client_config
+from kmirror.cluster.wire import INT32, FrameError
+from kmirror.engine import lifeline
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.inspection import Inspector
+from kmirror.engine.judge import Facts, Trouble, judge
+from kmirror.engine.lane_control import LaneControl
+from kmirror.engine.lane_partition import Batch, Frame, PartitionCopy, Status
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.records import PartitionState, ProgressRow
+
+FETCH_BYTES = 8 << 20
+PARTITION_BYTES = 1 << 20
+FETCH_WAIT_MS = 200
+#: How long a fetch may wait while a partition is left out of it because its batches are not sent yet.
+FETCH_WAIT_HELD_BACK_MS = 5
+#: Received bytes a lane may hold; beyond that it does not fetch.
+LANE_BYTES = 48 << 20
+REQUESTS_IN_FLIGHT = 5
+PRODUCE_BYTES = 4 << 20
+PRODUCE_PARTITIONS = 200
+_TICK = 0.1
+_LOOK_AROUND_SECONDS = 0.1
+_STOP_SECONDS = 2.0
+_CLOCK_MARGIN_SECONDS = 0.5
+
+Side = Literal["source", "destination"]
+
+
+@dataclass(slots=True)
+class _Request:
+    correlation_id: int
+    sent_at: float
+    batches: list[tuple[PartitionCopy, Batch]]
+    #: True when a batch in it is not guarded by the broker's memory: nothing may follow before the answer.
+    alone: bool
+
+
+class _SourceLink:
+    """The connection to one source broker, with its fetch session."""
+
+    def __init__(self, node_id: int, stream: Stream, client_id: str) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.session = FetchSession(client_id)
+        self.partitions: dict[FetchKey, PartitionCopy] = {}
+        self.held_back: set[FetchKey] = set()
+        self.asked_at: float | None = None
+        self.correlation_id = 0
+        self.serial = 0
+
+
+class _DestinationLink:
+    """The connection to one destination broker, with what is in flight on it."""
+
+    def __init__(self, node_id: int, stream: Stream, version: int) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.version = version
+        self.in_flight: deque[_Request] = deque()
+        self.ready: dict[PartitionCopy, None] = {}
+
+
+class Lane:
+    """Copy a set of partitions until told to stop."""
+
+    def __init__(self, spec: LaneSpec, attempt: int) -> None:
+        self.spec = spec
+        self.attempt = attempt
+        self._source_config = client_config(spec.source_properties)
+        self._destination_config = client_config(spec.destination_properties)
+        self._events: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._sources: dict[int, _SourceLink | None] = {}
+        self._destinations: dict[int, _DestinationLink | None] = {}
+        self._held_bytes = 0
+        self._released: list[Frame] = []
+        self._looked_at = 0.0
+        ttl = spec.ttl_ms / 1000
+        #: Whoever may still write under an older claim can do so for a lane's time, counted from when ours was written.
+        self._awaiting_claim = spec.predecessor_may_write or attempt > 0
+        quiet = float("inf") if self._awaiting_claim else 0.0
+        self.partitions = [
+            PartitionCopy(
+                assignment,
+                quiet_until=quiet,
+                settle=ttl,
+                retry_timeout=spec.retry_timeout_ms / 1000,
+                released=self._released,
+            )
+            for assignment in spec.assignments
+        ]
+        self._by_key: dict[PartitionCopy, FetchKey] = {}
+        self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
+        self._was_caught_up = False
+        self.control = LaneControl(spec, attempt, self._destination_config, self._rows)
+        self.control.on_change = lambda: self._post(lambda _: None)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
+        """Copy until the control says that this lane ends; return how it stands then.
+
+        `before_sending` is called once in the thread that sends, when all other threads have been started.
+        """
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        errands = threading.Thread(target=self._run_errands, name="kmirror-errands", daemon=True)
+        errands.start()
+        self.control.start()
+        before_sending()
+        self._inspect(self.partitions)
+        try:
+            while self.control.ended is None:
+                self._turn(_TICK)
+            self._drain(now() + _STOP_SECONDS)
+            clean = not any(p.in_flight for p in self.partitions)
+        finally:
+            self._errands.put(None)
+            self._hang_up()
+            errands.join(timeout=5)
+            self.control.stop(final_report=self._ended_how() == "STOPPED")
+            self._selector.close()
+            self._waker.close()
+            self._woken.close()
+        how, message = self.control.ended
+        reports = tuple(p.report() for p in self.partitions)
+        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, reports, clean)
+
+    def _ended_how(self) -> str | None:
+        return self.control.ended[0] if self.control.ended else None
+
+    def _drain(self, until: float) -> None:
+        """Take the answers to what is in flight; send nothing more."""
+        if self._ended_how() != "STOPPED":
+            return
+        while now() < until and any(link and link.in_flight for link in self._destinations.values()):
+            self._turn(0.05, sending=False)
+
+    def _hang_up(self) -> None:
+        """Close every connection; what the kernel has not sent yet is thrown away."""
+        for links in (self._sources, self._destinations):
+            for link in links.values():
+                if link:
+                    with contextlib.suppress(OSError):
+                        link.stream.connection.socket.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                        )
+                    link.stream.close()
+            links.clear()
+
+    def _turn(self, timeout: float, *, sending: bool = True) -> None:
+        """Wait for something to happen, take it, and send what may be sent."""
+        for selected, mask in self._selector.select(timeout):
+            link = selected.data
+            if link is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+            elif isinstance(link, _SourceLink):
+                self._source_ready(link, mask)
+            else:
+                self._destination_ready(link, mask)
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                break
+            event(now())
+        if sending:
+            self._look_around(now())
+            for destination in list(self._destinations.values()):
+                if destination:
+                    self._pump_destination(destination)
+            for source in list(self._sources.values()):
+                if source:
+                    self._pump_source(source)
+
+    def _post(self, event: Callable[[float], None]) -> None:
+        self._events.put(event)
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"x")
+
+    # -- errands --------------------------------------------------------------------------------------------------
+
+    def _run_errands(self) -> None:
+        with (
+            ClusterClient(self._source_config) as source,
+            ClusterClient(self._destination_config) as destination,
+        ):
+            self._inspector = Inspector(source, destination, self.spec.source_cluster_id)
+            while (errand := self._errands.get()) is not None:
+                errand()
+
+    def _inspect(self, partitions: list[PartitionCopy]) -> None:
+        for partition in partitions:
+            partition.begin_inspection(now())
+        wanted = [p.assignment for p in partitions]
+
+        def errand() -> None:
+            try:
+                facts = self._inspector.inspect(wanted)
+            except (KmirrorError, OutcomeUnknown) as error:
+                reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
+                facts = [Facts(trouble=Trouble(reason, str(error)))] * len(wanted)
+            self._post(lambda at: self._inspected(partitions, facts, at))
+
+        self._errands.put(errand)
+
+    def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
+        for partition, facts in zip(partitions, all_facts, strict=True):
+            partition.inspected(facts, judge(partition.assignment, partition.acknowledged, facts), at, now_ms())
+            if partition.status is Status.COPYING:
+                self._attach(partition, facts)
+
+    def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
+        """Give a partition its place in the fetch session of its source leader."""
+        key = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
+        self._detach(partition)
+        self._by_key[partition] = key
+        leader = facts.source_leader[0]
+        link = self._sources.get(leader)
+        if leader not in self._sources:
+            self._sources[leader] = None
+            self._connect("source", leader)
+        elif link:
+            self._join(link, partition)
+        destination = facts.destination_leader[0]
+        if destination not in self._destinations:
+            self._destinations[destination] = None
+            self._connect("destination", destination)
+
+    def _join(self, link: _SourceLink, partition: PartitionCopy) -> None:
+        key = self._by_key[partition]
+        link.partitions[key] = partition
+        link.held_back.discard(key)
+        partition.valid_from_serial = link.serial + 1
+        link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+
+    def _detach(self, partition: PartitionCopy) -> None:
+        key = self._by_key.pop(partition, None)
+        if key is None:
+            return
+        for link in self._sources.values():
+            if link and link.partitions.get(key) is partition:
+                del link.partitions[key]
+                link.held_back.discard(key)
+                link.session.forget(key)
+
+    def _connect(self, side: Side, node_id: int) -> None:
+        config = self._source_config if side == "source" else self._destination_config
+
+        def errand() -> None:
+            inspector = self._inspector
+            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
+            broker = metadata.brokers.get(node_id) if metadata else None
+            if broker is None:
+                self._post(lambda at: self._not_connected(side, node_id, f"broker {node_id} is not there", at))
+                return
+            try:
+                connection = Connection.open(broker.host, broker.port, config)
+                stream, version = self._stream(side, connection)
+            except (KmirrorError, OutcomeUnknown) as error:
+                message = str(error)
+                self._post(lambda at: self._not_connected(side, node_id, message, at))
+            else:
+                self._post(lambda at: self._connected(side, node_id, stream, version))
+
+        self._errands.put(errand)
+
+    def _stream(self, side: Side, connection: Connection) -> tuple[Stream, int]:
+        if side == "source":
+            version = connection.version_for(fetch.API_KEY, fetch.VERSION, fetch.VERSION, "Fetch")
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        else:
+            version = connection.version_for(
+                produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
+            )
+        return Stream(connection, FETCH_BYTES + (64 << 10)), version
+
+    def _connected(self, side: Side, node_id: int, stream: Stream, version: int) -> None:
+        link: _SourceLink | _DestinationLink
+        if side == "source":
+            link = self._sources[node_id] = _SourceLink(node_id, stream, self._source_config.client_id)
+            for partition in self.partitions:
+                if partition in self._by_key and self._source_of(partition) == node_id:
+                    self._join(link, partition)
+        else:
+            link = self._destinations[node_id] = _DestinationLink(node_id, stream, version)
+            for partition in self.partitions:
+                if partition.queue and self._destination_of(partition) == node_id:
+                    link.ready[partition] = None
+        self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
+
+    def _not_connected(self, side: Side, node_id: int, message: str, at: float) -> None:
+        self._links(side).pop(node_id, None)
+        for partition in self.partitions:
+            if side == "source" and self._source_of(partition) == node_id:
+                partition.source_lost(message, at)
+            elif side == "destination" and self._destination_of(partition) == node_id:
+                partition.outcome_unknown(message, at)
+
+    def _links(self, side: Side) -> dict[int, _SourceLink | None] | dict[int, _DestinationLink | None]:
+        return self._sources if side == "source" else self._destinations
+
+    @staticmethod
+    def _source_of(partition: PartitionCopy) -> int | None:
+        return partition.facts.source_leader[0] if partition.facts else None
+
+    @staticmethod
+    def _destination_of(partition: PartitionCopy) -> int | None:
+        return partition.facts.destination_leader[0] if partition.facts else None
+
+    def _look_around(self, at: float) -> None:
+        """Begin what is due: inspections, time-outs, the news that everything is copied."""
+        if at - self._looked_at < _LOOK_AROUND_SECONDS:
+            return
+        self._looked_at = at
+        due = [p for p in self.partitions if p.due_for_inspection(at)]
+        if due:
+            for partition in due:
+                self._detach(partition)
+            self._inspect(due)
+        for source in list(self._sources.values()):
+            timeout = self._source_config.request_timeout_ms / 1000
+            if source and source.asked_at is not None and at - source.asked_at > timeout:
+                self._lose_source(source, "no answer in time")
+        for destination in list(self._destinations.values()):
+            timeout = self._destination_config.request_timeout_ms / 1000
+            if destination and destination.in_flight and at - destination.in_flight[0].sent_at > timeout:
+                self._lose_destination(destination, "no answer in time")
+        if self._awaiting_claim and self.control.claimed_at is not None:
+            self._awaiting_claim = False
+            for partition in self.partitions:
+                partition.predecessor_ends(self.control.claimed_at + self.spec.ttl_ms / 1000 + _CLOCK_MARGIN_SECONDS)
+        for destination in list(self._destinations.values()):
+            if destination and destination.in_flight and at >= self.control.deadline:
+                self._lose_destination(destination, "this lane's time is over")
+        caught_up = all(p.caught_up or p.status is Status.FAILED for p in self.partitions)
+        if caught_up and not self._was_caught_up:
+            self.control.report_soon()
+        self._was_caught_up = caught_up
+
+    # -- source ---------------------------------------------------------------------------------------------------
+
+    def _pump_source(self, link: _SourceLink) -> None:
+        for key in list(link.held_back):
+            partition = link.partitions[key]
+            if partition.wants_records:
+                link.held_back.discard(key)
+                link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+        if link.asked_at is not None or self._held_bytes > LANE_BYTES or not len(link.session):
+            return
+        connection = link.stream.connection
+        if connection.is_throttled:
+            return
+        if connection.must_be_replaced:
+            self._lose_source(link, "the session's time is over")
+            return
+        wait = FETCH_WAIT_HELD_BACK_MS if link.held_back else FETCH_WAIT_MS
+        link.correlation_id = connection.next_correlation_id()
+        link.serial += 1
+        link.asked_at = now()
+        request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=FETCH_BYTES)
+        try:
+            link.stream.send([request])
+        except OutcomeUnknown as error:
+            self._lose_source(link, str(error))
+            return
+        self._watch(link)
+
+    def _source_ready(self, link: _SourceLink, mask: int) -> None:
+        if self._sources.get(link.node_id) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                link.stream.flush()
+                self._watch(link)
+            while self._sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+                self._fetched(link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self._lose_source(link, str(error))
+
+    def _fetched(self, link: _SourceLink, view: memoryview) -> None:
+        if INT32.unpack_from(view)[0] != link.correlation_id:
+            raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
+        link.asked_at = None
+        answer = link.session.answer(view)
+        link.stream.connection.note_throttle(answer.throttle_time_ms)
+        if answer.error_code:
+            if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:
+                self._lose_source(link, code_name(answer.error_code))
+            return
+        frame = Frame(view, link)
+        self._held_bytes += len(view)
+        at = now()
+        for part in answer.partitions:
+            partition = link.partitions.get(part.key)
+            if partition is None or partition.valid_from_serial > link.serial:
+                continue
+            partition.fetched(part, frame, at)
+            if partition.status is not Status.COPYING:
+                self._detach(partition)
+            elif partition.failure:
+                link.session.forget(part.key)
+                partition.settle_failure()
+            elif len(part.records):
+                if partition.wants_records:
+                    link.session.want(part.key, partition.fetch_position(PARTITION_BYTES))
+                else:
+                    link.session.forget(part.key)
+                    link.held_back.add(part.key)
+            if partition.queue:
+                self._make_ready(partition)
+        if frame.release():
+            self._released.append(frame)
+        self._collect()
+
+    def _lose_source(self, link: _SourceLink, message: str) -> None:
+        if self._sources.get(link.node_id) is not link:
+            return
+        self._selector.unregister(link.stream.fileno())
+        link.stream.close()
+        self._sources.pop(link.node_id, None)
+        at = now()
+        for partition in list(link.partitions.values()):
+            partition.source_lost(f"{link.stream.connection!r}: {message}", at)
+            self._by_key.pop(partition, None)
+        self._collect()
+
+    # -- destination ----------------------------------------------------------------------------------------------
+
+    def _make_ready(self, partition: PartitionCopy) -> None:
+        node_id = self._destination_of(partition)
+        link = self._destinations.get(node_id) if node_id is not None else None
+        if link:
+            link.ready[partition] = None
+
+    def _pump_destination(self, link: _DestinationLink) -> None:
+        connection = link.stream.connection
+        while link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and not link.stream.sending:
+            at, wall = now(), now_ms()
+            if at >= self.control.deadline or connection.is_throttled:
+                return
+            if connection.must_be_replaced:
+                if not link.in_flight:
+                    self._lose_destination(link, "the session's time is over")
+                return
+            if link.in_flight and link.in_flight[-1].alone:
+                return
+            batches, alone = self._choose(link, at, wall)
+            if not batches:
+                return
+            self._append(link, batches, at, alone)
+
+    def _choose(self, link: _DestinationLink, at: float, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], bool]:
+        """Take what may be sent now, one batch a partition; say whether its answer has to come before anything else."""
+        batches: list[tuple[PartitionCopy, Batch]] = []
+        size, alone = 0, False
+        for partition in list(link.ready):
+            if size >= PRODUCE_BYTES or len(batches) >= PRODUCE_PARTITIONS:
+                break
+            del link.ready[partition]
+            if self._destination_of(partition) != link.node_id or not partition.may_send(at, wall):
+                continue
+            if partition.goes_alone(wall):
+                if link.in_flight:
+                    link.ready[partition] = None
+                    continue
+                alone = True
+            batch = partition.take()
+            batches.append((partition, batch))
+            size += len(batch.data)
+            if partition.queue:
+                link.ready[partition] = None
+        if len({partition.assignment.topic for partition, _ in batches}) > 1:
+            batches.sort(key=lambda pair: pair[0].assignment.topic)
+        return batches, alone
+
+    def _append(
+        self, link: _DestinationLink, batches: list[tuple[PartitionCopy, Batch]], at: float, alone: bool
+    ) -> None:
+        appends = []
+        for partition, batch in batches:
+            assignment = partition.assignment
+            guard(batch.data, assignment.producer_id, assignment.producer_epoch, partition.sequence_of(batch))
+            topic_id = partition.facts.destination_topic_id if partition.facts else None
+            appends.append(produce.Append(assignment.topic, topic_id or b"", assignment.partition, batch.data))
+        config = self._destination_config
+        correlation_id = link.stream.connection.next_correlation_id()
+        request = produce.request(
+            correlation_id,
+            link.version,
+            config.client_id,
+            appends,
+            acks=produce.ACKS_ALL,
+            timeout_ms=config.request_timeout_ms,
+        )
+        link.in_flight.append(_Request(correlation_id, at, batches, alone))
+        try:
+            if now() < self.control.deadline:
+                link.stream.send(request)
+            else:
+                self._lose_destination(link, "this lane's time is over")
+                return
+        except OutcomeUnknown as error:
+            self._lose_destination(link, str(error))
+            return
+        self._watch(link)
+
+    def _destination_ready(self, link: _DestinationLink, mask: int) -> None:
+        if self._destinations.get(link.node_id) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                if now() >= self.control.deadline:
+                    self._lose_destination(link, "this lane's time is over")
+                    return
+                link.stream.flush()
+                self._watch(link)
+            while self._destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+                self._appended(link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self._lose_destination(link, str(error))
+
+    def _appended(self, link: _DestinationLink, view: memoryview) -> None:
+        if not link.in_flight or INT32.unpack_from(view)[0] != link.in_flight[0].correlation_id:
+            raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
+        answers, throttle_time_ms = produce.answer(view, link.version)
+        link.stream.connection.note_throttle(throttle_time_ms)
+        request = link.in_flight.popleft()
+        if len(answers) != len(request.batches):
+            link.in_flight.appendleft(request)
+            raise FrameError(f"{link.stream.connection!r} answered for other partitions than asked")
+        by_partition = {(a.topic, a.partition): a for a in answers}
+        at = now()
+        for partition, _ in request.batches:
+            assignment = partition.assignment
+            topic: str | bytes = assignment.topic
+            if link.version >= produce.FIRST_VERSION_WITH_TOPIC_IDS:
+                topic = (partition.facts.destination_topic_id if partition.facts else None) or b""
+            found = by_partition[topic, assignment.partition]
+            partition.answered(found.error_code, found.base_offset, found.error_message, at)
+            if partition.queue:
+                link.ready[partition] = None
+            elif partition.status is not Status.COPYING:
+                self._detach(partition)
+        self._collect()
+
+    def _lose_destination(self, link: _DestinationLink, message: str) -> None:
+        if self._destinations.get(link.node_id) is not link:
+            return
+        self._selector.unregister(link.stream.fileno())
+        with contextlib.suppress(OSError):
+            link.stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.stream.close()
+        self._destinations.pop(link.node_id, None)
+        at = now()
+        for partition in self.partitions:
+            if self._destination_of(partition) == link.node_id:
+                partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
+        self._collect()
+
+    # -- buffers and reports --------------------------------------------------------------------------------------
+
+    def _watch(self, link: _SourceLink | _DestinationLink) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.stream.sending else 0)
+        if self._selector.get_key(link.stream.fileno()).events != events:
+            self._selector.modify(link.stream.fileno(), events, link)
+
+    def _collect(self) -> None:
+        """Take back the frames whose last batch is done with."""
+        while self._released:
+            frame = self._released.pop()
+            self._held_bytes -= len(frame.view)
+            link = frame.owner
+            if isinstance(link, _SourceLink) and self._sources.get(link.node_id) is link:
+                link.stream.recycle(frame.view)
+
+    def _rows(self) -> list[ProgressRow]:
+        at = now()
+        rows = []
+        for partition in self.partitions:
+            then, copied, rate = self._rates.get(partition, (at, partition.bytes_copied, 0.0))
+            if at - then >= 0.5:
+                rate = (partition.bytes_copied - copied) / (at - then)
+                self._rates[partition] = (at, partition.bytes_copied, rate)
+            elif partition not in self._rates:
+                self._rates[partition] = (at, copied, 0.0)
+            report = partition.report(int(rate))
+            rows.append(
+                ProgressRow(
+                    report.topic,
+                    report.partition,
+                    report.source_offset,
+                    report.source_high_watermark,
+                    report.source_log_start,
+                    report.destination_offset,
+                    report.last_timestamp,
+                    PartitionState(report.state),
+                    report.reason,
+                    report.message,
+                    float(report.rate),
+                )
+            )
+        return rows
+
+
+def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:
+    """Run one lane to its end, in a Spark worker; one that was frozen and is continued ends before it sends a byte."""
+    return Lane(spec, attempt).run(lifeline.die_on_continue)

@@ -1,0 +1,504 @@
+"""One mirror under a running engine: its lease, its lanes, what they tell, and what follows from it.
+
+`tick` is called many times a second by the driver and never waits for a cluster longer than a heartbeat takes: clusters
+are looked at by a scout thread, lanes are watched through `__kmirror_state`, and both leave what they find in a queue.
+
+A lane is replaced in one of two ways. For a new plan it is first left out of the heartbeat: it takes its last answers,
+ends clean, and its successor may write at once. A lane that died, or that has not been heard of, is overruled by a
+higher generation, and its successor may not rely on its silence before the lease's time-to-live has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import ClientConfig, client_config
+from kmirror.cluster.tail import Tail
+from kmirror.cluster.wire import parse_topic_id
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane import run_lane
+from kmirror.engine.lane_control import STATE_PARTITION
+from kmirror.engine.plan import assign
+from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
+from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.settings import Settings, parse_settings
+from kmirror.state.events import Event
+from kmirror.state.lease import Lease
+from kmirror.state.records import (
+    DesiredState,
+    Incarnation,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    TopicRecord,
+    decode,
+)
+from kmirror.state.snapshot import State
+
+HEARTBEAT_SECONDS = 1.0
+#: A lane says something every two seconds; after this long without a word it is replaced.
+LANE_SILENCE_SECONDS = 15.0
+#: A lane that has not said its first word yet may be waiting for a worker to be started.
+LANE_START_SECONDS = 90.0
+_HEARTBEAT_TIMEOUT = 3.0
+_POLL_MS = 500
+_PAUSE = 0.5
+_LONGEST_PAUSE = 15.0
+
+
+class LaneRunner(Protocol):
+    """What runs lanes: Spark."""
+
+    def submit(
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+    ) -> Future[LaneResult]: ...
+
+    def cancel(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _LaneHandle:
+    """One lane as the driver knows it."""
+
+    lane: int
+    generation: int
+    assignments: tuple[Assignment, ...]
+    #: False while it must not be in the heartbeat: it is being asked to end.
+    wanted: bool = True
+    predecessor_may_write: bool = False
+    future: Future[LaneResult] | None = None
+    submitted_at: float = 0.0
+    heard_at: float | None = None
+    #: The latest attempt that was heard of: Spark starts a lane again whose worker died.
+    attempt: int = 0
+    deaths: int = 0
+    start_at: float = 0.0
+    next_assignments: tuple[Assignment, ...] | None = None
+
+    def name(self, mirror: str) -> str:
+        return f"{mirror}-lane-{self.lane}-{self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scouted:
+    """What the scout saw of the source; `trouble` when it does not answer."""
+
+    partitions: Mapping[str, int]
+    source_offsets: Mapping[TopicPartition, int]
+    trouble: KmirrorError | None = None
+
+
+class MirrorEngine:
+    """Drive one mirror; the lease is held already."""
+
+    def __init__(
+        self,
+        mirror: str,
+        state: State,
+        lease: Lease,
+        destination_properties: Mapping[str, str],
+        runner: LaneRunner,
+        actor: str,
+    ) -> None:
+        record = state.mirror(mirror)
+        if record is None:
+            raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` shows the mirrors there are")
+        self.mirror = mirror
+        self._record = record
+        self._settings: Settings = parse_settings(record.settings)
+        self._source_config: ClientConfig = client_config(record.source)
+        self._destination_config: ClientConfig = client_config(destination_properties)
+        self._destination_properties = dict(destination_properties)
+        self._lease = lease
+        self._runner = runner
+        self._actor = actor
+        self._topics: dict[str, TopicRecord] = {t.topic: t for t in state.topics(mirror)}
+        self._records: dict[TopicPartition, PartitionRecord] = {
+            TopicPartition(p.topic, p.partition): p for t in self._topics for p in state.partitions(mirror, t)
+        }
+        self._partition_counts: dict[str, int] = {}
+        self._lanes: dict[int, _LaneHandle] = {}
+        self._old_futures: list[tuple[str, Future[LaneResult], float]] = []
+        self._heard: queue.SimpleQueue[ProgressRecord | TopicRecord | _Scouted] = queue.SimpleQueue()
+        self._stop_threads = threading.Event()
+        self._beat_at = 0.0
+        self._beat_now = True
+        #: What the last heartbeat said; a lane is started only when the brokers have it that it may write.
+        self._published: dict[int, Incarnation] = {}
+        self._plan_now = True
+        self._changed_records: dict[TopicPartition, PartitionRecord] = {}
+        self._events: list[Event] = []
+        #: The source's ends when the engine began, by destination partition; None until the source has answered.
+        self.targets: dict[TopicPartition, int] | None = None
+        self.rows: dict[TopicPartition, ProgressRow] = {}
+        #: Sentences for whoever watches, oldest first; the watcher empties it.
+        self.notes: list[str] = []
+        self.source_trouble: KmirrorError | None = None
+        self.stopping = False
+        #: Why the engine has to give this mirror up; None in the normal case.
+        self.lost: KmirrorError | None = None
+        self._tell("run", "started", {"master": lease.record.master})
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch lanes and clusters."""
+        for target in (self._follow, self._scout):
+            threading.Thread(target=target, name=f"kmirror-{target.__name__}", daemon=True).start()
+
+    @property
+    def finished(self) -> bool:
+        """True when no lane is left."""
+        return not self._lanes and not self._old_futures
+
+    def stop(self) -> None:
+        """Ask every lane to end; `finished` tells when they have."""
+        if not self.stopping:
+            self.stopping = True
+            self._beat_now = True
+            for handle in self._lanes.values():
+                handle.wanted = False
+                handle.next_assignments = None
+
+    def close(self) -> None:
+        """Give the lease back when every lane has ended, and end the threads."""
+        self._stop_threads.set()
+        if self.lost is None and self.finished:
+            self._tell("run", "stopped", {})
+            with contextlib.suppress(KmirrorError, OutcomeUnknown):
+                self._lease.release(tuple(self._changed_records.values()), tuple(self._events))
+        self._lease.close()
+
+    def tick(self) -> None:
+        """Take what was heard, replace what died, keep the lease."""
+        self._listen()
+        at = now()
+        for handle in list(self._lanes.values()):
+            self._look_after(handle, at)
+        self._old_futures = [(name, f, since) for name, f, since in self._old_futures if not f.done()]
+        if self._plan_now and not self.stopping:
+            self._plan_now = False
+            self._plan()
+        if self._beat_now or at - self._beat_at >= HEARTBEAT_SECONDS:
+            self._heartbeat(stopping=self.stopping)
+        if not self.stopping and self.lost is None:
+            for handle in self._lanes.values():
+                published = self._published.get(handle.lane) == (handle.generation, 0)
+                if handle.future is None and handle.wanted and published and at >= handle.start_at:
+                    self._submit(handle, at)
+
+    # -- lanes ----------------------------------------------------------------------------------------------------
+
+    def assignments(self) -> list[Assignment]:
+        """List the partitions that are to be copied now."""
+        found = []
+        for topic in self._topics.values():
+            if topic.desired is not DesiredState.ACTIVE or topic.pending_operation:
+                continue
+            for partition in range(max(topic.partitions, self._partition_counts.get(topic.topic, 0))):
+                record = self._records.get(TopicPartition(topic.topic, partition))
+                guard = record.guard if record else None
+                found.append(
+                    Assignment(
+                        topic.topic,
+                        partition,
+                        topic.source_topic,
+                        parse_topic_id(topic.source_topic_id) if topic.source_topic_id else None,
+                        parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None,
+                        guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
+                        guard.producer_epoch if guard else 0,
+                        guard.filled_offsets if guard else 0,
+                    )
+                )
+        return found
+
+    def _plan(self) -> None:
+        weights = {
+            p: max(0, end - (self.rows[p].destination_offset or 0) if p in self.rows else end)
+            for p, end in (self.targets or {}).items()
+        }
+        before = {lane: h.next_assignments or h.assignments for lane, h in self._lanes.items()}
+        plan = assign(self.assignments(), self._settings.copy_lanes, weights, before)
+        for lane in {*plan, *self._lanes}:
+            mine, handle = plan.get(lane, ()), self._lanes.get(lane)
+            if handle is None:
+                doubt = self._lease.predecessor_may_write_until > now()
+                self._lanes[lane] = _LaneHandle(lane, 1, mine, predecessor_may_write=doubt)
+                self._beat_now = True
+            elif mine != (handle.next_assignments or handle.assignments):
+                handle.next_assignments = mine
+                handle.wanted = False
+                self._beat_now = True
+
+    def _submit(self, handle: _LaneHandle, at: float) -> None:
+        spec = LaneSpec(
+            self.mirror,
+            handle.lane,
+            handle.generation,
+            self._lease.record.lease_id,
+            dict(self._record.source),
+            self._destination_properties,
+            handle.assignments,
+            self._lease.record.ttl_ms,
+            handle.predecessor_may_write,
+            self._settings.retry_timeout_ms,
+            self._record.source_cluster_id,
+        )
+        handle.future = self._runner.submit(handle.name(self.mirror), run_lane, spec)
+        handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
+
+    def _look_after(self, handle: _LaneHandle, at: float) -> None:
+        future = handle.future
+        if future is None:
+            if not handle.wanted:
+                self._replace(handle, clean=True)
+            return
+        if future.done():
+            handle.future = None
+            self._lane_ended(handle, future, at)
+            return
+        heard = handle.heard_at
+        silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
+        if silent and not self.stopping:
+            self.notes.append(f"lane {handle.lane} of {self.mirror} has fallen silent and is replaced")
+            self._tell("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
+            name = handle.name(self.mirror)
+            self._old_futures.append((name, future, at))
+            threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
+            handle.future = None
+            self._replace(handle, clean=False)
+
+    def _lane_ended(self, handle: _LaneHandle, future: Future[LaneResult], at: float) -> None:
+        error = future.exception()
+        if error is not None:
+            handle.deaths += 1
+            handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
+            if not self.stopping:
+                self.notes.append(f"lane {handle.lane} of {self.mirror} died and is started again: {error}")
+                self._tell("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
+            self._replace(handle, clean=False)
+            return
+        result = future.result()
+        self._replace(handle, clean=result.clean and result.ended == "STOPPED")
+
+    def _replace(self, handle: _LaneHandle, *, clean: bool) -> None:
+        """Make room for the lane's next generation, or drop it."""
+        if handle.next_assignments is not None:
+            handle.assignments, handle.next_assignments = handle.next_assignments, None
+            handle.wanted = True
+        if self.stopping or not handle.assignments or not handle.wanted:
+            del self._lanes[handle.lane]
+        handle.generation += 1
+        handle.predecessor_may_write = not clean
+        if not clean:
+            self._doubt()
+        self._beat_now = True
+
+    def _doubt(self) -> None:
+        """Somebody of ours may still write: whoever takes the lease from us has to know."""
+        until = now() + self._lease.record.ttl_ms / 1000
+        self._lease.predecessor_may_write_until = max(self._lease.predecessor_may_write_until, until)
+
+    # -- the lease ------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, *, stopping: bool) -> None:
+        lanes = {h.lane: Incarnation(h.generation, 0) for h in self._lanes.values() if h.wanted and not stopping}
+        records = tuple(self._changed_records.values())
+        events = tuple(self._events)
+        try:
+            self._lease.heartbeat(lanes, records, events, stopping=stopping, timeout=_HEARTBEAT_TIMEOUT)
+        except OutcomeUnknown:
+            return
+        except KmirrorError as error:
+            if error.reason is Reason.FENCED:
+                self._lose(error)
+            return
+        self._beat_at, self._beat_now, self._published = now(), False, lanes
+        for record in records:
+            if self._changed_records.get(TopicPartition(record.topic, record.partition)) is record:
+                del self._changed_records[TopicPartition(record.topic, record.partition)]
+        del self._events[: len(events)]
+
+    def _lose(self, error: KmirrorError) -> None:
+        if self.lost is None:
+            self.lost = error
+            self.stop()
+
+    def _tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+        self._events.append(Event(now_ms(), self.mirror, what, self._actor, result, dict(details)))
+
+    # -- what is heard --------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                heard = self._heard.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(heard, ProgressRecord):
+                self._take_progress(heard)
+            elif isinstance(heard, TopicRecord):
+                if self._topics.get(heard.topic) != heard:
+                    self._topics[heard.topic] = heard
+                    self._plan_now = True
+            else:
+                self._take_scouted(heard)
+
+    def _take_progress(self, record: ProgressRecord) -> None:
+        handle = self._lanes.get(record.lane)
+        if handle is None or (record.lease_id, record.generation) != (self._lease.record.lease_id, handle.generation):
+            return
+        handle.heard_at = now()
+        if record.attempt > handle.attempt:
+            handle.attempt = record.attempt
+            self.notes.append(f"a worker of lane {handle.lane} of {self.mirror} died; another one goes on")
+            self._doubt()
+        for row in record.rows:
+            partition = TopicPartition(row.topic, row.partition)
+            if self.rows.get(partition) != row:
+                self.rows[partition] = row
+                self._remember(partition, row)
+
+    def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Keep what must outlive the engine: changes of state, and that the first copy is complete."""
+        before = self._records.get(partition)
+        complete = bool(before and before.initial_copy_complete) or self._reached(partition)
+        record = PartitionRecord(
+            self.mirror,
+            row.topic,
+            row.partition,
+            row.state,
+            now_ms(),
+            row.reason if row.state is PartitionState.FAILED else None,
+            row.message if row.state is PartitionState.FAILED else None,
+            failed_offset=row.destination_offset if row.state is PartitionState.FAILED else None,
+            guard=before.guard if before else None,
+            initial_copy_complete=complete,
+        )
+        if before and replace(record, state_time_ms=before.state_time_ms) == before:
+            return
+        if row.state is PartitionState.FAILED and (before is None or before.state is not PartitionState.FAILED):
+            self.notes.append(f"{partition} FAILED {row.reason}: {row.message}")
+            details = {"topic": row.topic, "partition": row.partition, "reason": row.reason, "message": row.message}
+            self._tell("partition", "FAILED", details)
+        self._records[partition] = self._changed_records[partition] = record
+
+    def _take_scouted(self, seen: _Scouted) -> None:
+        if seen.trouble:
+            if self.source_trouble is None:
+                self.notes.append(f"the source of {self.mirror} does not answer: {seen.trouble}")
+            self.source_trouble = seen.trouble
+            return
+        if self.source_trouble is not None:
+            self.notes.append(f"the source of {self.mirror} answers again")
+        self.source_trouble = None
+        for topic, count in seen.partitions.items():
+            record = self._topics.get(topic)
+            known = max(self._partition_counts.get(topic, 0), record.partitions if record else 0)
+            if record and count > known:
+                self.notes.append(f"{topic} has {count - known} more partitions at the source: they are copied too")
+                self._tell("partitions", "added", {"topic": topic, "partitions": count})
+                self._partition_counts[topic] = count
+                self._plan_now = True
+        if self.targets is None:
+            self.targets = dict(seen.source_offsets)
+            self._plan_now = True
+        for partition, end in seen.source_offsets.items():
+            self.targets.setdefault(partition, end)
+
+    def _reached(self, partition: TopicPartition) -> bool:
+        row = self.rows.get(partition)
+        target = (self.targets or {}).get(partition)
+        return (
+            row is not None
+            and target is not None
+            and row.destination_offset is not None
+            and row.destination_offset >= target
+        )
+
+    @property
+    def caught_up(self) -> bool:
+        """True when every partition has reached the source end seen at the start, or FAILED."""
+        return (
+            self.targets is not None
+            and all(self._reached(p) or self._failed(p) for p in self.targets)
+            and all(a.destination in self.targets for a in self.assignments())
+        )
+
+    def _failed(self, partition: TopicPartition) -> bool:
+        row = self.rows.get(partition)
+        return row is not None and row.state is PartitionState.FAILED
+
+    @property
+    def failures(self) -> list[ProgressRow]:
+        """The partitions that are FAILED now."""
+        return [row for row in self.rows.values() if row.state is PartitionState.FAILED]
+
+    @property
+    def histories_differ(self) -> bool:
+        """True when a partition FAILED because the two sides no longer share one history."""
+        return any(row.reason in HISTORY_REASONS for row in self.failures)
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Hear what lanes and operators write."""
+        with ClusterClient(self._destination_config) as client:
+            tail = Tail(client, STATE_PARTITION, read_committed=True)
+            while not self._stop_threads.is_set():
+                try:
+                    answer = tail.poll(_POLL_MS)
+                except (KmirrorError, OutcomeUnknown):
+                    self._stop_threads.wait(_PAUSE)
+                    continue
+                for record in answer.records:
+                    if record.key is None:
+                        continue
+                    met = decode(record.key, record.value)
+                    if isinstance(met, ProgressRecord | TopicRecord) and met.mirror == self.mirror:
+                        self._heard.put(met)
+            tail.close()
+
+    def _scout(self) -> None:
+        """Look at the source's partitions and ends now and then; add missing partitions to the destination."""
+        with ClusterClient(self._source_config) as source, ClusterClient(self._destination_config) as destination:
+            while not self._stop_threads.is_set():
+                try:
+                    seen = self._look(source, destination)
+                except KmirrorError as error:
+                    seen = _Scouted({}, {}, error)
+                except OutcomeUnknown as error:
+                    seen = _Scouted({}, {}, KmirrorError(str(error)))
+                self._heard.put(seen)
+                self._stop_threads.wait(self._settings.refresh_interval_seconds)
+
+    def _look(self, source: ClusterClient, destination: ClusterClient) -> _Scouted:
+        topics = [t for t in list(self._topics.values()) if t.desired is DesiredState.ACTIVE]
+        if not topics:
+            return _Scouted({}, {})
+        found = source.metadata({t.source_topic for t in topics})
+        counts = {
+            t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
+        }
+        grown = {t.topic: counts[t.topic] for t in topics if counts.get(t.topic, 0) > t.partitions}
+        if grown:
+            there = destination.metadata(grown)
+            missing = {t: n for t, n in grown.items() if len(there.topics[t].partitions) < n}
+            if missing:
+                destination.create_partitions(missing)
+        places = {
+            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            for t in topics
+            for p in range(counts.get(t.topic, 0))
+        }
+        ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+        return _Scouted(counts, {places[p]: a.offset for p, a in ends.items() if a.offset is not None})

@@ -1,0 +1,96 @@
+"""What a lane is told when it starts, and what it tells when it ends. Plain data: it crosses Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import Reason
+
+#: Brokers hand out producer ids from 0 up; ours begin where theirs will never get to.
+_FIRST_OWN_PRODUCER_ID = 1 << 62
+
+
+def own_producer_id(mirror: str, topic: str, partition: int) -> int:
+    """Return the producer id under which this mirror, and nobody else, writes this destination partition."""
+    digest = blake2b(f"{mirror}\0{topic}\0{partition}".encode(), digest_size=8).digest()
+    return _FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (_FIRST_OWN_PRODUCER_ID - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition to mirror. Topic ids are 16 bytes; None where they are not known yet."""
+
+    topic: str
+    partition: int
+    source_topic: str
+    source_topic_id: bytes | None
+    destination_topic_id: bytes | None
+    producer_id: int
+    producer_epoch: int = 0
+    filled_offsets: int = 0
+
+    @property
+    def source(self) -> TopicPartition:
+        """The partition read from."""
+        return TopicPartition(self.source_topic, self.partition)
+
+    @property
+    def destination(self) -> TopicPartition:
+        """The partition written to."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """One lane's work. `generation` grows whenever the driver replaces the lane; durations in milliseconds."""
+
+    mirror: str
+    lane: int
+    generation: int
+    lease_id: str
+    source_properties: Mapping[str, str]
+    destination_properties: Mapping[str, str]
+    assignments: tuple[Assignment, ...]
+    #: How long a lane may go on writing after it last saw that nobody took over.
+    ttl_ms: int
+    #: False when nobody can be left who still writes to these partitions under an older claim.
+    predecessor_may_write: bool
+    retry_timeout_ms: int
+    source_cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """How one partition stands; unknown numbers are None, `rate` in bytes per second."""
+
+    topic: str
+    partition: int
+    state: str
+    destination_offset: int | None
+    source_offset: int | None
+    source_high_watermark: int | None
+    source_log_start: int | None
+    last_timestamp: int | None
+    last_epoch: int | None
+    rate: int
+    reason: Reason | None = None
+    message: str | None = None
+    retry_attempt: int = 0
+    failed_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResult:
+    """How a lane ended. `ended` is one of STOPPED, SUPERSEDED, FENCED, LOST_ENGINE."""
+
+    lane: int
+    generation: int
+    attempt: int
+    ended: str
+    message: str
+    reports: tuple[PartitionReport, ...] = field(default=())
+    #: True when every append was answered, so that nothing of ours can still be on its way.
+    clean: bool = False
