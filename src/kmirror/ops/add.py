@@ -1,0 +1,173 @@
+"""`add`: make topics of the source mirror topics.
+
+Facts about both clusters are gathered, a plan is made of them (`add_plan`), and then it is printed or carried out
+(`add_steps`): a dry run takes the same way up to the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.ops.add_plan import Action, Facts, Selection, decide, loops_of, select
+from kmirror.ops.add_steps import Work, carry_out, refusal_of, rows_of_plan
+from kmirror.ops.admin import TopicAdmin, missing_rights, topic_settings
+from kmirror.ops.adopt import refusal
+from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
+from kmirror.ops.results import TopicResult, VerbResult
+from kmirror.ops.topic_settings import settings_for, settings_to_change
+from kmirror.patterns import TopicSelector
+from kmirror.settings import parse_settings, setting_of
+from kmirror.state.snapshot import State
+from kmirror.state.store import STATE_TOPIC, StateStore
+
+_NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
+
+
+def add(
+    destination: Destination,
+    mirror: str,
+    topics: TopicSelector,
+    *,
+    exclude: TopicSelector | None = None,
+    adopt: bool = False,
+    allow_missing: bool = False,
+    start_from: str | None = None,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
+
+    Raises:
+        UsageError: `start_from` is not understood, or the patterns contradict the mirror's filters.
+        RefusedError: no such mirror, or the source is another cluster than it was (SOURCE_CLUSTER_CHANGED).
+        UnreachableError: a cluster does not answer or refuses us.
+    """
+    if start_from is not None:
+        setting_of("start.from").kind.read("--start-from", start_from)
+    state = destination.state()
+    record = require_mirror(state, mirror)
+    settings = parse_settings(record.settings)
+    with source_client(record.source) as source:
+        found = _source_topics(source, topics, record.source_cluster_id)
+        selection = select(topics, exclude or TopicSelector(), settings, found, allow_missing=allow_missing)
+        selection.filters.apply(settings)
+        work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
+        facts = _facts(destination, source, state, work, found, selection)
+    for name in selection.chosen:
+        decided = decide(facts, name, adopt=adopt, named=name in topics.names)
+        if isinstance(decided, TopicResult):
+            work.results.append(decided)
+        else:
+            work.plans[decided.topic] = decided
+    _prove(destination, work)
+    _try(destination, work)
+    rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
+    rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
+    return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def _source_topics(source: ClusterClient, topics: TopicSelector, cluster_id: str | None) -> Mapping[str, TopicMetadata]:
+    metadata = source.metadata(None if topics.expressions else topics.names)
+    require_same_cluster(cluster_id, metadata.cluster_id)
+    # a list of all topics keeps silent about forbidden ones
+    unseen = topics.missing_names(metadata.topics)
+    return {**metadata.topics, **(source.metadata(unseen).topics if unseen else {})}
+
+
+def _facts(
+    destination: Destination,
+    source: ClusterClient,
+    state: State,
+    work: Work,
+    found: Mapping[str, TopicMetadata],
+    selection: Selection,
+) -> Facts:
+    chosen = selection.chosen
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        here = destination.client.metadata([work.settings.topic_prefix + name for name in chosen]).topics
+        ends = _largest_ends(destination.client, here)
+        known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
+    source_settings = {
+        name: told if isinstance(told, int) else settings_for(told, None if isinstance(known, int) else known)
+        for name, told in topic_settings(source, chosen).items()
+    }
+    return Facts(
+        state,
+        work.mirror.name,
+        work.settings,
+        found,
+        here,
+        ends,
+        source_settings,
+        missing_rights(source, chosen, _NEEDED_AT_SOURCE),
+        _loops(destination, source, work, chosen),
+    )
+
+
+def _largest_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dict[str, int]:
+    wanted = {
+        TopicPartition(topic.name, partition): LATEST
+        for topic in topics.values()
+        if not topic.error_code
+        for partition in topic.partitions
+    }
+    ends: dict[str, int] = {}
+    for partition, answer in client.list_offsets(wanted, log_end=True).items():
+        # an end that nobody tells is not known to be zero
+        end = 1 if answer.offset is None else answer.offset
+        ends[partition.topic] = max(ends.get(partition.topic, 0), end)
+    return ends
+
+
+def _loops(destination: Destination, source: ClusterClient, work: Work, chosen: Sequence[str]) -> dict[str, str]:
+    memory = source.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
+    if memory is None or memory.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return {}
+    store = StateStore(client_config(work.mirror.source).librdkafka())
+    try:
+        return loops_of(store.read(), destination.cluster_id, work.settings.topic_prefix, chosen)
+    except KmirrorError as error:
+        work.warnings.append(f"mirrors that lead back from the source cannot be seen from here: {error.message}")
+        return {}
+    finally:
+        store.close()
+
+
+def _prove(destination: Destination, work: Work) -> None:
+    """Compare what is to be adopted, over connections of its own."""
+    adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
+    if not adopted:
+        return
+    with source_client(work.mirror.source) as source, ClusterClient(destination.config) as here:
+        for plan in adopted:
+            refused = refusal(source, here, plan, work.mirror.name, work.warnings.append)
+            if refused is not None:
+                del work.plans[plan.topic]
+                work.results.append(refused)
+
+
+def _try(destination: Destination, work: Work) -> None:
+    """Ask the destination whether it would create the new topics, and what differs in the others."""
+    new = work.new_topics()
+    outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}
+    for topic, error in outcomes.items():
+        if error is not None:
+            work.refuse(topic, refusal_of(error, "CREATE", topic))
+    existing = [plan.topic for plan in work.plans.values() if plan.action is not Action.CREATE]
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        present = topic_settings(destination.client, existing)
+    for topic, found in present.items():
+        if isinstance(found, int):
+            message = f"the destination does not let us read the settings of {topic}"
+            hint = "grant kmirror DESCRIBE_CONFIGS and ALTER_CONFIGS on it"
+            work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
+        elif changes := settings_to_change(work.plans[topic].settings, found):
+            work.changes[topic] = changes
+    for plan in work.plans.values():
+        if plan.settings.left_out:
+            keys = ", ".join(plan.settings.left_out)
+            work.warnings.append(f"{plan.topic}: the destination has no setting {keys}; left out")

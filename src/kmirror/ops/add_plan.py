@@ -1,0 +1,320 @@
+"""What `add` will do with each topic, decided from facts that were gathered before. Pure: no I/O.
+
+The plan is made once; a dry run prints it, a real run carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.metadata import TopicMetadata
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.context import PENDING_ADD
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.rows import is_gone
+from kmirror.ops.topic_settings import SettingsPlan
+from kmirror.patterns import TopicSelector
+from kmirror.settings import Settings, canonical
+from kmirror.state.records import DesiredState, TopicRecord
+from kmirror.state.snapshot import State
+
+_LONGEST_TOPIC_NAME = 249
+_ARCHIVE = ".kmirror-archive."
+
+
+class Action(Enum):
+    """Name what is to be done with one topic."""
+
+    #: Create the destination topic.
+    CREATE = auto()
+    #: The destination topic is ours already: created by an `add` that was interrupted, still empty.
+    FINISH = auto()
+    #: Take over an existing topic, once its content is proved to be a prefix of the source's.
+    ADOPT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """One topic that can become a mirror topic; `former` is its record as it stands, None where there is none."""
+
+    topic: str
+    source_topic: str
+    action: Action
+    partitions: int
+    source_topic_id: str | None
+    settings: SettingsPlan
+    former: TopicRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class FilterChange:
+    """Which patterns the mirror's filters gain and lose."""
+
+    include_gains: tuple[str, ...] = ()
+    exclude_gains: tuple[str, ...] = ()
+    exclude_losses: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.include_gains or self.exclude_gains or self.exclude_losses)
+
+    def __str__(self) -> str:
+        """Return the change in words."""
+        words = [f"topics.include gains {p}" for p in self.include_gains]
+        words += [f"topics.exclude gains {p}" for p in self.exclude_gains]
+        words += [f"topics.exclude loses {p}" for p in self.exclude_losses]
+        return "; ".join(words)
+
+    def apply(self, settings: Settings) -> dict[str, str]:
+        """Return both filters as they are then stored.
+
+        Raises:
+            UsageError: they would contradict each other.
+        """
+        include = settings.topics_include.plus(TopicSelector(self.include_gains))
+        left = tuple(p for p in settings.topics_exclude.patterns if p not in self.exclude_losses)
+        exclude = TopicSelector(left).plus(TopicSelector(self.exclude_gains))
+        return canonical({"topics.include": str(include), "topics.exclude": str(exclude)})
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which source topics were chosen, which results are known already, and what becomes of the filters."""
+
+    chosen: tuple[str, ...]
+    results: tuple[TopicResult, ...]
+    filters: FilterChange
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found out about the chosen topics; names of source topics are keys unless said otherwise."""
+
+    state: State
+    mirror: str
+    settings: Settings
+    source: Mapping[str, TopicMetadata]
+    #: By destination name.
+    destination: Mapping[str, TopicMetadata]
+    #: By destination name: the largest log end of its partitions.
+    destination_ends: Mapping[str, int]
+    source_settings: Mapping[str, SettingsPlan | int]
+    source_rights_missing: Mapping[str, list[str]] = field(default_factory=dict)
+    #: Why mirroring the topic would go round in a circle: the path in words.
+    loops: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_internal(topic: TopicMetadata) -> bool:
+    """Tell whether a topic is never taken by a regular expression: Kafka's internal ones, ours, and archives."""
+    return topic.is_internal or topic.name.startswith("__") or _ARCHIVE in topic.name
+
+
+def select(
+    topics: TopicSelector,
+    exclude: TopicSelector,
+    settings: Settings,
+    found: Mapping[str, TopicMetadata],
+    *,
+    allow_missing: bool,
+) -> Selection:
+    """Choose among the source topics found, and say how the mirror's filters change.
+
+    Regular expressions and, with `allow_missing`, names that do not exist yet are kept in the filters; `exclude` is
+    kept with them. What is named or matched explicitly is taken off the exclude list again.
+    """
+    results: list[TopicResult] = []
+    missing: list[str] = []
+    chosen: set[str] = set()
+    stored_exclude = TopicSelector(tuple(p for p in settings.topics_exclude.patterns if p not in topics.patterns))
+    for name in topics.names:
+        topic = found.get(name)
+        if exclude.matches(name):
+            continue
+        here = settings.topic_prefix + name
+        if topic is not None and topic.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
+            results.append(_unseen(here, name, topic.error_code))
+        elif topic is None or topic.error_code:
+            missing.append(name)
+            if not allow_missing:
+                results.append(
+                    _refused(
+                        here,
+                        f"the source has no topic {name}",
+                        "check the name, or let it follow when it appears: --allow-missing",
+                    )
+                )
+        elif stored_exclude.matches(name):
+            results.append(
+                _refused(
+                    here,
+                    f"topics.exclude of this mirror leaves {name} out: {stored_exclude}",
+                    "change it first: kmirror config --set topics.exclude=…",
+                )
+            )
+        elif topic.is_internal or name.startswith("__kmirror_"):
+            results.append(_refused(here, f"{name} belongs to the cluster itself", "mirror topics that hold your data"))
+        else:
+            chosen.add(name)
+    expressions = TopicSelector(topics.expressions)
+    for name, topic in found.items():
+        left_out = exclude.matches(name) or stored_exclude.matches(name) or is_internal(topic)
+        if not topic.error_code and not left_out and expressions.matches(name):
+            chosen.add(name)
+    kept = TopicSelector((*expressions.patterns, *(missing if allow_missing else ())))
+    warnings = [] if not allow_missing else [f"the source has no topic {name} yet; it follows" for name in missing]
+    unmatched = [p for p in expressions.patterns if not any(TopicSelector((p,)).matches(name) for name in chosen)]
+    warnings += [f"{pattern} matches no topic of the source yet" for pattern in unmatched]
+    return Selection(
+        tuple(sorted(chosen)), tuple(results), _filter_change(settings, kept, exclude, topics), tuple(warnings)
+    )
+
+
+def _filter_change(
+    settings: Settings, kept: TopicSelector, exclude: TopicSelector, meant: TopicSelector
+) -> FilterChange:
+    included, excluded = settings.topics_include.patterns, settings.topics_exclude.patterns
+    return FilterChange(
+        tuple(p for p in kept.patterns if p not in included),
+        tuple(p for p in exclude.patterns if p not in excluded) if kept.patterns else (),
+        tuple(p for p in excluded if p in meant.patterns),
+    )
+
+
+def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
+    """Return what is to be done with one source topic, or why nothing is; `named` unless an expression matched it."""
+    topic = facts.settings.topic_prefix + source_topic
+    there, here = facts.source[source_topic], facts.destination.get(topic)
+    former = facts.state.topic(facts.mirror, topic)
+    owner = owner_of(facts.state, topic, facts.mirror)
+    settings = facts.source_settings.get(source_topic, 0)
+    missing = facts.source_rights_missing.get(source_topic, [])
+    if missing or settings == Code.TOPIC_AUTHORIZATION_FAILED:
+        return _not_authorized(topic, source_topic, missing or ["DESCRIBE_CONFIGS"])
+    if isinstance(settings, int):
+        return _refused(topic, f"the settings of {source_topic} cannot be read: {code_name(settings)}", "try again")
+    if len(topic) > _LONGEST_TOPIC_NAME:
+        return _refused(
+            topic, f"{topic} is longer than a topic's name may be", "create a mirror with a shorter topic.prefix"
+        )
+    if owner is not None:
+        return _refused(
+            topic,
+            f"{topic} is a mirror topic of mirror {owner}",
+            "two mirrors cannot own one topic; stop it there first",
+        )
+    if source_topic in facts.loops:
+        return _refused(
+            topic,
+            f"{source_topic} is itself a copy from here: {facts.loops[source_topic]}",
+            "stop one of the two directions first, or leave the topic out with --exclude",
+            Reason.LOOP,
+        )
+    if former is not None and former.source_topic != source_topic:
+        return _refused(
+            topic, f"{topic} mirrors {former.source_topic} already", "two source topics cannot be copied to one topic"
+        )
+    gone = former is not None and is_gone(former, here)
+    if former is not None and not gone and _is_mirrored(former):
+        return TopicResult(topic, None, Outcome.NOOP, f"{topic} is a mirror topic already")
+
+    def plan(action: Action) -> TopicPlan:
+        partitions = len(there.partitions)
+        return TopicPlan(topic, source_topic, action, partitions, there.printed_topic_id, settings, former)
+
+    if here is None or here.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return plan(Action.CREATE)
+    if here.error_code:
+        return _refused(
+            topic,
+            f"the destination says nothing of topic {topic}: {code_name(here.error_code)}",
+            "grant kmirror DESCRIBE on it",
+            Reason.NOT_AUTHORIZED if here.error_code == Code.TOPIC_AUTHORIZATION_FAILED else None,
+        )
+    if len(here.partitions) != len(there.partitions):
+        return _refused(
+            topic,
+            f"topic {topic} exists already, with {len(here.partitions)} partitions; {source_topic} has "
+            f"{len(there.partitions)}",
+            "delete or rename it, or create the mirror with another topic.prefix",
+        )
+    interrupted = former is not None and not gone and former.pending_operation == PENDING_ADD
+    if interrupted and facts.destination_ends.get(topic, 0) == 0:
+        return plan(Action.FINISH)
+    stopped = former is not None and not gone and former.desired is DesiredState.STOPPED
+    if not adopt and stopped and not named:
+        return TopicResult(topic, None, Outcome.NOOP, f"{topic} was stopped, and stays so unless it is named")
+    if not adopt:
+        return _refused(
+            topic,
+            f"{topic} was stopped, and is an ordinary topic now"
+            if stopped
+            else f"topic {topic} exists already at the destination",
+            "--adopt makes it a mirror topic when its content is the beginning of the source's",
+        )
+    return plan(Action.ADOPT)
+
+
+def owner_of(state: State, topic: str, mirror: str) -> str | None:
+    """Return the other mirror that owns a destination topic, None where nobody else does."""
+    for other in state.mirrors:
+        found = state.topic(other.name, topic) if other.name != mirror else None
+        if found is not None and found.desired is not DesiredState.STOPPED:
+            return other.name
+    return None
+
+
+def loops_of(
+    source_state: State, destination_cluster_id: str, prefix: str, source_topics: Collection[str]
+) -> dict[str, str]:
+    """Return, for source topics that are copies from the destination, the way round in words.
+
+    `source_state` is what kmirror remembers on the source cluster, where it is the destination of other mirrors.
+    """
+    found = {}
+    for mirror in source_state.mirrors:
+        if mirror.source_cluster_id != destination_cluster_id:
+            continue
+        for topic in source_state.topics(mirror.name):
+            if topic.topic in source_topics and topic.desired is not DesiredState.STOPPED:
+                found[topic.topic] = (
+                    f"{topic.source_topic} here → {topic.topic} on the source (mirror {mirror.name} there) "
+                    f"→ {prefix}{topic.topic} here"
+                )
+    return found
+
+
+def require_unchanged(state: State, plan: TopicPlan, mirror: str) -> None:
+    """Refuse to go on with a topic that somebody else changed since it was planned. Raises RefusedError (FENCED)."""
+    if state.topic(mirror, plan.topic) != plan.former or owner_of(state, plan.topic, mirror) is not None:
+        raise RefusedError(
+            f"somebody else changed what is remembered of {plan.topic} meanwhile",
+            "look with `kmirror describe`, and try again",
+            Reason.FENCED,
+        )
+
+
+def _is_mirrored(record: TopicRecord) -> bool:
+    return record.desired is not DesiredState.STOPPED and record.pending_operation != PENDING_ADD
+
+
+def _refused(topic: str, message: str, hint: str, reason: Reason | None = None) -> TopicResult:
+    return TopicResult(topic, None, Outcome.REFUSED, message, reason, hint=hint)
+
+
+def _unseen(topic: str, name: str, code: int) -> TopicResult:
+    if code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return _not_authorized(topic, name, ["DESCRIBE", "READ", "DESCRIBE_CONFIGS"])
+    return _refused(topic, f"the source says of topic {name}: {code_name(code)}", "check the name")
+
+
+def _not_authorized(topic: str, source_topic: str, missing: list[str]) -> TopicResult:
+    operations = " ".join(f"--operation {name.title().replace('_', '')}" for name in missing)
+    return _refused(
+        topic,
+        f"the source does not grant us {' and '.join(missing)} on topic {source_topic}, if there is one",
+        f"kafka-acls --bootstrap-server SOURCE --add --allow-principal User:NAME {operations} --topic {source_topic}",
+        Reason.NOT_AUTHORIZED,
+    )

@@ -1,0 +1,278 @@
+"""The steps of `add`, after the plan. Wherever it is killed, the same command finishes what it left.
+
+1. Every topic is *claimed*: a record that says an `add` is under way, written under one lock common to all mirrors, so
+   that no two of them take the same topic. Engines leave claimed topics alone.
+2. Destination topics are created, or the settings of existing ones changed.
+3. The records are completed, with both topic ids, together with the mirror's filters and the event; what the brokers
+   refused is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import ClusterMetadata
+from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.add_plan import Action, FilterChange, TopicPlan, require_unchanged
+from kmirror.ops.admin import NewTopic, TopicAdmin, await_topics, missing_rights
+from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.results import Outcome, TopicResult, exit_code_of
+from kmirror.settings import Settings, parse_settings
+from kmirror.state.client import Deadline
+from kmirror.state.events import Event
+from kmirror.state.records import (
+    DesiredState,
+    Key,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    Record,
+    TopicOrigin,
+    TopicRecord,
+)
+from kmirror.state.snapshot import Changes, State
+
+#: The one lock for claims of all mirrors; no mirror can have this name.
+_CLAIMS = "*"
+_NEEDED_AT_DESTINATION = ("READ", "WRITE")
+#: How long new topics may take to get their leaders.
+_CREATION_S = 30.0
+_MOST_TOPICS_IN_EVENT = 100
+_FINISH_HINT = "the same command finishes it"
+
+
+@dataclass(slots=True)
+class Work:
+    """The plan, and while it is carried out how each topic ended; `plans` and `changes` by destination name."""
+
+    mirror: MirrorRecord
+    settings: Settings
+    plans: dict[str, TopicPlan]
+    results: list[TopicResult]
+    filters: FilterChange
+    #: Settings to change on topics that exist.
+    changes: dict[str, dict[str, str]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def refuse(self, topic: str, error: KmirrorError, outcome: Outcome = Outcome.REFUSED) -> None:
+        """Take a topic out of the plan."""
+        del self.plans[topic]
+        self.results.append(TopicResult(topic, None, outcome, error.message, error.reason, hint=error.hint))
+
+    def new_topics(self) -> list[NewTopic]:
+        """Return the topics to create."""
+        new = [plan for plan in self.plans.values() if plan.action is Action.CREATE]
+        return [NewTopic(p.topic, p.partitions, self.settings.replication_factor, p.settings.now) for p in new]
+
+    @property
+    def changes_filters(self) -> bool:
+        """Tell whether the filters are to be stored: not when every topic that was meant is refused."""
+        refused = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in self.results)
+        return bool(self.filters) and (bool(self.plans) or not refused)
+
+
+def rows_of_plan(work: Work) -> list[TopicResult]:
+    """Return the results a dry run shows."""
+    planned = [TopicResult(p.topic, None, Outcome.DONE, _words(p, work, done=False)) for p in work.plans.values()]
+    return [*work.results, *planned, *_filter_rows(work, "would change the filters")]
+
+
+def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
+    """Do it; return the results.
+
+    Raises:
+        RefusedError: somebody else changed the mirror or one of the topics meanwhile; nothing was added.
+        UnreachableError: the destination fell silent; the same command goes on from there.
+    """
+    if not work.plans and not work.changes_filters:
+        return [*work.results, *_filter_rows(work, "")]
+    claimed = dict(work.plans)
+    _claim(destination, work)
+    unknown = _make(destination, work)
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        made = await_topics(destination.client, list(work.plans), Deadline(_CREATION_S))
+        lacking = missing_rights(destination.client, list(work.plans), _NEEDED_AT_DESTINATION)
+    for plan in list(work.plans.values()):
+        found = made.topics.get(plan.topic)
+        if found is None or found.error_code or len(found.partitions) != plan.partitions:
+            unknown.add(plan.topic)
+            late = RefusedError(f"topic {plan.topic} is not there {_CREATION_S:g} s after its creation", _FINISH_HINT)
+            work.refuse(plan.topic, late, Outcome.TIMED_OUT)
+    rows = [*work.results, *(_done(plan, work, lacking) for plan in work.plans.values())]
+    rows += _filter_rows(work, "changed the filters")
+    _complete(destination, work, claimed, unknown, made, rows)
+    return rows
+
+
+def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
+    """Return a broker's refusal of an operation on a topic as a refusal for people."""
+    if error.reason is Reason.NOT_AUTHORIZED:
+        return UnreachableError(
+            f"the destination does not grant us {operation} on topic {topic}",
+            f"kafka-acls --bootstrap-server DESTINATION --add --allow-principal User:NAME "
+            f"--operation {operation.title().replace('_', '')} --topic {topic}",
+            Reason.NOT_AUTHORIZED,
+        )
+    if isinstance(error, BrokerError):
+        return RefusedError(error.message, "correct that, or create the topic yourself and use --adopt")
+    return error
+
+
+def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
+    many = f"{plan.partitions} partition{'s' if plan.partitions != 1 else ''}"
+    infinitive, past, shown = {
+        Action.CREATE: (f"create with {many}", f"created with {many}", plan.settings.now),
+        Action.FINISH: ("finish what was begun", "finished what was begun", work.changes.get(plan.topic, {})),
+        Action.ADOPT: ("adopt", "adopted", work.changes.get(plan.topic, {})),
+    }[plan.action]
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(shown.items()))
+    what = f"{past if done else f'would {infinitive}'}, to mirror {plan.source_topic}"
+    # Whoever asks what would happen wants to see it all; whoever has done it, that it is done.
+    return f"{what}; settings: {settings}" if settings and not done else what
+
+
+def _filter_rows(work: Work, what: str) -> list[TopicResult]:
+    if work.changes_filters:
+        return [TopicResult(None, None, Outcome.DONE, f"{what}: {work.filters}")]
+    if not work.plans and not work.results:
+        return [TopicResult(None, None, Outcome.NOOP, "nothing to add: the filters hold these patterns already")]
+    return []
+
+
+def _done(plan: TopicPlan, work: Work, lacking: Mapping[str, list[str]]) -> TopicResult:
+    said = _words(plan, work, done=True)
+    if plan.topic not in lacking:
+        return TopicResult(plan.topic, None, Outcome.DONE, said)
+    missing = " and ".join(lacking[plan.topic])
+    return TopicResult(
+        plan.topic,
+        None,
+        Outcome.FAILED,
+        f"{said}; but the destination does not grant us {missing} on topic {plan.topic}",
+        Reason.NOT_AUTHORIZED,
+        hint=f"grant {missing} on topic {plan.topic}; the engine tries again by itself",
+    )
+
+
+def _claim(destination: Destination, work: Work) -> None:
+    def decide(state: State) -> Changes:
+        require_mirror(state, work.mirror.name)
+        for plan in work.plans.values():
+            require_unchanged(state, plan, work.mirror.name)
+        return Changes(tuple(_record(plan, work.mirror.name, PENDING_ADD) for plan in work.plans.values()))
+
+    if work.plans:
+        change(destination, _CLAIMS, decide)
+
+
+def _make(destination: Destination, work: Work) -> set[str]:
+    """Create topics and change settings; return those of which nobody knows whether it happened."""
+    admin = TopicAdmin(destination.store)
+    new = work.new_topics()
+    unknown: set[str] = set()
+    for operation, outcomes in (
+        ("CREATE", admin.create(new) if new else {}),
+        ("ALTER_CONFIGS", admin.set_settings(work.changes) if work.changes else {}),
+    ):
+        for topic, error in outcomes.items():
+            if error is None:
+                continue
+            # it did not exist a moment ago: somebody's, or our own whose first answer was lost
+            appeared = isinstance(error, BrokerError) and error.code == Code.TOPIC_ALREADY_EXISTS
+            silent = isinstance(error, UnreachableError) and error.reason is not Reason.NOT_AUTHORIZED
+            if appeared or silent:
+                unknown.add(topic)
+                work.refuse(topic, KmirrorError(error.message, _FINISH_HINT, error.reason), Outcome.FAILED)
+            else:
+                work.refuse(topic, refusal_of(error, operation, topic))
+    return unknown
+
+
+def _complete(
+    destination: Destination,
+    work: Work,
+    claimed: Mapping[str, TopicPlan],
+    unknown: set[str],
+    made: ClusterMetadata,
+    rows: list[TopicResult],
+) -> None:
+    """Complete the records of what is made and give back what is not, unless that is unknown, in one transaction."""
+    mirror = work.mirror.name
+
+    def decide(state: State) -> Changes:
+        present = require_mirror(state, mirror)
+        records: list[Record] = []
+        tombstones: list[Key] = []
+        for topic, plan in claimed.items():
+            claim = _record(plan, mirror, PENDING_ADD)
+            if state.topic(mirror, topic) != claim:
+                raise RefusedError(
+                    f"somebody else changed what is remembered of {topic} meanwhile",
+                    "look with `kmirror describe`, and try again",
+                    Reason.FENCED,
+                )
+            if topic in work.plans:
+                topic_id = made.topics[topic].printed_topic_id
+                records.append(replace(claim, pending_operation=None, destination_topic_id=topic_id))
+                begun_again, forgotten = _partition_records(state, plan, topic_id)
+                records += begun_again
+                tombstones += forgotten
+            elif topic not in unknown and plan.former is None:
+                tombstones.append(claim.key)
+            elif topic not in unknown and plan.former is not None:
+                records.append(plan.former)
+        if work.changes_filters:
+            filters = work.filters.apply(parse_settings(present.settings))
+            records.append(replace(present, settings=_with_filters(present.settings, filters)))
+        names = sorted(work.plans)
+        details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "filters": str(work.filters)}
+        event = Event(now_ms(), mirror, "add", actor(), exit_code_of(rows).name, details)
+        return Changes(tuple(records), tuple(tombstones), (event,))
+
+    change(destination, mirror, decide)
+
+
+def _with_filters(settings: Mapping[str, str], filters: Mapping[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in settings.items() if key not in filters}
+    return kept | {key: value for key, value in filters.items() if value}
+
+
+def _record(plan: TopicPlan, mirror: str, pending: str | None) -> TopicRecord:
+    return TopicRecord(
+        mirror,
+        plan.topic,
+        source_topic=plan.source_topic,
+        source_topic_id=plan.source_topic_id,
+        destination_topic_id=None,
+        desired=DesiredState.ACTIVE,
+        partitions=plan.partitions,
+        origin=TopicOrigin.ADOPTED if plan.action is Action.ADOPT else TopicOrigin.CREATED,
+        pending_operation=pending,
+        deferred=dict(plan.settings.deferred),
+        extra=plan.former.extra if plan.former else {},
+    )
+
+
+def _partition_records(state: State, plan: TopicPlan, topic_id: str | None) -> tuple[list[PartitionRecord], list[Key]]:
+    """Return what becomes of the partitions remembered from an earlier life of the mirror topic.
+
+    On the same topic the guard goes on, since its brokers remember it; of another one nothing is left.
+    """
+    found = state.partitions(plan.former.mirror, plan.topic) if plan.former else ()
+    if plan.former is None or plan.former.destination_topic_id != topic_id:
+        return [], [partition.key for partition in found]
+    return [_begun_again(partition) for partition in found], []
+
+
+def _begun_again(partition: PartitionRecord) -> PartitionRecord:
+    return PartitionRecord(
+        partition.mirror,
+        partition.topic,
+        partition.partition,
+        PartitionState.LOG_ALIGNMENT,
+        now_ms(),
+        guard=partition.guard,
+        extra=partition.extra,
+    )

@@ -1,0 +1,207 @@
+"""What `add` asks of topics and does to them: settings, rights, creation.
+
+Questions go to either cluster through `ClusterClient`; changes go to the destination through librdkafka's admin client.
+Each answer is about one topic: one that is refused never hides the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+from uuid import UUID
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import ClusterMetadata
+from kmirror.errors import KmirrorError
+from kmirror.ops.topic_settings import TopicSetting, TopicSettings
+from kmirror.state.client import Deadline, ask, client
+from kmirror.state.store import StateStore
+
+#: Kafka's AclOperation codes (KIP-430).
+OPERATIONS: Mapping[str, int] = {
+    "READ": 3,
+    "WRITE": 4,
+    "CREATE": 5,
+    "ALTER": 7,
+    "DESCRIBE": 8,
+    "CLUSTER_ACTION": 9,
+    "DESCRIBE_CONFIGS": 10,
+    "ALTER_CONFIGS": 11,
+}
+
+_TOPIC = 2
+_DYNAMIC_TOPIC_CONFIG = 1
+_TOPICS_AT_ONCE = 200
+_TIMEOUT_S = 30.0
+_STEP_S = 0.1
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; `replication_factor` -1 is the brokers' default."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    settings: Mapping[str, str]
+
+
+def topic_settings(cluster: ClusterClient, topics: Iterable[str]) -> dict[str, TopicSettings | int]:
+    """Read all settings of topics, defaults included (DescribeConfigs); an error code where they are not told.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import DescribeConfigsRequest
+
+    resource_type = DescribeConfigsRequest.DescribeConfigsResource
+    found: dict[str, TopicSettings | int] = {}
+    for some in _chunks(topics):
+        resources = [resource_type(resource_type=_TOPIC, resource_name=name, configuration_keys=None) for name in some]
+        for result in cluster.ask_any(DescribeConfigsRequest(resources=resources), highest=4).results:
+            found[result.resource_name] = result.error_code or {
+                entry.name: TopicSetting(entry.value, entry.config_source == _DYNAMIC_TOPIC_CONFIG)
+                for entry in result.configs
+            }
+    return found
+
+
+def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequence[str]) -> dict[str, list[str]]:
+    """Return which of the operations `needed` we lack on each topic, those that we lack none on left out (KIP-430).
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.metadata import MetadataRequest
+
+    topic_type = MetadataRequest.MetadataRequestTopic
+    lacking: dict[str, list[str]] = {}
+    for some in _chunks(topics):
+        request = MetadataRequest(
+            topics=[topic_type(topic_id=UUID(int=0), name=name) for name in some],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+        )
+        for topic in cluster.ask_any(request, highest=12).topics:
+            if topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+                lacking[topic.name] = ["DESCRIBE", *needed]
+            elif not topic.error_code and (missing := lacks(topic.authorized_operations, needed)):
+                lacking[topic.name] = missing
+    return lacking
+
+
+def lacks(authorized_operations: Collection[int] | None, needed: Sequence[str]) -> list[str]:
+    """Return the operations needed that are not among the authorized ones; none when the broker did not tell."""
+    if not authorized_operations:
+        return []
+    return [name for name in needed if OPERATIONS[name] not in authorized_operations]
+
+
+def await_topics(cluster: ClusterClient, topics: Collection[str], deadline: Deadline) -> ClusterMetadata:
+    """Wait until topics just created have leaders for all partitions; return what is known at `deadline` at the latest.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    while True:
+        metadata = cluster.metadata(topics)
+        if deadline.passed or all(_is_ready(metadata, topic) for topic in topics):
+            return metadata
+        time.sleep(_STEP_S)
+
+
+def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
+    found = metadata.topics.get(topic)
+    return bool(
+        found
+        and not found.error_code
+        and found.partitions
+        and all(partition.leader_id is not None for partition in found.partitions.values())
+    )
+
+
+class TopicAdmin:
+    """Create and alter topics of the destination; errors come back by topic, None for success."""
+
+    def __init__(self, store: StateStore) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._watch = store.watch
+        self._admin = client(AdminClient, store.config, store.watch)
+
+    def create(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> dict[str, KmirrorError | None]:
+        """Create topics, or with `validate_only` ask the brokers whether they would.
+
+        TOPIC_ALREADY_EXISTS may tell of our own request, whose first answer was lost.
+        """
+        from confluent_kafka import admin as librdkafka
+
+        def request(some: Sequence[NewTopic]) -> dict[str, Any]:
+            wanted = [
+                librdkafka.NewTopic(
+                    topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=topic.replication_factor,
+                    config=dict(topic.settings),
+                )
+                for topic in some
+            ]
+            asked = self._admin.create_topics(
+                wanted, validate_only=validate_only, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
+            )
+            return dict(asked)  # the client looks at its own again
+
+        return self._each({topic.name: topic for topic in topics}, request, "creating topic")
+
+    def set_settings(self, changes: Mapping[str, Mapping[str, str]]) -> dict[str, KmirrorError | None]:
+        """Set settings on topics, all others untouched (IncrementalAlterConfigs)."""
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+        def request(some: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
+            resources = [
+                ConfigResource(
+                    ResourceType.TOPIC,
+                    topic,
+                    incremental_configs=[
+                        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                        for key, value in settings.items()
+                    ],
+                )
+                for topic, settings in some
+            ]
+            asked = self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S)
+            return {resource.name: future for resource, future in asked.items()}
+
+        return self._each({topic: (topic, settings) for topic, settings in changes.items()}, request, "changing topic")
+
+    def _each(
+        self, items: Mapping[str, Item], request: Callable[[Sequence[Item]], dict[str, Any]], what: str
+    ) -> dict[str, KmirrorError | None]:
+        # all in few requests; whoever has to be asked again is asked alone
+        outcomes: dict[str, KmirrorError | None] = {}
+        for some in _chunks(items):
+            first = request([items[name] for name in some])
+            for name in some:
+
+                def again(name: str = name, first: dict[str, Any] = first) -> Any:
+                    return first.pop(name, None) or request([items[name]])[name]
+
+                try:
+                    ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"{what} {name}")
+                except KmirrorError as error:
+                    outcomes[name] = error
+                else:
+                    outcomes[name] = None
+        return outcomes
+
+
+def _chunks(items: Iterable[Item]) -> Iterable[list[Item]]:
+    rest = iter(items)
+    while some := list(islice(rest, _TOPICS_AT_ONCE)):
+        yield some

@@ -1,0 +1,217 @@
+"""`check`: would it work? Reachability, cluster ids, versions and rights of both sides, line by line.
+
+Trouble is a line with a hint, never an exception: one thing that is wrong must not hide the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import ClusterMetadata
+from kmirror.cluster.security import client_config
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
+from kmirror.ops.admin import lacks, missing_rights
+from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
+from kmirror.ops.create import checked_properties
+from kmirror.ops.results import CheckLine, CheckReport
+from kmirror.ops.versions import broker_version
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.store import StateStore
+
+_SOURCE, _DESTINATION = "source", "destination"
+_SILENT = {_SOURCE: Reason.SOURCE_UNREACHABLE, _DESTINATION: Reason.DESTINATION_UNREACHABLE}
+#: What creating topics takes, unless it is granted topic by topic.
+_NEEDED_ON_CLUSTER = ("CREATE",)
+_NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
+_NEEDED_TO_WRITE = ("READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+
+
+def check(
+    destination_properties: Mapping[str, str],
+    *,
+    mirror: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    expect_cluster_id: str | None = None,
+    on_line: Callable[[CheckLine], None] | None = None,
+) -> CheckReport:
+    """Look at the destination and, where a mirror or its file (`properties`) is named, at the source.
+
+    Trouble with a cluster is a line, not an exception; `on_line` hears of each line as it is known. The exit code is
+    0, 6 when a cluster does not answer or refuses us, 3 when something else would be refused.
+
+    Raises:
+        UsageError: a property is not understood.
+        RefusedError: `properties` hold a secret in clear.
+        UnreachableError: a secret of the destination's properties has no value here.
+    """
+    sheet = _Sheet(on_line)
+    given = None if properties is None else checked_properties(properties)[0]
+    with ClusterClient(client_config(destination_properties)) as client:
+        found = _reach(sheet, _DESTINATION, client)
+        if found is not None:
+            _check_cluster(sheet, _DESTINATION, client, found)
+            if expect_cluster_id is not None:
+                same = found.cluster_id == expect_cluster_id
+                said = "as expected" if same else f"not {expect_cluster_id}, as --expect-cluster-id says"
+                sheet.add(_DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
+            _check_rights(sheet, client)
+        record, topics = _remembered(sheet, client, mirror) if found is not None else (None, ())
+        source = given if given is not None else record.source if record is not None else None
+        destination_id = found.cluster_id if found is not None else None
+        if source is not None:
+            _check_source(sheet, source, record, destination_id, topics)
+        if record is not None:
+            with sheet.catching(_DESTINATION, "rights on topics"):
+                _check_topics(sheet, _DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
+    return sheet.report()
+
+
+class _Sheet:
+    """Collect lines."""
+
+    def __init__(self, on_line: Callable[[CheckLine], None] | None) -> None:
+        self._lines: list[CheckLine] = []
+        self._codes: set[ExitCode] = set()
+        self._on_line = on_line
+
+    def add(self, cluster: str, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
+        """Write a line; `hint` and `reason` count only when it is not `ok`."""
+        refused = reason in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED)
+        self._write(
+            CheckLine(cluster, what, ok, message, None if ok else hint, None if ok else reason),
+            ExitCode.OK if ok else ExitCode.UNREACHABLE if refused else ExitCode.REFUSED,
+        )
+
+    @contextmanager
+    def catching(self, cluster: str, what: str) -> Iterator[None]:
+        """Turn an error of the body into a line about `what`."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except KmirrorError as error:
+            silent = error.exit_code == ExitCode.UNREACHABLE
+            reason = error.reason or (_SILENT[cluster] if silent else None)
+            line = CheckLine(cluster, what, False, error.message, error.hint, reason)
+            self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
+        except OutcomeUnknown as error:
+            line = CheckLine(cluster, what, False, str(error), "try again", _SILENT[cluster])
+            self._write(line, ExitCode.UNREACHABLE)
+
+    def report(self) -> CheckReport:
+        """Sum up: a cluster that cannot be worked with weighs more than what would be refused."""
+        worst = ExitCode.UNREACHABLE if ExitCode.UNREACHABLE in self._codes else max(self._codes, default=ExitCode.OK)
+        return CheckReport(tuple(self._lines), worst)
+
+    def _write(self, line: CheckLine, code: ExitCode) -> None:
+        self._lines.append(line)
+        self._codes.add(code)
+        if self._on_line is not None:
+            self._on_line(line)
+
+
+def _reach(sheet: _Sheet, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
+    found = None
+    with sheet.catching(cluster, "reachable"):
+        found = client.metadata([], timeout=REACH_TIMEOUT_S)
+        brokers = ", ".join(f"{broker.host}:{broker.port}" for broker in found.brokers.values())
+        sheet.add(cluster, "reachable", True, f"cluster {found.cluster_id}, brokers {brokers}", "")
+    return found
+
+
+def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata) -> None:
+    for broker in found.brokers.values():
+        what = f"broker {broker.node_id}"
+        with sheet.catching(cluster, what):
+            version = broker_version(client, broker.node_id, broker.host, broker.port)
+            hint = "kmirror works with Kafka 3.9 and later on both sides"
+            sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", hint)
+
+
+def _check_rights(sheet: _Sheet, client: ClusterClient) -> None:
+    from kafka.protocol.admin import DescribeClusterRequest
+
+    with sheet.catching(_DESTINATION, "rights on cluster"):
+        answer: Any = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
+        missing = lacks(answer.authorized_operations, _NEEDED_ON_CLUSTER)
+        if not answer.authorized_operations:
+            said = "not told to whoever has no DESCRIBE on the cluster; rights on topics may be enough"
+        elif missing:
+            said = f"we lack {', '.join(missing)}"
+        else:
+            said = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
+        hint = "kafka-acls --add --allow-principal User:NAME --operation Create --cluster; or grant it on the topics"
+        sheet.add(_DESTINATION, "rights on cluster", not missing, said, hint, Reason.NOT_AUTHORIZED)
+
+
+def _remembered(
+    sheet: _Sheet, client: ClusterClient, mirror: str | None
+) -> tuple[MirrorRecord | None, tuple[TopicRecord, ...]]:
+    record: MirrorRecord | None = None
+    topics: tuple[TopicRecord, ...] = ()
+    store = StateStore(client.config.librdkafka())
+    try:
+        with sheet.catching(_DESTINATION, "kmirror's memory"):
+            state = store.read()
+            if mirror is not None:
+                record = require_mirror(state, mirror)
+                topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
+            names = ", ".join(known.name for known in state.mirrors) or "none"
+            sheet.add(_DESTINATION, "kmirror's memory", True, f"mirrors remembered here: {names}", "")
+    finally:
+        store.close()
+    return record, topics
+
+
+def _check_source(
+    sheet: _Sheet,
+    properties: Mapping[str, str],
+    record: MirrorRecord | None,
+    destination_id: str | None,
+    topics: tuple[TopicRecord, ...],
+) -> None:
+    with sheet.catching(_SOURCE, "reachable"):
+        config = client_config(properties)
+        with ClusterClient(config) as client:
+            found = _reach(sheet, _SOURCE, client)
+            if found is None:
+                return
+            _check_cluster(sheet, _SOURCE, client, found)
+            another = found.cluster_id != destination_id
+            sheet.add(
+                _SOURCE,
+                "another cluster",
+                another,
+                "it is not the destination"
+                if another
+                else f"source and destination are the same cluster, {found.cluster_id}",
+                "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
+                Reason.LOOP,
+            )
+            if record is not None:
+                with sheet.catching(_SOURCE, "same cluster as ever"):
+                    require_same_cluster(record.source_cluster_id, found.cluster_id)
+                    sheet.add(_SOURCE, "same cluster as ever", True, f"{found.cluster_id}, as recorded", "")
+            with sheet.catching(_SOURCE, "rights on topics"):
+                _check_topics(sheet, _SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+
+
+def _check_topics(
+    sheet: _Sheet, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
+) -> None:
+    lacking = missing_rights(client, topics, needed)
+    for topic, missing in sorted(lacking.items()):
+        operations = " ".join(f"--operation {name.title().replace('_', '')}" for name in missing)
+        sheet.add(
+            cluster,
+            f"rights on topic {topic}",
+            False,
+            f"we lack {', '.join(missing)}",
+            f"kafka-acls --add --allow-principal User:NAME {operations} --topic {topic}",
+            Reason.NOT_AUTHORIZED,
+        )
+    if topics and not lacking:
+        sheet.add(cluster, "rights on topics", True, f"we have {', '.join(needed)} on {len(topics)} topics", "")

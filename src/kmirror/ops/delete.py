@@ -1,0 +1,86 @@
+"""`delete`: forget a mirror whose topics are stopped or gone. No topic is touched; the events stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kmirror.cluster.metadata import TopicMetadata
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.context import (
+    PENDING_ADD,
+    Destination,
+    actor,
+    change,
+    naming_cluster,
+    now_ms,
+    require_mirror,
+)
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rows import engine_in_charge, is_gone
+from kmirror.state.events import Event
+from kmirror.state.records import DesiredState, PartitionState, TopicRecord
+from kmirror.state.snapshot import Changes, State
+
+_MOST_NAMES = 10
+
+
+def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> VerbResult:
+    """Forget everything remembered of the mirror; no topic is touched.
+
+    Raises:
+        RefusedError: no such mirror, a topic that is neither stopped nor gone, or an engine that still runs.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    require_mirror(state, mirror)
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        found = destination.client.metadata([topic.topic for topic in state.topics(mirror)]).topics
+    require_deletable(state, mirror, found, now_ms())
+    if dry_run:
+        return _result(mirror, f"would forget mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+
+    def decide(now: State) -> Changes:
+        require_mirror(now, mirror)
+        require_deletable(now, mirror, found, now_ms())
+        details = {"topics": [topic.topic for topic in now.topics(mirror)][:100], "count": len(now.topics(mirror))}
+        event = Event(now_ms(), mirror, "delete", actor(), ExitCode.OK.name, details)
+        return Changes((), now.keys_of(mirror), (event,))
+
+    change(destination, mirror, decide)
+    return _result(mirror, f"forgot mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+
+
+def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetadata], now_ms: int) -> None:
+    """Refuse to forget a mirror that is still at work; `found` is what the destination says of its topics.
+
+    Raises:
+        RefusedError: names the engine in charge, or the topics that are neither stopped nor gone.
+    """
+    engine = engine_in_charge(state, mirror, now_ms)
+    if engine is not None:
+        raise RefusedError(
+            f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
+            "end it first (Ctrl-C there, or SIGTERM)",
+        )
+    alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, found)]
+    if alive:
+        raise RefusedError(
+            f"mirror {mirror} still has {len(alive)} topics that are neither stopped nor gone: {_some(alive)}",
+            "a mirror topic counts as gone when its owner has deleted it; this version stops no topics itself",
+        )
+
+
+def _may_be_forgotten(state: State, topic: TopicRecord, found: Mapping[str, TopicMetadata]) -> bool:
+    if topic.pending_operation == PENDING_ADD or is_gone(topic, found.get(topic.topic)):
+        return True
+    stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
+    return topic.desired is DesiredState.STOPPED and stopped
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:_MOST_NAMES]) + (", …" if len(shown) > _MOST_NAMES else "")
+
+
+def _result(mirror: str, message: str, dry_run: bool) -> VerbResult:
+    return VerbResult.of("delete", mirror, [TopicResult(None, None, Outcome.DONE, message)], dry_run=dry_run)

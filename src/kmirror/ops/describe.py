@@ -1,0 +1,81 @@
+"""`describe`: every mirrored partition as it stands now, one row each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.look import ClusterLook, Looker
+from kmirror.ops.results import PartitionRow
+from kmirror.ops.rows import partition_rows
+from kmirror.ops.selection import select_topics
+from kmirror.patterns import TopicSelector
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.snapshot import State
+
+
+def describe(
+    destination: Destination,
+    mirror: str | None = None,
+    topics: TopicSelector | None = None,
+    *,
+    failed: bool = False,
+) -> tuple[PartitionRow, ...]:
+    """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
+
+    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. To look again and again,
+    keep a `Looker` and call `describe_with`.
+
+    Raises:
+        RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
+        UnreachableError: the destination does not answer.
+    """
+    with Looker(destination) as looker:
+        return describe_with(looker, destination, mirror, topics, failed=failed)
+
+
+def describe_with(
+    looker: Looker,
+    destination: Destination,
+    mirror: str | None = None,
+    topics: TopicSelector | None = None,
+    *,
+    failed: bool = False,
+) -> tuple[PartitionRow, ...]:
+    """Do what `describe` does over connections that are kept."""
+    state = destination.state()
+    if mirror is None:
+        known = [topic for record in state.mirrors for topic in state.topics(record.name)]
+        chosen = select_topics(known, topics, "on this destination")
+    else:
+        require_mirror(state, mirror)
+        chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+    rows, _ = look_at(looker, state, chosen, ())
+    return tuple(row for row in rows if row.failed or not failed)
+
+
+def look_at(
+    looker: Looker, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord]
+) -> tuple[list[PartitionRow], dict[str, ClusterLook]]:
+    """Return the rows of these topics as both clusters show them now, and the look at each source by mirror.
+
+    The sources of `mirrors` are looked at whether or not they have topics among these; a source all of whose topics
+    are stopped is of no interest.
+    """
+    by_mirror: defaultdict[str, list[TopicRecord]] = defaultdict(list)
+    for topic in topics:
+        by_mirror[topic.mirror].append(topic)
+    wanted: dict[str, tuple[MirrorRecord, list[str]]] = {mirror.name: (mirror, []) for mirror in mirrors}
+    for name, owned in by_mirror.items():
+        record = state.mirror(name)
+        living = [topic.source_topic for topic in owned if topic.desired is not DesiredState.STOPPED]
+        if record is not None and living:
+            wanted[name] = (record, living)
+    here, there = looker.look([topic.topic for owned in by_mirror.values() for topic in owned], wanted.values())
+    rows: list[PartitionRow] = []
+    for name in sorted(by_mirror):
+        record = state.mirror(name)
+        if record is not None:
+            rows += partition_rows(state, record, by_mirror[name], here, there.get(name), now_ms())
+    return rows, there

@@ -1,0 +1,193 @@
+"""One look at both clusters: where every log starts and ends now. Reads only, and never waits long for a source.
+
+The destination is asked in the caller's thread, each source in one of its own, so that a source that is down costs
+`SOURCE_PATIENCE_S` and nothing else. A source that did not answer in time is left to its thread and asked again at the
+next look, when that thread has come back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.metadata import ClusterMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
+from kmirror.state.records import MirrorRecord
+
+#: How long a look waits for a source.
+SOURCE_PATIENCE_S = 3.0
+#: How long the source's brokers may take, so that what some of them say arrives although others are silent.
+_ASKING_S = SOURCE_PATIENCE_S - 0.5
+_DESTINATION_PATIENCE_S = 5.0
+
+Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLook:
+    """What one cluster said at `time_ms`; with `trouble` it said nothing.
+
+    A partition missing from a mapping has no leader now, or may not be seen. `last_stable_offset` and
+    `high_watermark` are asked of sources, `log_end_offset` (the true one) of the destination.
+    """
+
+    time_ms: int
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
+    log_start_offset: Offsets = field(default_factory=dict)
+    last_stable_offset: Offsets = field(default_factory=dict)
+    high_watermark: Offsets = field(default_factory=dict)
+    log_end_offset: Offsets = field(default_factory=dict)
+    trouble: KmirrorError | None = None
+
+
+class Looker:
+    """Look at a destination and the sources of its mirrors, again and again; `close` it in the end."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._sources: dict[str, _SourceLooker] = {}
+
+    def __enter__(self) -> Looker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connections to the sources."""
+        for source in self._sources.values():
+            source.close()
+
+    def look(
+        self, destination_topics: Iterable[str], source_topics: Iterable[tuple[MirrorRecord, Iterable[str]]]
+    ) -> tuple[ClusterLook, dict[str, ClusterLook]]:
+        """Return what the destination says of its topics, and by mirror what the sources say of theirs.
+
+        Raises:
+            UnreachableError: the destination does not answer; trouble with a source is told in its look.
+        """
+        until = time.monotonic() + SOURCE_PATIENCE_S
+        asked = {}
+        for mirror, topics in source_topics:
+            known = self._sources.get(mirror.name)
+            if known is None or known.properties != mirror.source:
+                known = self._sources[mirror.name] = _SourceLooker(mirror.source, mirror.source_cluster_id)
+            known.start(tuple(topics))
+            asked[mirror.name] = known
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+            destination = _look_at_destination(self._destination.client, tuple(destination_topics))
+        return destination, {name: source.result(until) for name, source in asked.items()}
+
+
+class _SourceLooker:
+    """Look at one source in a thread that nobody has to wait for."""
+
+    def __init__(self, properties: Mapping[str, str], cluster_id: str | None) -> None:
+        self.properties = properties
+        self._cluster_id = cluster_id
+        self._client: ClusterClient | None = None
+        self._thread: threading.Thread | None = None
+        self._found: ClusterLook | None = None
+        self._lock = threading.Lock()
+        self._looking = False
+        self._closed = False
+
+    def start(self, topics: tuple[str, ...]) -> None:
+        """Begin a look, unless the last one has not come back yet."""
+        if not self._looking:
+            self._looking, self._found = True, None
+            self._thread = threading.Thread(target=self._run, args=(topics,), name="kmirror-look", daemon=True)
+            self._thread.start()
+
+    def result(self, until: float) -> ClusterLook:
+        """Return the look, or the trouble of not having one by `until` (CLOCK_MONOTONIC seconds)."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
+        return self._found or ClusterLook(
+            now_ms(),
+            trouble=UnreachableError(
+                f"the source does not answer within {SOURCE_PATIENCE_S:g} s",
+                "check that it is up and reachable from here",
+                Reason.SOURCE_UNREACHABLE,
+            ),
+        )
+
+    def close(self) -> None:
+        """Let go of the connections; a look under way does so when it comes back."""
+        with self._lock:
+            self._closed = True
+            if not self._looking:
+                self._close_client()
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _run(self, topics: tuple[str, ...]) -> None:
+        try:
+            if self._client is None:
+                patience_ms = int(_ASKING_S * 1000)
+                config = client_config(self.properties)
+                self._client = ClusterClient(
+                    replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+                )
+            self._found = _look_at_source(self._client, topics, self._cluster_id)
+        except KmirrorError as error:
+            self._close_client()
+            self._found = ClusterLook(now_ms(), trouble=error)
+        finally:
+            with self._lock:
+                self._looking = False
+                if self._closed:
+                    self._close_client()
+
+
+def _look_at_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str | None) -> ClusterLook:
+    until = time.monotonic() + _ASKING_S
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        metadata = client.metadata(topics, timeout=_ASKING_S)
+    require_same_cluster(cluster_id, metadata.cluster_id)
+    led = _led(metadata)
+
+    def ask(timestamp: int, *, read_committed: bool = False) -> Offsets:
+        remaining = max(0.1, until - time.monotonic())
+        wanted = dict.fromkeys(led, timestamp)
+        return _known(client.list_offsets(wanted, read_committed=read_committed, timeout=remaining))
+
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        # the last stable offset first: it never passes a high watermark that was asked for later
+        last_stable = ask(LATEST, read_committed=True)
+        return ClusterLook(
+            now_ms(),
+            metadata.topics,
+            log_start_offset=ask(EARLIEST),
+            last_stable_offset=last_stable,
+            high_watermark=ask(LATEST),
+        )
+
+
+def _look_at_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterLook:
+    metadata = client.metadata(topics, timeout=REACH_TIMEOUT_S)
+    led = _led(metadata)
+    starts = client.list_offsets(dict.fromkeys(led, EARLIEST), timeout=_DESTINATION_PATIENCE_S)
+    ends = client.list_offsets(dict.fromkeys(led, LATEST), log_end=True, timeout=_DESTINATION_PATIENCE_S)
+    return ClusterLook(now_ms(), metadata.topics, log_start_offset=_known(starts), log_end_offset=_known(ends))
+
+
+def _led(metadata: ClusterMetadata) -> list[TopicPartition]:
+    return [
+        partition
+        for topic in metadata.topics.values()
+        for index in topic.partitions
+        if metadata.leader(partition := TopicPartition(topic.name, index)) is not None
+    ]
+
+
+def _known(answers: Mapping[TopicPartition, OffsetAnswer]) -> Offsets:
+    return {partition: answer.offset for partition, answer in answers.items() if answer.offset is not None}

@@ -1,0 +1,366 @@
+"""What a verb hands back: one frozen document per command, and the rows of describe and list.
+
+`to_json()` gives exactly what `--json` prints; nothing here prints. Unknown numbers are None, times are epoch
+milliseconds, offsets are exclusive as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
+from kmirror.state.records import PartitionState
+
+
+class Outcome(StrEnum):
+    """Name how one item of a verb ended."""
+
+    DONE = "DONE"
+    NOOP = "NOOP"
+    REFUSED = "REFUSED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+
+
+class TopicState(StrEnum):
+    """Name how a mirror topic as a whole stands."""
+
+    PENDING_MIRROR = "PENDING_MIRROR"
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    PENDING_STOPPED = "PENDING_STOPPED"
+    STOPPED = "STOPPED"
+    SOURCE_UNAVAILABLE = "SOURCE_UNAVAILABLE"
+    LINK_FAILED = "LINK_FAILED"
+    FAILED = "FAILED"
+
+
+#: Reasons that mean a cluster refuses us or does not answer: exit code 6 when nothing else happened.
+_UNREACHABLE_REASONS = frozenset(
+    {
+        Reason.SOURCE_UNREACHABLE,
+        Reason.DESTINATION_UNREACHABLE,
+        Reason.AUTHENTICATION_FAILED,
+        Reason.NOT_AUTHORIZED,
+        Reason.SECRET_UNRESOLVED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """Say how a verb ended for one topic (`partition` None), one partition, or the mirror itself (`topic` None)."""
+
+    topic: str | None
+    partition: int | None
+    result: Outcome
+    message: str | None = None
+    reason: Reason | None = None
+    last_mirrored_offset: int | None = None
+    lag: int | None = None
+    #: What to do next, for people; shown in the summary's error, not a key of its own.
+    hint: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "result": self.result.value,
+            "reason": self.reason.value if self.reason else None,
+            "message": self.message,
+            "lastMirroredOffset": self.last_mirrored_offset,
+            "lag": self.lag,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Say how a verb ended for one consumer group on one partition; both offsets are committed ones."""
+
+    group: str
+    topic: str
+    partition: int
+    from_offset: int | None
+    to_offset: int | None
+    result: Outcome
+    reason: Reason | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "group": self.group,
+            "topic": self.topic,
+            "partition": self.partition,
+            "from": self.from_offset,
+            "to": self.to_offset,
+            "result": self.result.value,
+            "reason": self.reason.value if self.reason else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Say why a command as a whole did not do all that was asked; `code` is the exit code."""
+
+    code: ExitCode
+    message: str
+    hint: str | None = None
+    reason: Reason | None = None
+
+    @classmethod
+    def of(cls, error: KmirrorError) -> ErrorInfo:
+        """Return what an error says."""
+        return cls(error.exit_code, error.message, error.hint, error.reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as `--json` prints it."""
+        return {
+            "code": int(self.code),
+            "message": self.message,
+            "hint": self.hint,
+            "reason": self.reason.value if self.reason else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerbResult:
+    """Say what a verb did, or with `dry_run` would do; make it with `of` or `failed`."""
+
+    verb: str
+    mirror: str
+    dry_run: bool
+    exit_code: ExitCode
+    results: tuple[TopicResult, ...] = ()
+    groups: tuple[GroupResult, ...] = ()
+    error: ErrorInfo | None = None
+    #: Sentences for people that change nothing about the outcome; `--json` leaves them to stderr.
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        verb: str,
+        mirror: str,
+        results: Iterable[TopicResult],
+        *,
+        dry_run: bool = False,
+        groups: Iterable[GroupResult] = (),
+        warnings: Iterable[str] = (),
+    ) -> VerbResult:
+        """Return the document for these rows, exit code and error summed up from them."""
+        rows = tuple(results)
+        code = exit_code_of(rows)
+        return cls(verb, mirror, dry_run, code, rows, tuple(groups), _summary(rows, code), tuple(warnings))
+
+    @classmethod
+    def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
+        """Return the document of a verb that ended with an error before it came to any topic."""
+        return cls(verb, mirror, dry_run, error.exit_code, error=ErrorInfo.of(error))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as `--json` prints it."""
+        return {
+            "verb": self.verb,
+            "mirror": self.mirror,
+            "dryRun": self.dry_run,
+            "exitCode": int(self.exit_code),
+            "results": [row.to_json() for row in self.results],
+            "groups": [row.to_json() for row in self.groups],
+            "error": self.error.to_json() if self.error else None,
+        }
+
+
+def exit_code_of(rows: Iterable[TopicResult]) -> ExitCode:
+    """Return the one exit code for rows of which several may have gone wrong: 7 over 4 over 5.
+
+    3 and 6 say that nothing was changed, so they need every row to be refused; 6 that a cluster refused each of them.
+    """
+    all_rows = tuple(rows)
+    bad = [row for row in all_rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
+    if not bad:
+        return ExitCode.OK
+    if any(row.result is Outcome.FAILED and row.reason in HISTORY_REASONS for row in bad):
+        return ExitCode.HISTORIES_DIFFER
+    if all(row.result is Outcome.TIMED_OUT for row in bad):
+        return ExitCode.TIMED_OUT
+    if len(bad) < len(all_rows):
+        return ExitCode.PARTLY_DONE
+    if all(row.reason in _UNREACHABLE_REASONS for row in bad):
+        return ExitCode.UNREACHABLE
+    return ExitCode.REFUSED if all(row.result is Outcome.REFUSED for row in bad) else ExitCode.PARTLY_DONE
+
+
+def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
+    bad = [row for row in rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
+    if not bad:
+        return None
+    first = bad[0]
+    if len(bad) == 1:
+        return ErrorInfo(code, first.message or first.result.value, first.hint, first.reason)
+    hints = {row.hint for row in bad}
+    reasons = {row.reason for row in bad}
+    return ErrorInfo(
+        code,
+        f"{len(bad)} of {len(rows)} could not be done; the first: {first.message or first.result.value}",
+        first.hint if len(hints) == 1 else "each row says why",
+        first.reason if len(reasons) == 1 else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """Describe one mirrored partition, as `describe` shows it.
+
+    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` says
+    when the source's numbers were seen.
+    """
+
+    mirror: str
+    topic: str
+    partition: int
+    source_offset: int | None
+    destination_offset: int | None
+    lag: int | None
+    state: PartitionState
+    retry_attempt: int
+    error_message: str | None
+    source_topic: str
+    topic_state: TopicState
+    reason: Reason | None
+    state_time_ms: int | None
+    time_lag_ms: int | None
+    last_known_lag: int | None
+    source_log_start: int | None
+    destination_log_start: int | None
+    source_high_watermark: int | None
+    last_mirrored_offset: int | None
+    last_mirrored_epoch: int | None
+    initial_copy_complete: bool
+    rebuilt_at_ms: int | None
+    archive: str | None
+    as_of_ms: int | None
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the partition is what `--failed` asks for."""
+        return self.state is PartitionState.FAILED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "mirror": self.mirror,
+            "topic": self.topic,
+            "partition": self.partition,
+            "sourceOffset": self.source_offset,
+            "destinationOffset": self.destination_offset,
+            "lag": self.lag,
+            "state": self.state.value,
+            "retryAttempt": self.retry_attempt,
+            "errorMessage": self.error_message,
+            "sourceTopic": self.source_topic,
+            "topicState": self.topic_state.value,
+            "reason": self.reason.value if self.reason else None,
+            "stateTimeMs": self.state_time_ms,
+            "timeLagMs": self.time_lag_ms,
+            "lastKnownLag": self.last_known_lag,
+            "sourceLogStart": self.source_log_start,
+            "destinationLogStart": self.destination_log_start,
+            "sourceHighWatermark": self.source_high_watermark,
+            "lastMirroredOffset": self.last_mirrored_offset,
+            "lastMirroredEpoch": self.last_mirrored_epoch,
+            "initialCopyComplete": self.initial_copy_complete,
+            "rebuiltAt": self.rebuilt_at_ms,
+            "archive": self.archive,
+            "asOf": self.as_of_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorRow:
+    """Describe one mirror, as `list` shows it.
+
+    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` says who
+    is in charge (None when nobody is), `max_lag` is the largest lag known.
+    """
+
+    mirror: str
+    topics: int
+    partitions: int
+    source_cluster_id: str | None
+    source_bootstrap_server: str | None
+    state: TopicState | None
+    engine: str | None
+    max_lag: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "mirror": self.mirror,
+            "topics": self.topics,
+            "partitions": self.partitions,
+            "sourceClusterId": self.source_cluster_id,
+            "sourceBootstrapServer": self.source_bootstrap_server,
+            "state": self.state.value if self.state else None,
+            "engine": self.engine,
+            "maxLag": self.max_lag,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """Show one setting of a mirror: its value, and whether it was set or is the default."""
+
+    key: str
+    value: str
+    is_default: bool
+    changeable: bool
+    help: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "key": self.key,
+            "value": self.value,
+            "default": self.is_default,
+            "changeable": self.changeable,
+            "help": self.help,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLine:
+    """One line of `check`: what was looked at, on which side, and whether it is well."""
+
+    cluster: str
+    what: str
+    ok: bool
+    message: str
+    hint: str | None = None
+    reason: Reason | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as `--json` prints it."""
+        return {
+            "cluster": self.cluster,
+            "check": self.what,
+            "ok": self.ok,
+            "message": self.message,
+            "hint": self.hint,
+            "reason": self.reason.value if self.reason else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Hold all lines of `check` and the exit code they amount to."""
+
+    lines: tuple[CheckLine, ...]
+    exit_code: ExitCode
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as `--json` prints it."""
+        return {"exitCode": int(self.exit_code), "checks": [line.to_json() for line in self.lines]}

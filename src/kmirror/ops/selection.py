@@ -1,0 +1,36 @@
+"""Which of a mirror's topics a command means: `--topics` against the names on the destination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from kmirror.errors import RefusedError
+from kmirror.patterns import TopicSelector
+from kmirror.state.records import TopicRecord
+
+
+def select_topics(topics: Iterable[TopicRecord], selector: TopicSelector | None, where: str) -> list[TopicRecord]:
+    """Return the mirror topics selected, by name; all of them without a selector. `where` completes the refusal.
+
+    Raises:
+        RefusedError: a plain name, or the whole list of patterns, is no topic among these.
+    """
+    known = sorted(topics, key=lambda topic: (topic.mirror, topic.topic))
+    if selector is None:
+        return known
+    names = {topic.topic for topic in known}
+    missing = selector.missing_names(names)
+    if missing:
+        near = get_close_matches(missing[0], names, n=1)
+        raise RefusedError(
+            f"{', '.join(missing)}: no such mirror topic {where}",
+            f"did you mean {near[0]}?" if near else "`kmirror describe` shows the mirror topics, by destination name",
+        )
+    chosen = [topic for topic in known if selector.matches(topic.topic)]
+    if not chosen:
+        raise RefusedError(
+            f"no mirror topic {where} matches {selector}",
+            "patterns match whole destination names; `kmirror describe` shows them",
+        )
+    return chosen
