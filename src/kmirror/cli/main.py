@@ -1,0 +1,150 @@
+"""The command `kmirror`: which verbs there are, and the one place where errors become exit codes.
+
+A verb's module is imported when the verb is asked for, and nothing here needs Kafka or Spark: what a person waits for
+after pressing Tab is the time this module takes to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from itertools import pairwise
+
+import click
+
+from kmirror import __version__
+from kmirror.cli.failures import INTERRUPTED, explain
+from kmirror.cli.options import Session, VerbGroup
+from kmirror.cli.screen import Screen
+from kmirror.errors import UsageError
+
+#: Verb, module, and what it is for, in the order of their use.
+VERBS = {
+    "create": ("mirrors", "Store a mirror: a source, filters and settings."),
+    "add": ("mirrors", "Make topics of the source mirror topics."),
+    "run": ("copying", "Copy, until told to stop or until all is copied."),
+    "list": ("views", "Show the mirrors of a destination."),
+    "describe": ("views", "Show every mirrored partition: offsets, lag, state."),
+    "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
+    "verify": ("copying", "Compare source and destination, record by record."),
+    "config": ("mirrors", "Show or change a mirror's settings."),
+    "check": ("views", "Look ahead: do both clusters answer, and are they new enough?"),
+    "delete": ("mirrors", "Forget a mirror; its topics stay."),
+    "sandbox": ("sandbox", "Two real Kafka clusters on this machine, to try things."),
+    "demo": ("demo", "Watch it work: a minute, told step by step."),
+}
+
+
+class Verbs(VerbGroup):
+    """A group that knows its verbs by name and imports them one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of their use."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import and return a verb."""
+        if name not in VERBS:
+            return None
+        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name}_verb")
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
+
+
+kmirror = Verbs(
+    "kmirror",
+    help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
+    " Commands talk to the destination; a mirror knows its source.",
+    epilog="`kmirror COMMAND --help` shows a command's options and an example. To see it work: kmirror demo",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Show the version and exit.",
+            callback=lambda ctx, _, asked: _show_version(ctx) if asked else None,
+        )
+    ],
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out one command line and return its exit code."""
+    session = Session(Screen.of_this_process())
+    failure: Exception | None = None
+    code = 0
+    try:
+        with kmirror.make_context("kmirror", list(arguments), obj=session) as context:
+            code = kmirror.invoke(context)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        session.screen.tell("kmirror: interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError as error:
+        # Help whose reader is gone; a verb writes through `Screen`, which knows that case.
+        failure = error if session.output else None
+    except Exception as error:
+        failure = error
+    return int(code) if failure is None else _report(failure, session, arguments)
+
+
+def entry_point() -> None:
+    """Run the command line of this process and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = main(sys.argv[1:])
+    # From here on nothing changes what happened: neither a second Ctrl-C nor a reader that is gone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> int:
+    """Show why the command failed, and return the exit code of that."""
+    from kmirror.cli.output import output_for
+    from kmirror.ops.results import ErrorInfo, VerbResult
+
+    if isinstance(failure, click.exceptions.NoArgsIsHelpError):
+        session.screen.tell(failure.format_message())
+        return UsageError.exit_code
+    error = explain(failure, session.command)
+    told = ErrorInfo.of(error)
+    document: dict[str, object] = {"error": told.to_json()}
+    if session.verb is not None and session.verb.changes:
+        name = session.command.removeprefix("kmirror ")
+        document = VerbResult.failed(name, session.mirror or "", error, dry_run=session.dry_run).to_json()
+        document["mirror"] = session.mirror
+    output = session.output or output_for(_written_output(arguments), session.screen)
+    if session.verbosity > 1:
+        traceback.print_exception(failure, file=session.screen.err)
+    output.failure(told, document)
+    return int(error.exit_code)
+
+
+def _written_output(arguments: Sequence[str]) -> str:
+    """Return the output that arguments ask for which could not be parsed."""
+    as_json = "--json" in arguments or "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
+    return "json" if as_json else "table"
+
+
+def _show_version(ctx: click.Context) -> None:
+    click.echo(f"kmirror {__version__}")
+    ctx.exit()

@@ -1,0 +1,136 @@
+"""`create`, `add`, `config`, `delete`: the verbs that change what is remembered of a mirror."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kmirror.cli.options import Call, assignments_option, mirror_option, topics_option, verb
+
+if TYPE_CHECKING:
+    from kmirror.ops.context import Destination
+    from kmirror.patterns import TopicSelector
+
+
+@verb(
+    "create",
+    "Store a mirror: a source, filters and settings.\n\nThe file holds Java client properties for the source, and"
+    " settings of the mirror. Secrets in it stand as references, such as ${env:NAME}.",
+    mirror_option(),
+    click.Option(["--mirror-config"], metavar="FILE", required=True, help="Properties of the source and the mirror."),
+    assignments_option("--config", "One more property; goes before the file's. May be repeated."),
+    click.Option(["--if-not-exists"], is_flag=True, help="Be content with a mirror that is there and the same."),
+    example="kmirror create --mirror m --mirror-config source.properties --bootstrap-server b:9092",
+    changes=True,
+    dry_run=True,
+)
+def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, str], if_not_exists: bool) -> int:
+    from kmirror.cluster.properties import read_properties
+    from kmirror.ops.create import create
+
+    properties = read_properties(mirror_config)
+    with call.destination() as destination:
+        done = create(destination, mirror, properties, config, if_not_exists=if_not_exists, dry_run=call.dry_run)
+    call.output.result(done)
+    return done.exit_code
+
+
+@verb(
+    "add",
+    "Make topics of the source mirror topics.\n\nLIST holds names and regular expressions of source topics, separated"
+    " by commas, or is @FILE. Expressions stay in the mirror's filters: later topics follow.",
+    mirror_option(),
+    topics_option("Source topics; may be repeated.", required=True),
+    topics_option("Leave these out, now and later.", flags=("--exclude",)),
+    click.Option(["--adopt"], is_flag=True, help="Take over destination topics whose content is the source's."),
+    click.Option(["--allow-missing"], is_flag=True, help="Names need not exist on the source yet."),
+    example="kmirror add --mirror m --topics 'orders,payments\\..*' --bootstrap-server b:9092",
+    changes=True,
+    dry_run=True,
+)
+def add_verb(
+    call: Call, mirror: str, topics: TopicSelector, exclude: TopicSelector | None, adopt: bool, allow_missing: bool
+) -> int:
+    from kmirror.ops.add import add
+
+    with call.destination() as destination:
+        done = add(
+            destination,
+            mirror,
+            topics,
+            exclude=exclude,
+            adopt=adopt,
+            allow_missing=allow_missing,
+            dry_run=call.dry_run,
+        )
+    call.output.result(done)
+    return done.exit_code
+
+
+@verb(
+    "config",
+    "Show or change a mirror's settings.\n\nWithout --set and --unset it shows them all, and the source's properties.",
+    mirror_option(),
+    assignments_option("--set", "Give a setting a value; may be repeated."),
+    click.Option(["--unset"], metavar="K", multiple=True, help="Give a setting its default back; may be repeated."),
+    example="kmirror config --mirror m --set retry.timeout.ms=60000 --bootstrap-server b:9092",
+    changes=True,
+    dry_run=True,
+)
+def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, ...]) -> int:  # noqa: A002
+    from kmirror.ops.config import change_config, show_config
+
+    with call.destination() as destination:
+        if not set and not unset:
+            call.output.settings(show_config(destination, mirror))
+            return 0
+        done = change_config(destination, mirror, set, unset, dry_run=call.dry_run)
+    call.output.result(done)
+    return done.exit_code
+
+
+@verb(
+    "delete",
+    "Forget a mirror; its topics stay.\n\nThey must be stopped or gone. No topic is deleted.",
+    mirror_option(),
+    example="kmirror delete --mirror m --bootstrap-server b:9092",
+    changes=True,
+    dry_run=True,
+    irreversible=True,
+)
+def delete_verb(call: Call, mirror: str) -> int:
+    from kmirror.errors import RefusedError
+    from kmirror.ops.delete import delete
+
+    with call.destination() as destination:
+        done = delete(destination, mirror, dry_run=True)
+        if not call.dry_run and done.exit_code == 0:
+            if not call.yes:
+                for line in _direction(destination, mirror):
+                    call.output.screen.tell(line)
+            if not call.confirm(f"Forget mirror {mirror}?"):
+                raise RefusedError("the answer was no: nothing was changed")
+            done = delete(destination, mirror)
+    call.output.result(done)
+    return done.exit_code
+
+
+def _direction(destination: Destination, mirror: str) -> list[str]:
+    """Return what to look at before something irreversible: both clusters, the last known lag, the source's health."""
+    from kmirror.errors import KmirrorError
+    from kmirror.ops.context import cluster_id_of, require_mirror, source_client
+    from kmirror.ops.listing import list_mirrors
+
+    record = require_mirror(destination.state(), mirror)
+    lag = next((row.max_lag for row in list_mirrors(destination) if row.mirror == mirror), None)
+    try:
+        with source_client(record.source) as client:
+            answers = f"answers, as cluster {cluster_id_of(client, timeout=3)}"
+    except KmirrorError as error:
+        answers = f"does not answer: {error.message}"
+    return [
+        f"source:       {record.source_cluster_id} at {record.source.get('bootstrap.servers', '-')}; it {answers}",
+        f"destination:  {destination.cluster_id} at {destination.bootstrap_server}",
+        f"largest lag:  {'not known' if lag is None else f'{lag:,}'}",
+    ]

@@ -1,0 +1,313 @@
+"""What the verbs' options have in common, and what a verb is called with.
+
+`verb` makes a click command of a function `f(call, …) -> exit code`. The common options end up in `call`, the verb's
+own are its keyword arguments. A flag goes before an environment variable, and that before a default in `kmirror.toml`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kmirror.cli.output import Output, output_for
+from kmirror.cli.screen import Screen
+from kmirror.durations import parse_duration
+from kmirror.errors import RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from kmirror.ops.context import Destination
+    from kmirror.patterns import TopicSelector
+
+BOOTSTRAP_ENVIRONMENT = "KMIRROR_BOOTSTRAP_SERVER"
+
+_LOG_LEVELS = {1: logging.INFO, 2: logging.DEBUG}
+
+
+@dataclass(slots=True)
+class Session:
+    """Hold what is known of one command so far, for whoever has to report its failure."""
+
+    screen: Screen
+    verb: Verb | None = None
+    command: str = "kmirror"
+    output: Output | None = None
+    verbosity: int = 0
+    dry_run: bool = False
+    mirror: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Give a verb what the common options say."""
+
+    output: Output
+    dry_run: bool = False
+    yes: bool = False
+    bootstrap_server: str | None = None
+    command_config: str | None = None
+    cluster: str | None = None
+    expect_cluster_id: str | None = None
+
+    def properties(self) -> dict[str, str]:
+        """Return the destination's client properties, as `destination_properties` does."""
+        return destination_properties(self.bootstrap_server, self.command_config, self.cluster)
+
+    @contextmanager
+    def destination(self) -> Iterator[Destination]:
+        """Open the destination for the time of a `with` block."""
+        from kmirror.ops.context import Destination
+
+        with Destination.open(self.properties(), self.expect_cluster_id) as destination:
+            yield destination
+
+    def confirm(self, question: str) -> bool:
+        """Ask before something that cannot be undone; `--yes` has answered already.
+
+        Raises:
+            RefusedError: there is no terminal to ask at.
+        """
+        if self.yes:
+            return True
+        if not self.output.screen.can_ask:
+            raise RefusedError("this cannot be undone, and there is no terminal to ask at", "give --yes to go ahead")
+        return self.output.screen.ask(question)
+
+
+class Verb(click.Command):
+    """A command whose help keeps the common options apart and ends with an example."""
+
+    def __init__(self, name: str, *, example: str, common: Sequence[click.Option], changes: bool, **rest: Any) -> None:
+        super().__init__(name, **rest)
+        self.example = example
+        self.common = {option.name for option in common}
+        self.changes = changes
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, once it is noted whose arguments these are."""
+        if session := ctx.find_object(Session):
+            session.verb, session.command = self, ctx.command_path
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verb's own options, then those that others have too."""
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                (common if parameter.name in {*self.common, "help"} else own).append(record)
+        for title, records in (("Options", own), ("Common options", common)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the example, however long, as one line that can be copied."""
+        with formatter.section("Example"):
+            formatter.write(f"  {self.example}\n")
+
+
+class VerbGroup(click.Group):
+    """A group of verbs, listed as they were given, that says which one was probably meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs' names."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb the arguments begin with. Raises UsageError."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            near = get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"`{ctx.command_path} --help` shows what there is"
+            raise UsageError(f"no such command {args[0]}", hint)
+        return super().resolve_command(ctx, args)
+
+
+def verb(
+    name: str,
+    summary: str,
+    *options: click.Option,
+    example: str,
+    changes: bool = False,
+    dry_run: bool = False,
+    irreversible: bool = False,
+    destination: bool = True,
+    documents: bool = True,
+) -> Callable[[Callable[..., int]], Verb]:
+    """Make a verb of a function; `changes` decides the document it fails with, the others which options it has."""
+    common = [
+        *(_DESTINATION if destination else ()),
+        *((_DRY_RUN,) if dry_run else ()),
+        *((_YES,) if irreversible else ()),
+        *(_DOCUMENTS if documents else ()),
+        _VERBOSE,
+    ]
+
+    def decorate(function: Callable[..., int]) -> Verb:
+        @click.pass_obj
+        def invoke(session: Session, /, **given: Any) -> int:
+            session.verbosity = given.pop("verbose")
+            session.dry_run = given.get("dry_run", False)
+            session.mirror = _one_name(given.get("mirror"))
+            session.output = output_for(_output(given) if documents else "table", session.screen)
+            call = Call(session.output, **{key: given.pop(key) for key in _CALLS & given.keys()})
+            with _logging(session):
+                return function(call, **given)
+
+        return Verb(
+            name,
+            callback=invoke,
+            params=[*options, *common],
+            help=summary,
+            example=example,
+            common=common,
+            changes=changes,
+        )
+
+    return decorate
+
+
+def mirror_option(*, required: bool = True, multiple: bool = False) -> click.Option:
+    """Return `--mirror M`."""
+    text = "The mirror's name; may be repeated." if multiple else "The mirror's name."
+    return click.Option(["--mirror"], metavar="M", required=required, multiple=multiple, help=text)
+
+
+def topics_option(text: str, *, required: bool = False, flags: Sequence[str] = ("--topics", "--topic")) -> click.Option:
+    """Return an option whose value is a TopicSelector, None when it is not given."""
+    return click.Option([*flags], metavar="LIST", required=required, multiple=True, callback=_selector, help=text)
+
+
+def duration_option(flag: str, text: str, *, name: str | None = None, required: bool = False) -> click.Option:
+    """Return an option whose value is milliseconds."""
+    declared = [flag] if name is None else [flag, name]
+    return click.Option(declared, metavar="D", required=required, callback=_milliseconds, help=text)
+
+
+def assignments_option(flag: str, text: str) -> click.Option:
+    """Return an option `k=v` that may be repeated; its value is a dict."""
+    return click.Option([flag], metavar="K=V", multiple=True, callback=_assignments, help=text)
+
+
+def destination_properties(
+    bootstrap_server: str | None, command_config: str | None, cluster: str | None
+) -> dict[str, str]:
+    """Return the client properties of the destination that flags, environment and `kmirror.toml` name.
+
+    Raises:
+        UsageError: no destination is named, or two are, or a file cannot be read.
+    """
+    from kmirror.cluster.properties import read_properties
+    from kmirror.config_file import load_config_file
+
+    if bootstrap_server and cluster:
+        raise UsageError("--bootstrap-server and --cluster both name the destination", "give one of them")
+    server = bootstrap_server or (None if cluster else os.environ.get(BOOTSTRAP_ENVIRONMENT))
+    named = None
+    if not server:
+        config = load_config_file()
+        if name := cluster or config.default_cluster:
+            named = config.cluster(name)
+            server = named.bootstrap_server
+    path = command_config or (named.command_config if named else None)
+    properties = read_properties(path) if path else {}
+    if server:
+        properties["bootstrap.servers"] = server
+    if not properties.get("bootstrap.servers", "").strip():
+        raise UsageError(
+            "no destination is named",
+            f"give --bootstrap-server HOST:PORT, set {BOOTSTRAP_ENVIRONMENT}, or give --cluster NAME from kmirror.toml",
+        )
+    return properties
+
+
+def chosen_output(flag: str | None) -> str:
+    """Return `table` or `json`: what the flag says, else `kmirror.toml`, else `table`. Raises UsageError."""
+    from kmirror.config_file import load_config_file
+
+    return flag or load_config_file().default_output or "table"
+
+
+def _output(given: dict[str, Any]) -> str:
+    kind, as_json = given.pop("output"), given.pop("as_json")
+    return chosen_output("json" if as_json else kind)
+
+
+@contextmanager
+def _logging(session: Session) -> Iterator[None]:
+    """Send what kmirror's modules log to standard error, as much as `-v` asks for."""
+    if not session.verbosity:
+        yield
+        return
+    logger = logging.getLogger("kmirror")
+    handler = logging.StreamHandler(session.screen.err)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(_LOG_LEVELS[min(session.verbosity, 2)])
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def _selector(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> TopicSelector | None:
+    from kmirror.patterns import TopicSelector
+
+    return TopicSelector.parse(values, _flag(param)) if values else None
+
+
+def _milliseconds(_: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_duration(value, _flag(param))
+
+
+def _assignments(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{_flag(param)}: {value!r} is not key=value", f"write {_flag(param)} KEY=VALUE")
+        found[key.strip()] = text.strip()
+    return found
+
+
+def _flag(param: click.Parameter) -> str:
+    return param.opts[0]
+
+
+def _one_name(mirror: str | tuple[str, ...] | None) -> str | None:
+    return mirror if isinstance(mirror, str) else ",".join(mirror or ()) or None
+
+
+_DESTINATION = (
+    click.Option(
+        ["--bootstrap-server"],
+        metavar="HOST:PORT",
+        help=f"The destination's brokers, separated by commas; else {BOOTSTRAP_ENVIRONMENT}.",
+    ),
+    click.Option(
+        ["--command-config"], metavar="FILE", help="Client properties for the destination, as Kafka's tools take."
+    ),
+    click.Option(["--cluster"], metavar="NAME", help="The destination by its name in kmirror.toml."),
+    click.Option(["--expect-cluster-id"], metavar="ID", help="Refuse to work on any other destination."),
+)
+_DRY_RUN = click.Option(["--dry-run"], is_flag=True, help="Say what would be done, and change nothing.")
+_YES = click.Option(["--yes"], is_flag=True, help="Do not ask.")
+_DOCUMENTS = (
+    click.Option(
+        ["--output"], type=click.Choice(["table", "json"]), help="For people or for scripts; table by default."
+    ),
+    click.Option(["--json", "as_json"], is_flag=True, help="The same as --output json."),
+)
+_VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Tell more on standard error; -vv tells all.")
+_CALLS = {"dry_run", "yes", *(str(option.name) for option in _DESTINATION)}

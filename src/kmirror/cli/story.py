@@ -1,0 +1,157 @@
+"""How `demo` tells what it does: numbered headings, sentences, the commands a user would type, and what they printed.
+
+What a command prints is shown as it comes, also while others talk; one line is never torn by another.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kmirror.cli.screen import Screen
+
+_INDENT = "   "
+
+
+class Story:
+    """Tell a story to a screen; headings and commands stand out on a terminal."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._console = screen.console() if screen.is_terminal else None
+        self._lock = threading.Lock()
+        self._chapter = 0
+
+    def begin(self, title: str) -> None:
+        """Write the heading of the next chapter."""
+        self._chapter += 1
+        self._write("")
+        self._write(f"{self._chapter}  {title}", "bold cyan")
+
+    def say(self, *sentences: str) -> None:
+        """Write sentences, a line each."""
+        for sentence in sentences:
+            self._write(f"{_INDENT}{sentence}")
+
+    def command(self, arguments: Sequence[str]) -> None:
+        """Write a command as somebody would type it."""
+        self._write(f"{_INDENT}$ {shlex.join(arguments)}", "bold")
+
+    def printed(self, line: str) -> None:
+        """Write a line that a command printed."""
+        self._write(f"{_INDENT}  {line}", "dim")
+
+    def aside(self, sentence: str, style: str = "") -> None:
+        """Write a sentence that belongs to no chapter."""
+        self._write("")
+        self._write(sentence, style)
+
+    def _write(self, line: str, style: str = "") -> None:
+        with self._lock:
+            if self._console is None:
+                self._screen.line(line.rstrip())
+                return
+            from rich.text import Text
+
+            self._console.print(Text(line, style=style), soft_wrap=True)
+
+
+class Kmirror:
+    """Run `kmirror` commands as a user would, in a folder of their own, and tell what they print."""
+
+    def __init__(self, story: Story, folder: Path, environ: Mapping[str, str]) -> None:
+        self._story = story
+        self._folder = folder
+        self._environ = {**os.environ, **environ, "PYTHONUNBUFFERED": "1"}
+
+    def run(self, *arguments: str) -> int:
+        """Run a command to its end and return its exit code."""
+        running = self.start(*arguments)
+        try:
+            return running.ended()
+        finally:
+            running.kill()
+
+    def start(self, *arguments: str) -> Running:
+        """Start a command and leave it running."""
+        self._story.command(["kmirror", *arguments])
+        # A session of its own keeps Ctrl-C from it: whoever started it ends it.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kmirror", *arguments],
+            cwd=self._folder,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        return Running(process, self._story)
+
+
+class Running:
+    """A command that runs; its lines are told until it is `muted`."""
+
+    def __init__(self, process: subprocess.Popen[str], story: Story) -> None:
+        self._process = process
+        self._story = story
+        self._muted = False
+        self._reader = threading.Thread(target=self._read, name="kmirror-demo-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self._process.poll()
+
+    def mute(self) -> None:
+        """Tell no more of what it prints."""
+        self._muted = True
+
+    def ended(self) -> int:
+        """Wait until it has ended and all it printed is told, and return its exit code."""
+        code = self._process.wait()
+        self._reader.join()
+        return code
+
+    def kill(self) -> list[int]:
+        """End it and every process it started with SIGKILL, all at once; return how they were numbered."""
+        tree = [self._process.pid, *_descendants(self._process.pid)] if self.exit_code is None else []
+        for pid in tree:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        return tree
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if not self._muted:
+                    self._story.printed(line.rstrip())
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that descend from one, parents first."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(0), [])
+        found += below
+        waiting += below
+    return found

@@ -1,0 +1,161 @@
+"""The traffic of `demo`: a producer that writes all the time, and a look at how far a topic has come.
+
+It is an ordinary producer, librdkafka with `acks=all`; what it counts is what the source's broker has acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from kmirror.errors import KmirrorError, TimedOutError
+
+#: Where librdkafka says that brokers go away, as they do at the end of each demo.
+_logger = logging.getLogger("kmirror.demo")
+_logger.addHandler(logging.NullHandler())
+
+_RECORD_BYTES = 500
+_PAUSE_S = 0.02
+_FLUSH_S = 60.0
+_LOOK_S = 10.0
+
+
+def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
+    """Create a topic with one replica."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_logger)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_FLUSH_S)
+
+
+class LiveProducer:
+    """Write records to a topic at a steady rate until it is closed, and as many more at once as it is asked for."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, records_per_second: int) -> None:
+        from confluent_kafka import Producer
+
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "acks": "all",
+                "linger.ms": 5,
+                "compression.type": "lz4",
+                "queue.buffering.max.messages": 100_000,
+            },
+            logger=_logger,
+        )
+        self._topic = topic
+        self._rate = records_per_second
+        self._values = [random.Random(seed).randbytes(_RECORD_BYTES) for seed in range(64)]
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._number = 0
+        self._acknowledged = 0
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._trickle, name="kmirror-demo-producer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._producer.purge()
+
+    @property
+    def acknowledged(self) -> int:
+        """Return how many records the source has acknowledged so far."""
+        return self._acknowledged
+
+    def burst(self, count: int) -> None:
+        """Write so many records as fast as the source takes them."""
+        for _ in range(count):
+            if self._stop.is_set():
+                return
+            self._write()
+
+    def close(self) -> int:
+        """Stop writing, wait until all is acknowledged, and return how many records there are.
+
+        Raises:
+            KmirrorError: a record was not acknowledged.
+        """
+        self._stop.set()
+        self._thread.join()
+        if self._producer.flush(_FLUSH_S) or self._error:
+            raise KmirrorError(f"the demo's own producer lost records: {self._error or 'not acknowledged in time'}")
+        return self._acknowledged
+
+    def _trickle(self) -> None:
+        began, written = time.monotonic(), 0
+        while not self._stop.wait(_PAUSE_S):
+            due = int((time.monotonic() - began) * self._rate)
+            for _ in range(due - written):
+                self._write()
+            written = due
+
+    def _write(self) -> None:
+        with self._lock:
+            self._number += 1
+            number = self._number
+        value = self._values[number % len(self._values)]
+        headers = [("number", str(number).encode())]
+        while not self._stop.is_set():
+            try:
+                self._producer.produce(
+                    self._topic, value, f"order-{number}", headers=headers, on_delivery=self._delivered
+                )
+            except BufferError:
+                self._producer.poll(0.05)
+            else:
+                self._producer.poll(0)
+                return
+
+    def _delivered(self, error: Any, _: Any) -> None:
+        with self._lock:
+            if error is not None:
+                self._error = error.str()
+            else:
+                self._acknowledged += 1
+
+
+class Watcher:
+    """Look how many records a topic holds, one offset each."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, partitions: int) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        self._consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "kmirror-demo"}, logger=_logger)
+        self._partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
+
+    def ends(self) -> list[int]:
+        """Return the end of each partition."""
+        return [self._consumer.get_watermark_offsets(partition, timeout=_LOOK_S)[1] for partition in self._partitions]
+
+    def total(self) -> int:
+        """Return how many records there are."""
+        return sum(self.ends())
+
+    def wait_for(self, total: int, seconds: float) -> int:
+        """Wait until there are so many records, and return how many there are then.
+
+        Raises:
+            TimedOutError: they do not come in time.
+        """
+        deadline = time.monotonic() + seconds
+        while (found := self.total()) < total:
+            if time.monotonic() > deadline:
+                raise TimedOutError(f"only {found:,} of {total:,} records have come within {seconds:g} s")
+            time.sleep(_PAUSE_S)
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
