@@ -1,0 +1,261 @@
+"""Errors: a sentence, a hint, the exit code; for scripts a document as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from kmirror.cli.failures import explain
+from kmirror.cli.options import Call
+from kmirror.errors import (
+    BrokerError,
+    HistoriesDifferError,
+    KmirrorError,
+    OutcomeUnknown,
+    PartlyDoneError,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from .conftest import Run
+
+DESTINATION = ("--bootstrap-server", "localhost:9092")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("creat",), "no such command creat", "did you mean create?"),
+        (("start",), "no such command start", "`kmirror --help` shows what there is"),
+        (("--mirror", "m"), "no such option --mirror", "see `kmirror --help`"),
+        (("describe", "--topcs", "a"), "no such option --topcs", "did you mean --topics?"),
+        (("list", "--frobnicate"), "no such option --frobnicate", "see `kmirror list --help`"),
+        (("add", "--topics", "a"), "--mirror is missing", "see `kmirror add --help`"),
+        (("add", "--mirror", "m"), "--topics is missing", "see `kmirror add --help`"),
+        (("add", "--mirror"), "option '--mirror' requires an argument", "see `kmirror add --help`"),
+        (
+            ("describe", "orders"),
+            "got unexpected extra argument (orders)",
+            "see `kmirror describe --help`",
+        ),
+        (
+            ("list", "--output", "xml"),
+            "--output: 'xml' is not one of 'table', 'json'",
+            "see `kmirror list --help`",
+        ),
+        (
+            ("list",),
+            "no destination is named",
+            "give --bootstrap-server HOST:PORT, set KMIRROR_BOOTSTRAP_SERVER, or give --cluster NAME from kmirror.toml",
+        ),
+        (
+            ("list", "--cluster", "prod", *DESTINATION),
+            "--bootstrap-server and --cluster both name the destination",
+            "give one of them",
+        ),
+        (
+            ("list", "--cluster", "prod"),
+            "cluster prod is not known: there is no kmirror.toml",
+            "write [clusters.prod] in it",
+        ),
+        (
+            ("list", "--command-config", "nowhere.properties", *DESTINATION),
+            "cannot read the properties file nowhere.properties: No such file or directory",
+            "name a readable file of Java properties",
+        ),
+        (
+            ("list", "--bootstrap-server", "localhost"),
+            "bootstrap.servers: 'localhost' is not HOST:PORT",
+            "write kafka1:9092,kafka2:9092 or [::1]:9092",
+        ),
+        (
+            ("create", "--mirror", "m", "--mirror-config", "nowhere.properties", *DESTINATION),
+            "cannot read the properties file nowhere.properties: No such file or directory",
+            "name a readable file of Java properties",
+        ),
+        (
+            ("create", "--mirror", "m", "--mirror-config", "f", "--config", "topics.include", *DESTINATION),
+            "--config: 'topics.include' is not key=value",
+            "write --config KEY=VALUE",
+        ),
+        (
+            ("add", "--mirror", "m", "--topics", "orders(", *DESTINATION),
+            "--topics: the pattern orders( is not understood at character 7: a bracket is not closed",
+            "see https://github.com/google/re2/wiki/Syntax for what a pattern may hold",
+        ),
+        (
+            ("add", "--mirror", "m", "--topics", "@nowhere", *DESTINATION),
+            "--topics: cannot read nowhere: No such file or directory",
+            "name a readable file with one pattern a line",
+        ),
+        (
+            ("add", "--mirror", "m", "--topics", "a", "--exclude", "", *DESTINATION),
+            "--exclude is empty",
+            "give names or regular expressions, separated by commas, or @FILE with one per line",
+        ),
+        (
+            ("wait", "--mirror", "m", "--for", "caught-up", "--timeout", "soon", *DESTINATION),
+            "--timeout: 'soon' is not a duration",
+            "give a duration such as 500ms, 10s, 5m or 1h30m",
+        ),
+        (
+            ("wait", "--mirror", "m", "--for", "caught-up", "--timeout", "-5s", *DESTINATION),
+            "--timeout: -5s is negative",
+            "give a duration such as 500ms, 10s, 5m or 1h30m",
+        ),
+        (
+            ("run", "--mirror", "m", "--for", "9999d", *DESTINATION),
+            "--for: 9999d is longer than 365 days",
+            "give a duration such as 500ms, 10s, 5m or 1h30m",
+        ),
+        (
+            ("run", "--mirror", "m", "--timeout", "5s", *DESTINATION),
+            "--timeout goes with --until-caught-up",
+            "to copy for so long, give --for",
+        ),
+        (
+            ("check", "--mirror", "m", "--mirror-config", "f", *DESTINATION),
+            "--mirror and --mirror-config both name a source",
+            "give one of them",
+        ),
+        (
+            ("check", "--config", "topics.include=.*", *DESTINATION),
+            "--config adds to --mirror-config, which is missing",
+            "give both, or --mirror alone",
+        ),
+    ],
+)
+def test_usage(run: Run, arguments: tuple[str, ...], message: str, hint: str) -> None:
+    shown = run(*arguments)
+    assert (shown.code, shown.out, shown.err) == (2, "", f"kmirror: {message}\n  {hint}\n")
+
+
+@pytest.mark.parametrize("json_flag", [("--json",), ("--output", "json"), ("--output=json",)])
+def test_a_verb_that_looks_fails_with_just_the_error(run: Run, json_flag: tuple[str, ...]) -> None:
+    shown = run("describe", "--topcs", "a", *json_flag)
+    assert shown.code == 2
+    assert shown.err == "kmirror: no such option --topcs\n  did you mean --topics?\n"
+    error = {"code": 2, "message": "no such option --topcs", "hint": "did you mean --topics?", "reason": None}
+    assert json.loads(shown.out) == {"error": error}
+
+
+def test_a_verb_that_changes_something_fails_with_its_document(run: Run) -> None:
+    shown = run("add", "--mirror", "m", "--topics", "a", "--dry-run", "--json")
+    assert shown.code == 2
+    document = json.loads(shown.out)
+    assert document["error"].pop("hint").startswith("give --bootstrap-server HOST:PORT")
+    assert document == {
+        "verb": "add",
+        "mirror": "m",
+        "dryRun": True,
+        "exitCode": 2,
+        "results": [],
+        "groups": [],
+        "error": {"code": 2, "message": "no destination is named", "reason": None},
+    }
+
+
+def test_a_document_without_a_mirror_says_null(run: Run) -> None:
+    assert json.loads(run("add", "--topics", "a", "--json").out)["mirror"] is None
+
+
+def _failing(error: BaseException) -> Callable[[Call], None]:
+    def destination(_: Call) -> None:
+        raise error
+
+    return destination
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (KmirrorError("odd", "look"), 1, "kmirror: odd\n  look\n"),
+        (UsageError("bad flag"), 2, "kmirror: bad flag\n"),
+        (RefusedError("not now", "later"), 3, "kmirror: not now\n  later\n"),
+        (PartlyDoneError("half"), 4, "kmirror: half\n"),
+        (TimedOutError("too slow"), 5, "kmirror: too slow\n"),
+        (UnreachableError("no answer", reason=Reason.DESTINATION_UNREACHABLE), 6, "kmirror: no answer\n"),
+        (HistoriesDifferError("offset 7"), 7, "kmirror: offset 7\n"),
+        (
+            BrokerError(3, "UNKNOWN_TOPIC_OR_PARTITION", "orders"),
+            1,
+            "kmirror: orders: UNKNOWN_TOPIC_OR_PARTITION (3)\n",
+        ),
+        (
+            OutcomeUnknown("no answer to CreateTopics"),
+            1,
+            "kmirror: no answer to CreateTopics: it may have happened or not\n"
+            "  look with `kmirror describe` before trying again\n",
+        ),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "kmirror: unexpected: ZeroDivisionError: division by zero\n"
+            "  -vv shows the traceback; this is a fault of kmirror's, please report it\n",
+        ),
+        (KeyboardInterrupt(), 130, "kmirror: interrupted\n"),
+    ],
+)
+def test_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, told: str) -> None:
+    monkeypatch.setattr(Call, "destination", _failing(error))
+    shown = run("list", *DESTINATION)
+    assert (shown.code, shown.out, shown.err) == (code, "", told)
+
+
+def test_a_traceback_only_where_it_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "destination", _failing(ZeroDivisionError("nothing")))
+    assert "Traceback" not in run("list", "-v", *DESTINATION).err
+    shown = run("list", "-vv", *DESTINATION)
+    assert shown.code == 1
+    assert "Traceback (most recent call last)" in shown.err
+    assert shown.err.endswith("please report it\n")
+
+
+def test_a_destination_that_is_not_there(run: Run) -> None:
+    shown = run("list", "--bootstrap-server", "127.0.0.1:1", "--json")
+    assert shown.code == 6
+    assert json.loads(shown.out)["error"]["reason"] == "DESTINATION_UNREACHABLE"
+    assert "the destination" in shown.err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("describe", "--help"), ("list", "--json")])
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    environment.pop("KMIRROR_BOOTSTRAP_SERVER", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kmirror", *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=environment,
+        )
+    finally:
+        os.close(writing)
+    if "--help" in arguments:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 2
+        assert done.stderr.startswith("kmirror: no destination is named\n")
+
+
+def test_errors_of_ours_pass_unchanged() -> None:
+    error = RefusedError("no", "yes")
+    assert explain(error) is error
+    assert isinstance(explain(click.UsageError("Odd.")), UsageError)

@@ -1,0 +1,27 @@
+"""Start-up is what people wait for after pressing Tab: nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"pyspark", "py4j", "confluent_kafka", "kafka", "rich", "re2", "tomli", "cramjam", "kmirror.ops"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kmirror.cli.main",
+        "from kmirror.cli.main import main; assert main(['--help']) == 0",
+        "from kmirror.cli.main import main; assert main(['run', '--help']) == 0",
+        "from kmirror.cli.main import main; assert main(['describe', '--help']) == 0",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    report = "import sys; print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {report}"], capture_output=True, text=True, check=True)
+    imported = set(done.stderr.split())
+    assert "kmirror.cli.main" in imported
+    assert imported & HEAVY == set()

@@ -1,0 +1,454 @@
+"""Connections to real brokers: what each way of failing becomes, TLS and logins, and whole frames without waiting."""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest
+
+from kmirror.cluster import produce
+from kmirror.cluster.batch import batch_headers, guard
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import (
+    MAX_FRAME_BYTES,
+    MAX_HANDSHAKE_FRAME_BYTES,
+    ConnectFailedError,
+    Connection,
+    Stream,
+    UnsupportedVersionError,
+)
+from kmirror.cluster.security import ClientConfig, client_config
+from kmirror.cluster.wire import FrameError
+from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
+from tests.support.tls import write_tls_files
+from tests.support.wire import Wire, closed_port, cut_to, hang_up, listener, swallow
+
+PLAIN = ClientConfig((("127.0.0.1", 1),), connect_timeout_ms=20_000, request_timeout_ms=20_000)
+HURRIED = replace(PLAIN, connect_timeout_ms=300, request_timeout_ms=300)
+
+
+def metadata() -> Any:
+    return MetadataRequest(topics=[], allow_auto_topic_creation=False)
+
+
+@pytest.fixture
+def wire(destination_cluster: SandboxCluster) -> Iterator[Wire]:
+    """Return a network to a real broker that can be spoiled."""
+    broker = destination_cluster.brokers[0]
+    made = Wire(broker.host, broker.port)
+    yield made
+    made.close()
+    assert made.all_fired
+
+
+@pytest.fixture
+def connection(wire: Wire) -> Iterator[Connection]:
+    made = Connection.open(wire.host, wire.port, PLAIN)
+    yield made
+    made.close()
+
+
+# -- the good case ----------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_answered_in_a_version_both_sides_speak(connection: Connection, wire: Wire) -> None:
+    for _ in range(3):
+        assert [b.node_id for b in connection.request(metadata(), highest=12).brokers] == [1]
+    assert connection.version_for(3, 0, 12, "Metadata") == 12
+    assert not connection.must_be_replaced
+    assert repr(connection) == f"<Connection 127.0.0.1:{wire.port} open>"
+    connection.close()
+    connection.close()
+    assert repr(connection) == f"<Connection 127.0.0.1:{wire.port} closed>"
+
+
+def test_a_version_the_broker_does_not_speak_is_refused_by_name(connection: Connection) -> None:
+    with pytest.raises(UnsupportedVersionError, match="does not offer Fetch version 99 to 100") as caught:
+        connection.version_for(1, 99, 100, "Fetch")
+    assert "3.9 and later" in str(caught.value.hint)
+    with pytest.raises(UnsupportedVersionError):
+        connection.version_for(4711, 0, 0, "Nothing")
+
+
+# -- no connection ----------------------------------------------------------------------------------------------------
+
+
+def test_a_port_on_which_nobody_listens() -> None:
+    with pytest.raises(ConnectFailedError, match=r"cannot connect to 127\.0\.0\.1:.*onnection refused") as caught:
+        Connection.open("127.0.0.1", closed_port(), PLAIN)
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+
+
+def test_a_host_that_does_not_exist() -> None:
+    with pytest.raises(ConnectFailedError, match=r"cannot connect to no-such-host\.invalid:9092"):
+        Connection.open("no-such-host.invalid", 9092, PLAIN)
+
+
+def test_a_listener_that_never_answers() -> None:
+    with listener(lambda sock: None) as port, pytest.raises(ConnectFailedError, match="timed out"):
+        Connection.open("127.0.0.1", port, HURRIED)
+
+
+def test_a_listener_that_hangs_up() -> None:
+    with listener(socket.socket.close) as port, pytest.raises(ConnectFailedError, match="handshake") as caught:
+        Connection.open("127.0.0.1", port, PLAIN)
+    assert "wants TLS or SASL" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"220 mail.example.org ESMTP\r\n",
+        b"\x15\x03\x03\x00\x02\x02\x16",  # a TLS alert
+        struct.pack(">i", MAX_HANDSHAKE_FRAME_BYTES + 1),
+        struct.pack(">i", -1),
+        struct.pack(">i", 3),
+        struct.pack(">ii", 4, 1),  # an empty answer
+        struct.pack(">ii", 20, 1) + b"\xff" * 16,
+        struct.pack(">ii", 8, 4711) + bytes(4),  # to another request
+    ],
+)
+def test_something_that_is_not_kafka(greeting: bytes) -> None:
+    def greet(sock: socket.socket) -> None:
+        sock.sendall(greeting)
+
+    with listener(greet) as port, pytest.raises(ConnectFailedError, match=f"127.0.0.1:{port}") as caught:
+        Connection.open("127.0.0.1", port, PLAIN)
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+
+
+# -- a connection that breaks -----------------------------------------------------------------------------------------
+
+
+def test_no_answer_in_time_leaves_the_outcome_unknown(connection: Connection, wire: Wire) -> None:
+    wire.spoil(swallow)
+    with pytest.raises(OutcomeUnknown, match="timed out"):
+        connection.request(metadata(), highest=12, timeout=0.2)
+    assert connection.socket.fileno() < 0
+
+
+def test_hanging_up_instead_of_an_answer_leaves_the_outcome_unknown(connection: Connection, wire: Wire) -> None:
+    wire.spoil(hang_up)
+    with pytest.raises(OutcomeUnknown, match="closed the connection"):
+        connection.request(metadata(), highest=12)
+    with pytest.raises(OutcomeUnknown):  # and it stays broken
+        connection.request(metadata(), highest=12)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 4, 5, 30])
+def test_half_an_answer_leaves_the_outcome_unknown(connection: Connection, wire: Wire, kept: int) -> None:
+    wire.spoil(lambda frame: frame[:kept])
+    with pytest.raises(OutcomeUnknown, match="timed out"):
+        connection.request(metadata(), highest=12, timeout=0.2)
+    assert connection.socket.fileno() < 0
+
+
+@pytest.mark.parametrize("size", [-5, 0, 3, MAX_FRAME_BYTES + 1, 0x7FFFFFFF])
+def test_a_size_that_cannot_be_is_a_frame_error(connection: Connection, wire: Wire, size: int) -> None:
+    wire.spoil(lambda frame: struct.pack(">i", size) + frame[4:])
+    with pytest.raises(FrameError, match=f"announces an answer of {size} bytes"):
+        connection.request(metadata(), highest=12)
+    assert connection.socket.fileno() < 0
+
+
+def test_an_answer_to_another_request_is_a_frame_error(connection: Connection, wire: Wire) -> None:
+    wire.spoil(lambda frame: frame[:4] + struct.pack(">i", 4711) + frame[8:])
+    with pytest.raises(FrameError, match="answered another request"):
+        connection.request(metadata(), highest=12)
+    assert connection.socket.fileno() < 0
+
+
+def test_an_answer_cut_off_anywhere_is_a_frame_error(wire: Wire) -> None:
+    whole = b""
+
+    def keep(frame: bytes) -> bytes:
+        nonlocal whole
+        whole = frame
+        return frame
+
+    connection = Connection.open(wire.host, wire.port, PLAIN)
+    wire.spoil(keep)
+    connection.request(metadata(), highest=12)
+    for kept in range(8, len(whole) - 1):
+        wire.spoil(cut_to(kept))
+        with pytest.raises(FrameError, match="to MetadataRequest cannot be read"):
+            connection.request(metadata(), highest=12)
+        assert connection.socket.fileno() < 0
+        connection = Connection.open(wire.host, wire.port, PLAIN)
+    connection.close()
+
+
+def test_a_throttle_is_waited_out_before_the_next_request(destination_cluster: SandboxCluster) -> None:
+    """A quota on produced bytes makes the broker ask for a pause with its answer."""
+    from kafka.protocol.admin import AlterClientQuotasRequest
+
+    entry = AlterClientQuotasRequest.EntryData
+    client_id = "throttled"
+
+    def quota(client: ClusterClient, *, remove: bool) -> None:
+        request = AlterClientQuotasRequest(
+            entries=[
+                entry(
+                    entity=[entry.EntityData(entity_type="client-id", entity_name=client_id)],
+                    ops=[entry.OpData(key="producer_byte_rate", value=200_000.0, remove=remove)],
+                )
+            ],
+            validate_only=False,
+        )
+        assert [one.error_code for one in client.ask_any(request).entries] == [0]
+
+    with Leader(destination_cluster, create_topic(destination_cluster)) as leader:
+        quota(leader.client, remove=False)
+        try:
+            connection = leader.connection
+            append = produce.Append(leader.partition.topic, leader.topic_id, 0, batch_of(value=b"x" * 400_000))
+            for _ in range(50):  # until the quota is known to the broker
+                correlation_id, version = connection.next_correlation_id(), leader.produce_version
+                request = produce.request(correlation_id, version, client_id, [append], acks=-1, timeout_ms=9000)
+                _, pause = produce.answer(connection.exchange_frame(request, correlation_id, 30), version)
+                if pause:
+                    break
+            assert pause > 0
+            throttled = [connection.is_throttled]
+            connection.note_throttle(pause)
+            throttled.append(connection.is_throttled)
+            connection.request(metadata(), highest=12)
+            throttled.append(connection.is_throttled)
+            assert throttled == [False, True, False]
+        finally:
+            quota(leader.client, remove=True)
+
+
+# -- TLS and logins ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secured(make_module_cluster: MakeCluster) -> SandboxCluster:
+    """Return a cluster that wants TLS and a login, and ends sessions after a while."""
+    return make_module_cluster("tls", secured=True, properties={"connections.max.reauth.ms": "5000"})
+
+
+def config_of(cluster: SandboxCluster, **changes: str) -> ClientConfig:
+    mechanism = changes.pop("mechanism", "SCRAM-SHA-512")
+    config = client_config(cluster.client_properties("kmirror", mechanism))
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def open_at(cluster: SandboxCluster, config: ClientConfig, host: str = "127.0.0.1") -> Connection:
+    return Connection.open(host, cluster.brokers[0].port, config)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_the_right_password_lets_in(secured: SandboxCluster, mechanism: str) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        connection = open_at(secured, config_of(secured, mechanism=mechanism), host)
+        assert [b.node_id for b in connection.request(metadata(), highest=12).brokers] == [1]
+        assert not connection.must_be_replaced
+        connection.close()
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("wrong", [{"password": "not-the-password"}, {"username": "nobody"}])
+def test_a_wrong_login_is_refused_without_telling_the_password(
+    secured: SandboxCluster, mechanism: str, wrong: dict[str, str]
+) -> None:
+    config = config_of(secured, mechanism=mechanism, **wrong)
+    with pytest.raises(UnreachableError, match=f"refuses user {config.username}") as caught:
+        open_at(secured, config)
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    assert str(config.password) not in f"{caught.value} {caught.value.hint} {config!r}"
+
+
+def test_a_mechanism_the_broker_does_not_offer_is_refused_with_those_it_does(secured: SandboxCluster) -> None:
+    with pytest.raises(UnreachableError, match="does not take SASL mechanism SCRAM-SHA-1") as caught:
+        open_at(secured, config_of(secured, sasl_mechanism="SCRAM-SHA-1"))
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    for offered in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        assert offered in str(caught.value.hint)
+
+
+def test_a_broker_that_no_trusted_authority_signed_is_refused(secured: SandboxCluster, tmp_path: Path) -> None:
+    write_tls_files(tmp_path)
+    with pytest.raises(ConnectFailedError, match=r"TLS with .* failed: .*certificate") as caught:
+        open_at(secured, config_of(secured, ca_pem=(tmp_path / "another-root.pem").read_text()))
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+
+
+def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(secured: SandboxCluster) -> None:
+    another = "127.0.0.2"  # the same machine, but not what the certificate says
+    with closing(Wire("127.0.0.1", secured.brokers[0].port, listen_on=another, opaque=True)) as wire:
+        with pytest.raises(ConnectFailedError, match=r"not valid for '127\.0\.0\.2'"):
+            Connection.open(another, wire.port, config_of(secured))
+        unchecked = replace(config_of(secured), verify_hostname=False)
+        Connection.open(another, wire.port, unchecked).close()
+
+
+def test_no_tls_where_the_listener_wants_it(secured: SandboxCluster) -> None:
+    with pytest.raises(ConnectFailedError, match="handshake") as caught:
+        open_at(secured, PLAIN)
+    assert "is PLAINTEXT the listener's security.protocol?" in str(caught.value.hint)
+
+
+def test_tls_where_the_listener_has_none(secured: SandboxCluster, destination_cluster: SandboxCluster) -> None:
+    with pytest.raises(ConnectFailedError, match=r"TLS with .* failed") as caught:
+        open_at(destination_cluster, config_of(secured))
+    assert "security.protocol" in str(caught.value.hint)
+
+
+def test_no_login_where_the_listener_wants_one(secured: SandboxCluster) -> None:
+    config = replace(config_of(secured), security_protocol="SSL", sasl_mechanism=None, username=None, password=None)
+    connection = open_at(secured, config)  # whether a login is wanted shows with the first request only
+    with pytest.raises(OutcomeUnknown):
+        connection.request(metadata(), highest=12)
+
+
+def test_a_session_is_replaced_before_the_broker_ends_it(secured: SandboxCluster) -> None:
+    with ClusterClient(config_of(secured)) as client:
+        found = client.metadata([])
+        broker = found.brokers[1]
+        first = client.connect(1, broker.host, broker.port)
+        assert client.connect(1, broker.host, broker.port) is first
+        while not first.must_be_replaced:
+            first.request(metadata(), highest=12)
+        second = client.connect(1, broker.host, broker.port)
+        assert second is not first
+        assert first.socket.fileno() < 0
+        second.request(metadata(), highest=12)
+
+
+def test_large_frames_pass_through_tls_both_ways(secured: SandboxCluster) -> None:
+    with Leader(secured, create_topic(secured, settings={"max.message.bytes": "8000000"})) as leader:
+        batch = batch_of(value=random.Random(1).randbytes(6_000_000))
+        guard(memoryview(batch), OWN_ID, 0, 0)
+        append = produce.Append(leader.partition.topic, leader.topic_id, 0, batch)
+        correlation_id = leader.connection.next_correlation_id()
+        request = produce.request(correlation_id, 11, "kmirror", [append], acks=-1, timeout_ms=9000)
+        stream = Stream(leader.connection, 1 << 20)
+        stream.send(request)
+        frame = receive(stream)
+        assert [(a.error_code, a.base_offset) for a in produce.answer(frame, 11)[0]] == [(0, 0)]
+        leader.connection.socket.setblocking(True)
+        stored = leader.fetch(0, max_bytes=8_000_000).records
+        (header,) = batch_headers(stored)
+        assert bytes(stored[16 : header.size_in_bytes]) == bytes(batch[16:])
+
+
+# -- whole frames without waiting -------------------------------------------------------------------------------------
+
+
+def receive(stream: Stream) -> memoryview:
+    """Wait for the next frame, and send what is still to be sent."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream.fileno(), selectors.EVENT_READ | selectors.EVENT_WRITE)
+        while True:
+            selector.modify(stream.fileno(), selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.sending else 0))
+            events = selector.select(20)
+            assert events, "nothing came"
+            if stream.sending:
+                stream.flush()
+            if (frame := stream.receive()) is not None:
+                return frame
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Stream, socket.socket]]:
+    """Return a stream, and the other end of its connection."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    theirs.settimeout(20)
+    stream = Stream(Connection("there", 1, PLAIN, ours), 100_000)
+    yield stream, theirs
+    stream.close()
+    theirs.close()
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def test_frames_arrive_whole_however_they_are_cut(ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = ends
+    rng = random.Random(7)
+    frames = [rng.randbytes(size) for size in (4, 5, 3000, 100, 90_000, 100_000, 100_001, 4)]
+    data = b"".join(map(framed, frames))
+    found = []
+    position = 0
+    while position < len(data):
+        step = rng.choice([1, 2, 3, 5, 1000, 5000])
+        theirs.sendall(data[position : position + step])
+        position += step
+        while (frame := stream.receive()) is not None:
+            found.append(bytes(frame))
+            stream.recycle(frame)
+    assert found == frames
+
+
+def test_several_frames_in_one_piece_come_one_by_one(ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = ends
+    theirs.sendall(framed(b"first") + framed(b"second") + framed(b"thi rd")[:6])
+    assert [bytes(stream.receive() or b""), bytes(stream.receive() or b"")] == [b"first", b"second"]
+    assert stream.receive() is None
+    theirs.sendall(framed(b"thi rd")[6:])
+    assert bytes(stream.receive() or b"") == b"thi rd"
+
+
+def test_a_large_buffer_is_used_again_once_it_is_given_back(ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = ends
+
+    def next_frame() -> memoryview:
+        theirs.sendall(framed(bytes(50_000)))
+        return receive(stream)
+
+    first = next_frame()
+    second = next_frame()
+    assert first.obj is not second.obj
+    stream.recycle(first)
+    assert next_frame().obj is first.obj
+
+
+def test_sending_goes_on_where_the_socket_stopped(ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = ends
+    rng = random.Random(8)
+    buffers = [rng.randbytes(rng.randrange(1, 4000)) for _ in range(3000)]
+    stream.send(buffers[:1500])
+    stream.send(buffers[1500:])
+    assert stream._rest
+    wanted, got = b"".join(buffers), bytearray()
+    while len(got) < len(wanted):
+        got += theirs.recv(50_000)
+        stream.flush()
+    assert not stream.sending
+    assert bytes(got) == wanted
+
+
+@pytest.mark.parametrize("size", [-1, 0, 3, MAX_FRAME_BYTES + 1])
+def test_a_stream_refuses_sizes_that_cannot_be(ends: tuple[Stream, socket.socket], size: int) -> None:
+    stream, theirs = ends
+    theirs.sendall(struct.pack(">i", size))
+    with pytest.raises(FrameError, match=f"{size} bytes"):
+        stream.receive()
+
+
+def test_a_stream_whose_other_end_is_gone(ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = ends
+    theirs.sendall(framed(b"last")[:6])
+    assert stream.receive() is None
+    theirs.close()
+    with pytest.raises(OutcomeUnknown, match="closed the connection"):
+        stream.receive()
+    with pytest.raises(OutcomeUnknown):
+        stream.send([b"anything"])

@@ -1,0 +1,536 @@
+"""A lane between two real clusters: equal to the byte, exact about what it cannot carry, and obedient to its claims."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as Place
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from crc32c import crc32c
+from kafka.protocol.producer import WriteTxnMarkersRequest
+
+from kmirror.cluster.batch import batch_headers
+from kmirror.engine.clock import now
+from kmirror.engine.lane import Lane
+from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.errors import Reason
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.ports import free_ports
+from kmirror.state.records import EngineState, Incarnation, PartitionState, ProgressRecord
+from tests.support.clusters import MakeCluster
+from tests.support.lane import Mirror
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
+from tests.support.oracle import librdkafka_records, raw_log_bytes, segment_files
+from tests.support.stored import first_difference
+from tests.support.wire import FETCH, PRODUCE, Fault, Wire, cut_to, hang_up
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+@pytest.fixture
+def mirror(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Mirror]:
+    with closing(Mirror(source_cluster, destination_cluster)) as made:
+        yield made
+
+
+def assert_same(mirror: Mirror, topic: str, partitions: int = 1) -> None:
+    """Compare what both have on disk, and every checksum in the copy."""
+    source, destination = (cluster.brokers[0].log_dir for cluster in (mirror.source, mirror.destination))
+    for partition in range(partitions):
+        assert first_difference(source, destination, topic, partition, mirror.mirror_of(topic)) is None
+        data, position = raw_log_bytes(mirror.destination, mirror.mirror_of(topic), partition), 0
+        while position < len(data) and (length := struct.unpack_from(">i", data, position + 8)[0]) > 0:
+            end = position + 12 + length
+            assert struct.unpack_from(">I", data, position + 17)[0] == crc32c(data[position + 21 : end])
+            position = end
+
+
+def fill(mirror: Mirror, topic: str, count: int, partition: int = 0) -> None:
+    """Produce so many records."""
+    producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers, "acks": "all"})
+    for number in range(count):
+        producer.produce(topic, b"value", b"%d" % number, partition)
+    assert producer.flush(30) == 0
+
+
+def copy_of(lane: Lane, mirror_topic: str, partition: int = 0) -> PartitionCopy:
+    return next(p for p in lane.partitions if p.assignment.destination == (mirror_topic, partition))
+
+
+# -- the copy ----------------------------------------------------------------------------------------------------------
+
+
+def keep_producing(bootstrap_servers: str, topic: str, codec: str, until: threading.Event) -> None:
+    """Write all kinds of records to eight partitions with librdkafka, and one of 900 KB now and then."""
+    rng = random.Random(codec)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "compression.type": codec, "acks": "all", "linger.ms": 2}
+    )
+    number = 0
+    while not until.is_set() or number < 400:
+        value = rng.choice([None, b"", b"text " * rng.randrange(300), rng.randbytes(rng.randrange(2000))])
+        producer.produce(
+            topic,
+            rng.randbytes(900_000) if number % 150 == 149 else value,
+            rng.choice([None, b"", b"key-%d" % number]),
+            number % 8,
+            headers=rng.choice([[], [("h", b"x"), ("h", None)], [("ключ", b"")]]),
+        )
+        number += 1
+        producer.poll(0)
+        if number % 20 == 0:
+            time.sleep(0.01)
+    assert producer.flush(60) == 0
+
+
+def test_a_growing_topic_with_every_codec_is_copied_to_the_byte(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=8)
+    enough = threading.Event()
+    servers = mirror.source.bootstrap_servers
+    writers = [threading.Thread(target=keep_producing, args=(servers, topic, codec, enough)) for codec in CODECS]
+    for writer in writers:
+        writer.start()
+    try:
+        lane = mirror.start()
+        mirror.wait(lane, lambda: sum(mirror.destination_ends().values()) > 500)
+    finally:
+        enough.set()
+        for writer in writers:
+            writer.join(60)
+    mirror.wait_copied(lane)
+    result = mirror.stop(lane)
+    assert (result.ended, result.clean) == ("STOPPED", True)
+    assert_same(mirror, topic, 8)
+    for partition in (0, 5):
+        ours = librdkafka_records(mirror.destination.bootstrap_servers, topic, partition)
+        assert ours == librdkafka_records(servers, topic, partition)
+        assert len(ours) == copy_of(lane, topic, partition).acknowledged
+
+
+def test_batches_larger_than_a_fetch_asks_for_are_carried_too(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=6, settings={"max.message.bytes": "4000000"})
+    for partition in range(6):
+        with Leader(mirror.source, topic, partition) as leader:
+            for size in (3_000_000, 10, 1_500_000, 2_500_000):
+                value = random.Random(size).randbytes(size)
+                assert leader.append_as_is(batch_of(value=value)).error_code == 0
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    mirror.stop(lane)
+    assert_same(mirror, topic, 6)
+
+
+def test_a_lane_goes_on_where_another_ended(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=2)
+    fill(mirror, topic, 500)
+    first = mirror.start()
+    mirror.wait_copied(first)
+    assert mirror.stop(first).clean
+    fill(mirror, topic, 500)
+    fill(mirror, topic, 5, partition=1)
+    mirror.claim()
+    second = mirror.start(attempt=0, predecessor_may_write=True)  # the broker remembers us: nothing is waited for
+    mirror.wait_copied(second)
+    assert mirror.stop(second).clean
+    assert_same(mirror, topic, 2)
+    assert [p.acknowledged for p in second.partitions] == [1000, 5]
+
+
+def test_progress_is_written_for_the_driver(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=2)
+    fill(mirror, topic, 7)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    result = mirror.stop(lane)
+    last = mirror.progress()[-1]
+    assert (last.lane, last.lease_id, last.generation, last.attempt) == (0, mirror.lease, 1, 0)
+    rows = {(row.topic, row.partition): row for row in last.rows}
+    assert (rows[topic, 0].destination_offset, rows[topic, 0].source_offset) == (7, 7)
+    assert (rows[topic, 1].destination_offset, rows[topic, 1].state) == (0, PartitionState.MIRRORING)
+    assert [(r.partition, r.destination_offset, r.reason) for r in result.reports] == [(0, 7, None), (1, 0, None)]
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def another_engine(mirror: Mirror) -> None:
+    mirror.claim(lease="lease-2")
+
+
+def a_later_generation(mirror: Mirror) -> None:
+    mirror.claim(lanes={0: Incarnation(2, 0)})
+
+
+def a_later_attempt(mirror: Mirror) -> None:
+    mirror.write(ProgressRecord(mirror.name, 0, mirror.lease, 1, 1, "there", 1, 0, ()))
+
+
+def the_end(mirror: Mirror) -> None:
+    mirror.claim(state=EngineState.STOPPING)
+
+
+def no_lane_any_more(mirror: Mirror) -> None:
+    mirror.claim(lanes={})
+
+
+@pytest.mark.parametrize(
+    ("claim", "ended"),
+    [
+        (another_engine, "FENCED"),
+        (a_later_generation, "SUPERSEDED"),
+        (a_later_attempt, "SUPERSEDED"),
+        (the_end, "STOPPED"),
+        (no_lane_any_more, "STOPPED"),
+    ],
+)
+def test_a_lane_ends_when_its_claim_does(mirror: Mirror, claim: Callable[[Mirror], None], ended: str) -> None:
+    topic = mirror.topic()
+    fill(mirror, topic, 10)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    claim(mirror)
+    assert mirror.result(lane).ended == ended
+    fill(mirror, topic, 10)
+    assert mirror.destination_ends() == {f"{topic}-0": 10}
+
+
+@pytest.mark.parametrize("claim", [another_engine, a_later_generation, a_later_attempt, the_end])
+def test_a_lane_without_a_claim_of_its_own_writes_nothing(mirror: Mirror, claim: Callable[[Mirror], None]) -> None:
+    topic = mirror.topic()
+    fill(mirror, topic, 10)
+    mirror.claim()
+    claim(mirror)
+    lane = mirror.start(claim=False)
+    mirror.result(lane)
+    assert mirror.destination_ends() == {f"{topic}-0": 0}
+
+
+def test_claims_of_others_are_nothing_to_a_lane(mirror: Mirror) -> None:
+    topic = mirror.topic()
+    lane = mirror.start()
+    for other in (
+        ProgressRecord(mirror.name, 1, mirror.lease, 9, 9, "there", 1, 0, ()),
+        ProgressRecord(mirror.name, 0, "lease-0", 9, 9, "there", 1, 0, ()),
+        ProgressRecord(f"{mirror.name}-other", 0, mirror.lease, 9, 9, "there", 1, 0, ()),
+    ):
+        mirror.write(other)
+    fill(mirror, topic, 10)
+    mirror.wait_copied(lane)
+
+
+# -- what cannot be carried --------------------------------------------------------------------------------------------
+
+
+def set_topic(cluster: SandboxCluster, topic: str, key: str, value: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def write_transaction(mirror: Mirror, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", partition=0)
+    producer.commit_transaction(30)
+
+
+def write_marker(mirror: Mirror, topic: str) -> None:
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    request = WriteTxnMarkersRequest(
+        markers=[
+            marker(
+                producer_id=OWN_ID,
+                producer_epoch=0,
+                transaction_result=True,
+                topics=[marker.WritableTxnMarkerTopic(name=topic, partition_indexes=[0])],
+                coordinator_epoch=1,
+            )
+        ]
+    )
+    answer = mirror.at_source.ask_any(request, highest=1)
+    assert answer.markers[0].topics[0].partitions[0].error_code == 0
+
+
+def write_stamped(mirror: Mirror, topic: str) -> None:
+    set_topic(mirror.source, topic, "message.timestamp.type", "LogAppendTime")
+
+    def is_stamped() -> bool:
+        fill(mirror, topic, 1)
+        with Leader(mirror.source, topic) as leader:
+            *_, last = batch_headers(leader.fetch(leader.log_end - 1).records)
+        return last.is_log_append_time
+
+    while not is_stamped():
+        time.sleep(0.05)
+
+
+def write_torn(mirror: Mirror, topic: str) -> None:
+    """Write a batch, and flip a bit of it on the broker's disk."""
+    (segment,) = segment_files(mirror.source, topic)
+    position = segment.stat().st_size
+    fill(mirror, topic, 1)
+    with segment.open("r+b") as file:
+        file.seek(position + 70)
+        byte = file.read(1)[0]
+        file.seek(position + 70)
+        file.write(bytes([byte ^ 4]))
+
+
+SPECIAL = {
+    "transaction": (write_transaction, Reason.UNSUPPORTED_MESSAGE_FORMAT, "transactional records"),
+    "marker": (write_marker, Reason.UNSUPPORTED_MESSAGE_FORMAT, "transaction markers"),
+    "stamped": (write_stamped, Reason.UNSUPPORTED_MESSAGE_FORMAT, "LogAppendTime"),
+    "torn": (write_torn, Reason.CORRUPT_BATCH, "checksum"),
+}
+
+
+def test_what_cannot_be_carried_stops_its_partition_there_and_no_other(mirror: Mirror) -> None:
+    topics = {kind: mirror.topic() for kind in SPECIAL}
+    plain = mirror.topic()
+    trimmed = mirror.topic()
+    expected = {}
+    for kind, topic in topics.items():
+        fill(mirror, topic, 20)
+        SPECIAL[kind][0](mirror, topic)
+        with Leader(mirror.source, topic) as leader:
+            special = (h for h in batch_headers(leader.fetch(0).records) if h.attributes & 0x38 or kind == "torn")
+            expected[topic] = 20 if kind == "torn" else next(special).base_offset
+        if kind != "stamped":
+            assert expected[topic] == 20
+        fill(mirror, topic, 5)
+    fill(mirror, trimmed, 9)
+    admin = AdminClient({"bootstrap.servers": mirror.source.bootstrap_servers})
+    for future in admin.delete_records([Place(trimmed, 0, 4)]).values():
+        future.result(30)
+    expected[trimmed] = 0
+    lane = mirror.start()
+    mirror.wait(lane, lambda: all(copy_of(lane, topic).failure for topic in expected))
+    fill(mirror, plain, 30)
+    mirror.wait(lane, lambda: mirror.destination_ends()[f"{plain}-0"] == 30)
+    assert mirror.destination_ends() == {f"{topic}-0": end for topic, end in (expected | {plain: 30}).items()}
+    reports = {r.topic: r for r in mirror.stop(lane).reports}
+    assert {t: (r.state, r.failed_offset) for t, r in reports.items() if t != plain} == {
+        topic: ("FAILED", end) for topic, end in expected.items()
+    }
+    assert (reports[plain].state, reports[plain].failed_offset) == ("MIRRORING", None)
+    for kind, topic in topics.items():
+        assert reports[topic].reason is SPECIAL[kind][1]
+        assert SPECIAL[kind][2] in str(reports[topic].message)
+    assert reports[trimmed].reason is Reason.SOURCE_TRUNCATED
+    rows = {row.topic: row for row in mirror.progress()[-1].rows}
+    assert {rows[topic].state for topic in expected} == {PartitionState.FAILED}
+
+
+# -- histories that part -----------------------------------------------------------------------------------------------
+
+
+def test_a_destination_with_other_records_is_left_alone(mirror: Mirror) -> None:
+    same, other, longer = mirror.topic(), mirror.topic(), mirror.topic()
+    for topic in (same, other, longer):
+        with Leader(mirror.source, topic) as leader:
+            leader.append_as_is(batch_of(3, value=b"of the source"))
+    for topic, value, count in ((same, b"of the source", 3), (other, b"of somebody", 3), (longer, b"of the source", 9)):
+        with Leader(mirror.destination, topic) as leader:
+            leader.append_as_is(batch_of(count, value=value))
+    lane = mirror.start()
+    mirror.wait(lane, lambda: copy_of(lane, other).failure and copy_of(lane, longer).failure)
+    fill(mirror, same, 2)
+    mirror.wait(lane, lambda: mirror.destination_ends()[f"{same}-0"] == 5)
+    reports = {r.topic: r for r in mirror.stop(lane).reports}
+    assert (reports[other].reason, reports[other].failed_offset) == (Reason.DESTINATION_WRITTEN, 3)
+    assert (reports[longer].reason, reports[longer].failed_offset) == (Reason.SOURCE_DIVERGED, 3)
+    assert mirror.destination_ends() == {f"{same}-0": 5, f"{other}-0": 3, f"{longer}-0": 9}
+
+
+def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=2)
+    fill(mirror, topic, 4)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    with Leader(mirror.destination, topic) as leader:
+        assert leader.append_as_is(batch_of(1)).base_offset == 4
+    with Leader(mirror.source, topic) as leader:  # as three batches, so that some may be in flight together
+        for _ in range(3):
+            leader.append_as_is(batch_of(2))
+    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    fill(mirror, topic, 6, partition=1)
+    mirror.wait(lane, lambda: mirror.destination_ends()[f"{topic}-1"] == 6)
+    report = mirror.stop(lane).reports[0]
+    assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.OFFSET_MISMATCH, 4)
+
+
+def test_a_source_topic_created_again_is_not_taken_for_the_old_one(mirror: Mirror) -> None:
+    topic = mirror.topic()
+    fill(mirror, topic, 4)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    delete_topic(mirror.source, topic)
+    create_topic(mirror.source, name=topic)
+    fill(mirror, topic, 9)  # it outgrows what was copied of the old one
+    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    report = mirror.stop(lane).reports[0]
+    assert (report.reason, report.failed_offset) == (Reason.SOURCE_TOPIC_RECREATED, 4)
+    assert mirror.destination_ends() == {f"{topic}-0": 4}
+
+
+def test_a_mirror_topic_created_again_is_not_written(mirror: Mirror) -> None:
+    topic = mirror.topic()
+    fill(mirror, topic, 4)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    delete_topic(mirror.destination, topic)
+    create_topic(mirror.destination, name=topic)
+    fill(mirror, topic, 3)
+    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    report = mirror.stop(lane).reports[0]
+    assert (report.reason, report.failed_offset) == (Reason.DESTINATION_TOPIC_DELETED, 0)
+    assert mirror.destination_ends() == {f"{topic}-0": 0}
+
+
+def test_a_source_topic_that_is_gone_fails_after_the_retry_time(mirror: Mirror) -> None:
+    topic = mirror.topic()
+    fill(mirror, topic, 4)
+    lane = mirror.start(retry_timeout_ms=1000)
+    mirror.wait_copied(lane)
+    delete_topic(mirror.source, topic)
+    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    report = mirror.stop(lane).reports[0]
+    assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.SOURCE_TOPIC_DELETED, 4)
+
+
+# -- a bad network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wired(make_module_cluster: MakeCluster) -> Iterator[tuple[SandboxCluster, Wire]]:
+    """Return a cluster whose broker is reached through a wire only; its log cleaner is never idle."""
+    ports = free_ports(2)
+    with closing(Wire("127.0.0.1", ports[0])) as wire:
+        properties = {
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}",
+            "log.cleaner.backoff.ms": "100",
+        }
+        yield make_module_cluster("wired", ports=ports, properties=properties), wire
+
+
+@pytest.fixture
+def wire(wired: tuple[SandboxCluster, Wire]) -> Wire:
+    return wired[1]
+
+
+@pytest.fixture
+def looped(wired: tuple[SandboxCluster, Wire]) -> Iterator[Mirror]:
+    """Return a mirror from topics to topics of the same cluster."""
+    cluster, wire = wired
+    with closing(Mirror(cluster, cluster)) as made:
+        yield made
+    assert wire.all_fired
+
+
+def test_records_that_compaction_removed_stop_the_partition_there(looped: Mirror) -> None:
+    topic = looped.topic(
+        settings={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
+    )
+    with Leader(looped.source, topic) as leader:
+        leader.append_as_is(batch_of(1, key=b"only"))
+        leader.append_as_is(batch_of(4, key=b"same"))  # of which the last will stay
+        at = time.time_ns() // 1_000_000
+        holes = False
+        while not holes:
+            at += 1000
+            leader.append_as_is(batch_of(1, key=b"%d" % at, timestamp=at))  # a new segment, sooner or later
+            time.sleep(0.1)
+            headers = list(batch_headers(leader.fetch(0).records))
+            holes = any(header.has_holes for header in headers)
+        assert (headers[1].base_offset, headers[1].has_holes) == (1, True)
+    lane = looped.start()
+    looped.wait(lane, lambda: copy_of(lane, looped.mirror_of(topic)).failure)
+    report = looped.stop(lane).reports[0]
+    assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.UNSUPPORTED_MESSAGE_FORMAT, 1)
+    assert "compaction" in str(report.message)
+    assert looped.destination_ends() == {f"{looped.mirror_of(topic)}-0": 1}
+
+
+def fetch_error(code: int) -> Fault:
+    """Return the fault of a Fetch answer that is nothing but an error."""
+    no_tags, throttle_time_ms, session_id, no_topics = 0, 0, 0, 1
+    body = struct.pack(">BihiBB", no_tags, throttle_time_ms, code, session_id, no_topics, no_tags)
+    return lambda frame: struct.pack(">i", 4 + len(body)) + frame[4:8] + body
+
+
+@pytest.mark.parametrize("code", [70, 71, 106, -1])
+def test_an_error_for_a_whole_fetch_answer_is_survived(looped: Mirror, wire: Wire, code: int) -> None:
+    topic = looped.topic(partitions=3)
+    fill(looped, topic, 10)
+    lane = looped.start()
+    looped.wait_copied(lane)
+    wire.spoil(*[fetch_error(code)] * 4, api_key=FETCH)
+    looped.wait(lane, lambda: wire.all_fired)
+    fill(looped, topic, 10, partition=2)
+    looped.wait_copied(lane)
+    assert looped.stop(lane).ended == "STOPPED"
+    assert_same(looped, topic, 3)
+
+
+def test_whatever_the_network_does_the_copy_is_equal(looped: Mirror, wire: Wire) -> None:
+    topic = looped.topic(partitions=4)
+    producer = Producer({"bootstrap.servers": looped.source.bootstrap_servers, "batch.num.messages": 20})
+    rng = random.Random(9)
+    for number in range(6000):
+        producer.produce(topic, rng.randbytes(300), b"%d" % number, number % 4)
+    assert producer.flush(30) == 0
+    lane = looped.start()
+    looped.wait(lane, lambda: lane.control.deadline)
+    torn: list[Fault] = [
+        hang_up,
+        cut_to(8),
+        cut_to(14),
+        lambda frame: frame[: len(frame) // 2],
+        lambda frame: frame[:4] + b"\xff" * 4 + frame[8:],
+        lambda frame: struct.pack(">i", -1) + frame[4:],
+        lambda frame: frame[:8] + rng.randbytes(len(frame) - 8),
+    ]
+    wire.spoil(*[hang_up] * 6, api_key=PRODUCE)
+    wire.spoil(*torn, api_key=PRODUCE)
+    wire.spoil(*torn, api_key=FETCH)
+    wire.spoil_at_random(rng, 0.05, [hang_up])
+    looped.wait(lane, lambda: wire.all_fired)
+    wire.spoil_at_random(rng, 0.0, [])
+    looped.wait_copied(lane)
+    assert looped.stop(lane).ended == "STOPPED"
+    assert wire.spoiled >= 20
+    assert_same(looped, topic, 4)
+
+
+def test_past_its_deadline_a_lane_writes_nothing(looped: Mirror, wire: Wire) -> None:
+    """Whoever takes over counts on it: a lane that cannot see the claims has only so long."""
+    topic = looped.topic()
+    fill(looped, topic, 10)
+    lane = looped.start(ttl_ms=1500)
+    looped.wait_copied(lane)
+    connection = lane.control._tail._connection
+    assert connection is not None
+    with Leader(looped.source, topic) as leader:
+        wire.freeze(connection.socket.getsockname())  # new connections too; those there are go on
+        try:
+            looped.wait(lane, lambda: now() > lane.control.deadline)
+            assert leader.append_as_is(batch_of(5)).base_offset == 10
+            looped.wait(lane, lambda: copy_of(lane, looped.mirror_of(topic)).queue)
+            for _ in range(10):
+                time.sleep(0.1)
+                assert looped.destination_ends() == {f"{looped.mirror_of(topic)}-0": 10}
+                assert lane.control.ended is None
+        finally:
+            wire.thaw()
+    looped.wait_copied(lane)
+    assert looped.stop(lane).ended == "STOPPED"

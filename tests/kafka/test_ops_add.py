@@ -1,0 +1,359 @@
+"""Destination topics are created as mirroring needs them; what was interrupted is finished, what exists is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
+from kmirror.ops import add_steps
+from kmirror.ops.add import add
+from kmirror.ops.admin import TopicAdmin
+from kmirror.ops.config import change_config
+from kmirror.ops.context import PENDING_ADD, Destination, change
+from kmirror.ops.create import create
+from kmirror.ops.describe import describe
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
+from kmirror.state.snapshot import Changes, State
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.mirrors import (
+    delete_topic,
+    make_topic,
+    new_mirror,
+    outcomes,
+    produce,
+    properties_of,
+    selector,
+    settings_of,
+)
+
+ENDLESS = "9223372036854775807"
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+def topics_of(destination: Destination) -> set[str]:
+    return set(destination.client.metadata().topics)
+
+
+def test_add_creates_the_topic_as_mirroring_needs_it_and_remembers_the_rest(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(
+        cluster_pair.source,
+        topic,
+        3,
+        compression_type="zstd",
+        retention_ms="60000",
+        message_timestamp_type="LogAppendTime",
+        max_message_bytes="2000000",
+        segment_ms="7200000",
+        min_insync_replicas="1",
+    )
+    name = new_mirror(destination, cluster_pair.source, topic_prefix="a.")
+    result = add(destination, name, selector(topic))
+    assert (result.exit_code, outcomes(result)) == (0, {f"a.{topic}": "DONE"})
+
+    found = settings_of(cluster_pair.destination, f"a.{topic}")
+    expected = {
+        "compression.type": "producer",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.before.max.ms": ENDLESS,
+        "message.timestamp.after.max.ms": ENDLESS,
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "max.message.bytes": "2000000",
+        "segment.ms": "7200000",
+    }
+    assert {key: found[key] for key in expected} == expected
+
+    record = destination.state().topic(name, f"a.{topic}")
+    there = cluster_pair.source, topic
+    assert record is not None
+    assert (record.source_topic, record.partitions, record.desired) == (topic, 3, DesiredState.ACTIVE)
+    assert (record.origin, record.pending_operation) == (TopicOrigin.CREATED, None)
+    assert record.source_topic_id == topic_id(*there)
+    assert record.destination_topic_id == topic_id(cluster_pair.destination, f"a.{topic}")
+    assert record.deferred is not None
+    assert record.deferred["compression.type"] == "zstd"
+    assert record.deferred["message.timestamp.type"] == "LogAppendTime"
+    assert record.deferred["retention.ms"] == "60000"
+
+
+def topic_id(cluster: SandboxCluster, topic: str) -> str | None:
+    with Destination.open(properties_of(cluster)) as opened:
+        return opened.client.metadata([topic]).topics[topic].printed_topic_id
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    before = destination.state().records
+    dry = add(destination, name, selector(topic, f"{topic}-later.*"), dry_run=True)
+    assert destination.state().records == before
+    assert topic not in topics_of(destination)
+    real = add(destination, name, selector(topic, f"{topic}-later.*"))
+    assert (dry.exit_code, outcomes(dry)) == (real.exit_code, outcomes(real)) == (0, {None: "DONE", topic: "DONE"})
+
+
+def test_adding_again_changes_nothing(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    add(destination, name, selector(f"{topic}.*"))
+    before, events = destination.state().records, destination.store.read_events(name)
+    again = add(destination, name, selector(f"{topic}.*"))
+    assert (again.exit_code, outcomes(again)) == (0, {topic: "NOOP"})
+    assert destination.state().records == before
+    assert destination.store.read_events(name) == events
+
+
+def test_expressions_are_kept_in_the_filters_and_names_only_when_missing(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    add(destination, name, selector(topic, f"{topic}-[ab]"), exclude=selector(f"{topic}-b"))
+    add(destination, name, selector(f"{topic}-later"), allow_missing=True)
+    mirror = destination.state().mirror(name)
+    assert mirror is not None
+    assert mirror.settings == {
+        "topics.include": f"{topic}-[ab],{topic}-later",
+        "topics.exclude": f"{topic}-b",
+    }
+
+
+def test_one_refused_topic_does_not_stop_the_others(cluster_pair: ClusterPair, destination: Destination) -> None:
+    fine, taken, missing = unique_topic(), unique_topic(), unique_topic("missing")
+    for topic in (fine, taken):
+        make_topic(cluster_pair.source, topic)
+    make_topic(cluster_pair.destination, taken)
+    name = new_mirror(destination, cluster_pair.source)
+    result = add(destination, name, selector(fine, taken, missing))
+    assert outcomes(result) == {fine: "DONE", taken: "REFUSED", missing: "REFUSED"}
+    assert result.exit_code == ExitCode.PARTLY_DONE
+    assert [topic.topic for topic in destination.state().topics(name)] == [fine]
+
+
+def test_what_the_brokers_would_refuse_is_refused_before_anything_is_written(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source, replication_factor="7")
+    before = destination.state().records
+    for dry_run in (True, False):
+        result = add(destination, name, selector(topic), dry_run=dry_run)
+        assert result.exit_code == ExitCode.REFUSED
+        assert "replication" in (result.results[0].message or "").lower()
+    assert destination.state().records == before
+
+
+@pytest.mark.parametrize("claimed_before", [False, True])
+def test_what_the_brokers_refuse_in_the_end_is_given_back(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch, claimed_before: bool
+) -> None:
+    fine, refused = unique_topic(), unique_topic()
+    for topic in (fine, refused):
+        make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    if claimed_before:
+        claim = TopicRecord(name, refused, refused, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED, "add")
+        change(destination, name, lambda _: Changes((claim,)))
+    create_topics = TopicAdmin.create
+
+    def change_your_mind(self: TopicAdmin, topics: Any, *, validate_only: bool = False) -> Any:
+        if not validate_only:
+            topics = [replace(t, replication_factor=7) if t.name == refused else t for t in topics]
+        return create_topics(self, topics, validate_only=validate_only)
+
+    monkeypatch.setattr(TopicAdmin, "create", change_your_mind)
+    before = destination.state().topic(name, refused)
+    result = add(destination, name, selector(fine, refused))
+    assert (result.exit_code, outcomes(result)) == (4, {fine: "DONE", refused: "REFUSED"})
+    assert destination.state().topic(name, refused) == before
+    assert describe(destination, name, selector(fine))[0].destination_offset == 0
+
+
+def test_two_mirrors_cannot_own_one_topic(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    one, two = (new_mirror(destination, cluster_pair.source) for _ in range(2))
+    add(destination, one, selector(topic))
+    result = add(destination, two, selector(topic), adopt=True)
+    assert result.exit_code == ExitCode.REFUSED
+    assert f"is a mirror topic of mirror {one}" in (result.results[0].message or "")
+
+
+def test_a_copy_is_not_copied_back(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    forth = new_mirror(destination, cluster_pair.source)
+    add(destination, forth, selector(topic))
+    with Destination.open(properties_of(cluster_pair.source)) as source:
+        back = new_mirror(source, cluster_pair.destination, topic_prefix="b.")
+        (row,) = add(source, back, selector(topic)).results
+        assert (row.result, row.reason) == ("REFUSED", Reason.LOOP)
+        assert f"{topic} here → {topic} on the source (mirror {forth} there) → b.{topic} here" in (row.message or "")
+        assert f"b.{topic}" not in topics_of(source)
+
+
+@pytest.mark.parametrize("moment", ["before the topic is created", "before the record is completed"])
+def test_an_add_that_was_killed_is_finished_by_the_same_command(
+    cluster_pair: ClusterPair, destination: Destination, moment: str
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic, 2)
+    name = new_mirror(destination, cluster_pair.source)
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=add_and_die, args=(destination.properties, name, topic, moment))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9
+    assert (topic in topics_of(destination)) == (moment == "before the record is completed")
+    claimed = destination.state().topic(name, topic)
+    assert claimed is not None
+    assert claimed.pending_operation == PENDING_ADD
+    assert "interrupted" in (describe(destination, name)[0].error_message or "")
+
+    result = add(destination, name, selector(topic))
+    assert (result.exit_code, outcomes(result)) == (0, {topic: "DONE"})
+    record = destination.state().topic(name, topic)
+    assert record is not None
+    assert (record.pending_operation, record.partitions) == (None, 2)
+    assert record.destination_topic_id == topic_id(cluster_pair.destination, topic)
+
+
+def add_and_die(properties: dict[str, str], name: str, topic: str, moment: str) -> None:
+    def die(*_: Any) -> None:
+        os._exit(9)
+
+    create_topics = TopicAdmin.create
+
+    def die_unless_validating(self: TopicAdmin, topics: Any, *, validate_only: bool = False) -> Any:
+        return create_topics(self, topics, validate_only=True) if validate_only else die()
+
+    if moment == "before the topic is created":
+        TopicAdmin.create = die_unless_validating  # type: ignore[method-assign]
+    else:
+        add_steps._complete = die  # type: ignore[assignment]
+    with Destination.open(properties) as destination:
+        add(destination, name, selector(topic))
+
+
+def test_a_mirror_topic_that_was_deleted_is_created_again_when_asked(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    add(destination, name, selector(topic))
+    first = destination.state().topic(name, topic)
+    delete_topic(cluster_pair.destination, topic)
+    assert describe(destination, name)[0].reason is Reason.DESTINATION_TOPIC_DELETED
+    assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
+    again = destination.state().topic(name, topic)
+    assert first is not None
+    assert again is not None
+    assert again.destination_topic_id != first.destination_topic_id
+    assert describe(destination, name)[0].reason is Reason.NO_ENGINE
+
+
+def test_another_cluster_behind_the_sources_address_is_refused(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    name = new_mirror(destination, cluster_pair.source)
+    record = destination.state().mirror(name)
+    assert record is not None
+    pretend_the_source_was_another(destination, name)
+    with pytest.raises(RefusedError) as caught:
+        add(destination, name, selector("t"))
+    assert caught.value.reason is Reason.SOURCE_CLUSTER_CHANGED
+    assert cluster_pair.source.cluster_id in caught.value.message
+
+
+def pretend_the_source_was_another(destination: Destination, name: str) -> None:
+    def decide(state: State) -> Changes:
+        found = state.mirror(name)
+        assert found is not None
+        return Changes((replace(found, source_cluster_id="another"),))
+
+    change(destination, name, decide)
+
+
+BAD: dict[str, tuple[Callable[[Destination, str], Any], type[Exception]]] = {
+    "an unknown mirror": (lambda d, name: add(d, f"{name}x", selector("t")), RefusedError),
+    "a bad start": (lambda d, name: add(d, name, selector("t"), start_from="yesterday"), UsageError),
+    "a contradiction": (
+        lambda d, name: add(d, name, selector("t.*"), exclude=selector("t.*"), dry_run=True),
+        UsageError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_changes_nothing(cluster_pair: ClusterPair, destination: Destination, case: str) -> None:
+    name = new_mirror(destination, cluster_pair.source)
+    before = destination.state().records
+    attempt, error = BAD[case]
+    with pytest.raises(error) as caught:
+        attempt(destination, name)
+    assert getattr(caught.value, "hint", None)
+    assert destination.state().records == before
+
+
+def test_filters_of_topics_that_were_all_refused_are_not_kept(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    make_topic(cluster_pair.destination, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    result = add(destination, name, selector(f"{topic}.*"))
+    assert result.exit_code == ExitCode.REFUSED
+    mirror = destination.state().mirror(name)
+    assert mirror is not None
+    assert mirror.settings == {}
+
+
+def test_an_excluded_topic_needs_the_filter_changed_first(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    name = new_mirror(destination, cluster_pair.source)
+    change_config(destination, name, {"topics.exclude": f"{topic}.*"})
+    assert add(destination, name, selector(topic)).exit_code == ExitCode.REFUSED
+    change_config(destination, name, {}, ["topics.exclude"])
+    assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
+
+
+def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
+    make_cluster: MakeCluster, cluster_pair: ClusterPair
+) -> None:
+    old = make_cluster("old", kafka_version="3.9.2", properties={"log.message.timestamp.difference.max.ms": "86400000"})
+    topic, back = unique_topic(), unique_topic("back")
+    make_topic(cluster_pair.source, topic)
+    make_topic(old, back, message_timestamp_difference_max_ms="1000")
+    with Destination.open(properties_of(old)) as destination:
+        name = new_mirror(destination, cluster_pair.source)
+        assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
+        assert settings_of(old, topic)["message.timestamp.difference.max.ms"] == ENDLESS
+        produce(old, topic, ["so old that the brokers' own limit would refuse it"])
+    with Destination.open(properties_of(cluster_pair.destination)) as destination:
+        name = f"m-{back}"
+        create(destination, name, properties_of(old))
+        result = add(destination, name, selector(back))
+        assert (result.exit_code, outcomes(result)) == (0, {back: "DONE"})
+        assert "message.timestamp.difference.max.ms" not in settings_of(cluster_pair.destination, back)

@@ -1,0 +1,94 @@
+"""`add --adopt` takes a topic only when its log is proved to be the beginning of the source's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.add import add
+from kmirror.ops.context import Destination
+from kmirror.state.records import TopicOrigin
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, properties_of, selector, settings_of
+
+RECORDS = [f"value {i}" for i in range(20)]
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(cluster_pair: ClusterPair) -> str:
+    """Return a topic of two partitions on both clusters; the source's partition 1 holds RECORDS."""
+    name = unique_topic()
+    make_topic(cluster_pair.source, name, 2)
+    make_topic(cluster_pair.destination, name, 2, retention_ms="3600000000000", compression_type="lz4")
+    produce(cluster_pair.source, name, RECORDS, partition=1)
+    return name
+
+
+@pytest.mark.parametrize("copied", [0, 12, 20])
+def test_a_true_prefix_is_adopted_and_its_settings_are_put_right(
+    cluster_pair: ClusterPair, destination: Destination, topic: str, copied: int
+) -> None:
+    produce(cluster_pair.destination, topic, RECORDS[:copied], partition=1)
+    name = new_mirror(destination, cluster_pair.source)
+    dry = add(destination, name, selector(topic), adopt=True, dry_run=True)
+    assert (dry.exit_code, outcomes(dry)) == (0, {topic: "DONE"})
+    assert settings_of(cluster_pair.destination, topic)["compression.type"] == "lz4"
+    assert add(destination, name, selector(topic), adopt=True).exit_code == ExitCode.OK
+    found = settings_of(cluster_pair.destination, topic)
+    assert (found["retention.ms"], found["compression.type"]) == ("-1", "producer")
+    record = destination.state().topic(name, topic)
+    assert record is not None
+    assert (record.origin, record.pending_operation) == (TopicOrigin.ADOPTED, None)
+    assert record.destination_topic_id == destination.client.metadata([topic]).topics[topic].printed_topic_id
+
+
+@pytest.mark.parametrize(
+    ("held", "fork", "beyond"),
+    [
+        (["something else"], 0, 1),
+        ([*RECORDS[:12], "written here", "and here", "and here again"], 12, 3),
+        ([*RECORDS, "one more than the source has"], 20, 1),
+    ],
+    ids=["other content", "parted in the middle", "longer than the source"],
+)
+def test_where_the_logs_part_it_is_refused_with_the_number_of_records(
+    cluster_pair: ClusterPair, destination: Destination, topic: str, held: list[str], fork: int, beyond: int
+) -> None:
+    produce(cluster_pair.destination, topic, held, partition=1)
+    name = new_mirror(destination, cluster_pair.source)
+    before = destination.state().records
+    settings = settings_of(cluster_pair.destination, topic)
+    result = add(destination, name, selector(topic), adopt=True)
+    (row,) = result.results
+    assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.DESTINATION_WRITTEN)
+    assert f"{topic}-1 is not the beginning of its source: they part at offset {fork}" in (row.message or "")
+    assert f"{beyond} records lie beyond" in (row.message or "")
+    assert f"kmirror failback --mirror {name}" in (row.hint or "")
+    assert destination.state().records == before
+    assert settings_of(cluster_pair.destination, topic) == settings
+
+
+def test_without_adopt_an_existing_topic_is_refused_even_when_it_is_empty(
+    cluster_pair: ClusterPair, destination: Destination, topic: str
+) -> None:
+    name = new_mirror(destination, cluster_pair.source)
+    result = add(destination, name, selector(topic))
+    assert result.exit_code == ExitCode.REFUSED
+    assert "--adopt" in (result.results[0].hint or "")
+
+
+def test_partition_counts_have_to_be_equal(cluster_pair: ClusterPair, destination: Destination) -> None:
+    name, topic = new_mirror(destination, cluster_pair.source), unique_topic()
+    make_topic(cluster_pair.source, topic, 2)
+    make_topic(cluster_pair.destination, topic, 3)
+    result = add(destination, name, selector(topic), adopt=True)
+    assert result.exit_code == ExitCode.REFUSED
+    assert "with 3 partitions" in (result.results[0].message or "")

@@ -1,0 +1,65 @@
+"""`check` tells line by line what would work, and goes on after what does not."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.add import add
+from kmirror.ops.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.results import CheckLine
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def problems(lines: tuple[CheckLine, ...]) -> list[tuple[str, str, Reason | None]]:
+    return [(line.cluster, line.what, line.reason) for line in lines if not line.ok]
+
+
+def test_a_mirror_that_works_is_well_on_both_sides(cluster_pair: ClusterPair) -> None:
+    topic, here = unique_topic(), properties_of(cluster_pair.destination)
+    make_topic(cluster_pair.source, topic)
+    with Destination.open(here) as destination:
+        name = new_mirror(destination, cluster_pair.source)
+        add(destination, name, selector(topic))
+    heard: list[CheckLine] = []
+    report = check(here, mirror=name, expect_cluster_id=cluster_pair.destination.cluster_id, on_line=heard.append)
+    assert (report.exit_code, problems(report.lines), tuple(heard)) == (ExitCode.OK, [], report.lines)
+    said = {(line.cluster, line.what): line.message for line in report.lines}
+    for side, cluster in (("source", cluster_pair.source), ("destination", cluster_pair.destination)):
+        assert cluster.cluster_id in said[side, "reachable"]
+        assert "Kafka 4.0 or later (Produce up to" in said[side, "broker 1"]
+        assert "1 topics" in said[side, "rights on topics"]
+    assert name in said["destination", "kmirror's memory"]
+    assert list(report.to_json()) == ["exitCode", "checks"]
+    assert list(report.lines[0].to_json()) == ["cluster", "check", "ok", "message", "hint", "reason"]
+
+
+def test_one_side_that_does_not_answer_does_not_hide_the_other(cluster_pair: ClusterPair) -> None:
+    here, there = properties_of(cluster_pair.destination), properties_of(cluster_pair.source)
+    down = check(NOBODY, properties=there)
+    assert problems(down.lines) == [("destination", "reachable", Reason.DESTINATION_UNREACHABLE)]
+    assert any(line.ok and line.cluster == "source" for line in down.lines)
+    assert down.exit_code == ExitCode.UNREACHABLE
+    no_source = check(here, properties=NOBODY)
+    assert problems(no_source.lines) == [("source", "reachable", Reason.SOURCE_UNREACHABLE)]
+    assert no_source.exit_code == ExitCode.UNREACHABLE
+
+
+def test_what_would_be_refused_is_a_line_too(cluster_pair: ClusterPair) -> None:
+    here, unknown = properties_of(cluster_pair.destination), f"m-{uuid.uuid4().hex}"
+    itself = check(here, properties=here)
+    assert problems(itself.lines) == [("source", "another cluster", Reason.LOOP)]
+    assert itself.exit_code == ExitCode.REFUSED
+    missing = check(here, mirror=unknown)
+    assert problems(missing.lines) == [("destination", "kmirror's memory", None)]
+    other = check(here, expect_cluster_id="another")
+    assert problems(other.lines) == [("destination", "expected cluster", None)]
+    assert (missing.exit_code, other.exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
+    with pytest.raises(RefusedError, match="a secret stands here in clear"):
+        check(here, properties={**here, "ssl.key.password": "x"})

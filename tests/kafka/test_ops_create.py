@@ -1,0 +1,210 @@
+"""A mirror is stored only when it could work, and bad input changes nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.config import change_config, show_config
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
+from kmirror.sandbox.ports import free_ports
+from tests.support.clusters import ClusterPair
+from tests.support.mirrors import outcomes, properties_of
+
+PASSWORD = "hunter2-in-clear"
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(cluster_pair: ClusterPair) -> dict[str, str]:
+    return properties_of(cluster_pair.source)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+def test_create_stores_references_settings_and_the_sources_cluster_id(
+    destination: Destination,
+    source: dict[str, str],
+    name: str,
+    cluster_pair: ClusterPair,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MIRROR_CLIENT", "mirror-client")
+    given = {**source, "client.id": "${env:MIRROR_CLIENT}", "topic.prefix": "a.", "copy.lanes": "3"}
+    assert outcomes(create(destination, name, given, {"copy.lanes": "5"})) == {None: "DONE"}
+    stored = destination.state().mirror(name)
+    assert stored is not None
+    assert stored.source == {**source, "client.id": "${env:MIRROR_CLIENT}"}
+    assert stored.settings == {"topic.prefix": "a.", "copy.lanes": "5"}
+    assert stored.source_cluster_id == cluster_pair.source.cluster_id
+    (event,) = destination.store.read_events(name)
+    assert (event.what, event.result, event.actor) == ("create", "OK", stored.created_by)
+
+
+def test_a_dry_run_of_create_changes_nothing(destination: Destination, source: dict[str, str], name: str) -> None:
+    result = create(destination, name, source, dry_run=True)
+    assert (result.exit_code, result.dry_run) == (0, True)
+    assert destination.state().mirror(name) is None
+    assert destination.store.read_events(name) == ()
+
+
+def test_if_not_exists_is_content_with_the_same_and_names_what_differs(
+    destination: Destination, source: dict[str, str], name: str
+) -> None:
+    create(destination, name, {**source, "copy.lanes": "3"})
+    with pytest.raises(RefusedError, match="exists already"):
+        create(destination, name, {**source, "copy.lanes": "3"})
+    again = create(destination, name, {**source, "copy.lanes": "3"}, if_not_exists=True)
+    assert outcomes(again) == {None: "NOOP"}
+    with pytest.raises(RefusedError, match=r"differs in copy\.lanes, topic\.prefix$"):
+        create(destination, name, {**source, "topic.prefix": "b."}, if_not_exists=True)
+
+
+def test_if_not_exists_is_content_with_filters_that_grew(
+    destination: Destination, source: dict[str, str], name: str
+) -> None:
+    create(destination, name, {**source, "topics.include": "a.*"})
+    change_config(destination, name, {"topics.include": "a.*,b.*"})
+    again = create(destination, name, {**source, "topics.include": "a.*"}, if_not_exists=True)
+    assert outcomes(again) == {None: "NOOP"}
+
+
+BAD_INPUT = {
+    "a setting nobody knows": ({"retry.timeout": "5"}, ExitCode.USAGE, "unknown setting retry.timeout"),
+    "a bad pattern": ({"topics.include": "a[b"}, ExitCode.USAGE, "not understood at character 2"),
+    "a negative duration": ({"retry.timeout.ms": "-1"}, ExitCode.USAGE, "retry.timeout.ms=-1"),
+    "an absurd duration": ({"refresh.interval.seconds": "99999999"}, ExitCode.USAGE, "from 1 to 86400"),
+    "filters that contradict each other": (
+        {"topics.include": "x", "topics.exclude": "x"},
+        ExitCode.USAGE,
+        "topics.include and topics.exclude contradict",
+    ),
+    "a password in clear": ({"ssl.key.password": PASSWORD}, ExitCode.REFUSED, "ssl.key.password: a secret"),
+    "a secret that is not there": (
+        {"client.id": "${env:KM_NO_SUCH}"},
+        ExitCode.UNREACHABLE,
+        "KM_NO_SUCH is not set",
+    ),
+    "no address": ({"bootstrap.servers": ""}, ExitCode.USAGE, "bootstrap.servers is missing or empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_a_sentence_with_a_hint_and_changes_nothing(
+    destination: Destination, source: dict[str, str], name: str, case: str
+) -> None:
+    given, code, sentence = BAD_INPUT[case]
+    with pytest.raises(KmirrorError) as caught:
+        create(destination, name, {**source, **given})
+    assert caught.value.exit_code == code
+    assert sentence in caught.value.message
+    assert caught.value.hint
+    assert PASSWORD not in f"{caught.value.message} {caught.value.hint}"
+    assert destination.state().mirror(name) is None
+
+
+@pytest.mark.parametrize("name_given", ["", ".", "a/b", "x" * 201, "a b"])
+def test_names_that_cannot_name_a_mirror(destination: Destination, source: dict[str, str], name_given: str) -> None:
+    with pytest.raises(KmirrorError) as caught:
+        create(destination, name_given, source)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_source_that_does_not_answer_is_told_at_once(destination: Destination, name: str) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(UnreachableError) as caught:
+        create(destination, name, {"bootstrap.servers": f"127.0.0.1:{port}"})
+    assert caught.value.reason is Reason.SOURCE_UNREACHABLE
+    assert caught.value.message == f"the source: cannot connect to 127.0.0.1:{port}: connection refused"
+    assert destination.state().mirror(name) is None
+
+
+def test_a_destination_that_does_not_answer_is_told_at_once() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(UnreachableError) as caught:
+        Destination.open({"bootstrap.servers": f"127.0.0.1:{port}"})
+    assert caught.value.reason is Reason.DESTINATION_UNREACHABLE
+    assert caught.value.exit_code == ExitCode.UNREACHABLE
+
+
+def test_source_and_destination_have_to_be_two_clusters(destination: Destination, name: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        create(destination, name, destination.properties)
+    assert caught.value.reason is Reason.LOOP
+    assert destination.state().mirror(name) is None
+
+
+def test_the_wrong_destination_is_refused(cluster_pair: ClusterPair) -> None:
+    here, there = properties_of(cluster_pair.destination), cluster_pair.source.cluster_id
+    with pytest.raises(RefusedError, match=f"is cluster {cluster_pair.destination.cluster_id}, not {there}"):
+        Destination.open(here, expect_cluster_id=there)
+    Destination.open(here, expect_cluster_id=cluster_pair.destination.cluster_id).close()
+
+
+def test_config_shows_and_changes_settings(destination: Destination, source: dict[str, str], name: str) -> None:
+    create(destination, name, source)
+    before = {row.key: row for row in show_config(destination, name)}
+    assert (before["retry.timeout.ms"].value, before["retry.timeout.ms"].is_default) == ("300000", True)
+    assert before["bootstrap.servers"].value == source["bootstrap.servers"]
+    dry = change_config(destination, name, {"retry.timeout.ms": "1000"}, dry_run=True)
+    assert dry.results[0].message == "would change retry.timeout.ms from its default to 1000"
+    assert outcomes(change_config(destination, name, {"retry.timeout.ms": "1000"})) == {None: "DONE"}
+    assert outcomes(change_config(destination, name, {"retry.timeout.ms": "1000"})) == {None: "NOOP"}
+    stored = destination.state().mirror(name)
+    assert stored is not None
+    assert stored.settings == {"retry.timeout.ms": "1000"}
+    change_config(destination, name, {"client.id": "me"}, ["retry.timeout.ms"])
+    stored = destination.state().mirror(name)
+    assert stored is not None
+    assert (stored.settings, stored.source) == ({}, {**source, "client.id": "me"})
+    assert [event.what for event in destination.store.read_events(name)] == ["create", "config", "config"]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "unset", "code", "sentence"),
+    [
+        ({"topic.prefix": "x."}, [], ExitCode.REFUSED, "topic.prefix cannot be changed"),
+        ({"retry.timeout": "5"}, [], ExitCode.USAGE, "unknown setting retry.timeout"),
+        ({}, ["nothing.like.it"], ExitCode.USAGE, "unknown setting nothing.like.it"),
+        ({"copy.lanes": "2"}, ["copy.lanes"], ExitCode.USAGE, "copy.lanes: both set and unset"),
+        ({"sasl.oauthbearer.client.credentials.client.secret": "x"}, [], ExitCode.REFUSED, "a secret stands here"),
+        ({"bootstrap.servers": "DESTINATION"}, [], ExitCode.REFUSED, "the same cluster"),
+        ({}, ["bootstrap.servers"], ExitCode.USAGE, "bootstrap.servers is missing"),
+    ],
+)
+def test_config_refuses_what_create_would(
+    destination: Destination,
+    source: dict[str, str],
+    name: str,
+    assignments: dict[str, str],
+    unset: list[str],
+    code: ExitCode,
+    sentence: str,
+) -> None:
+    create(destination, name, source)
+    before = destination.state().mirror(name)
+    given = {k: v.replace("DESTINATION", destination.bootstrap_server) for k, v in assignments.items()}
+    with pytest.raises(KmirrorError) as caught:
+        change_config(destination, name, given, unset)
+    assert caught.value.exit_code == code
+    assert sentence in caught.value.message
+    assert destination.state().mirror(name) == before
+
+
+def test_a_mirror_nobody_knows_names_the_nearest(destination: Destination, source: dict[str, str], name: str) -> None:
+    create(destination, name, source)
+    with pytest.raises(RefusedError) as caught:
+        show_config(destination, f"{name}x")
+    assert caught.value.hint == f"did you mean {name}?"

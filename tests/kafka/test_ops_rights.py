@@ -1,0 +1,161 @@
+"""On clusters with ACLs the missing rights are named, and `check` finds them beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kmirror.cluster.security import client_config
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.add import add
+from kmirror.ops.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
+from kmirror.ops.describe import describe
+from kmirror.ops.results import TopicState
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, made_clusters, unique_topic
+from tests.support.mirrors import make_topic, outcomes, properties_of, selector
+
+Grant = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def guarded(clusters_directory: Any) -> Iterator[SandboxCluster]:
+    """Return a cluster with TLS, logins and ACLs; the user `kmirror` may do nothing at first."""
+    with made_clusters(clusters_directory) as make:
+        yield make("guarded", secured=True, authorizer=True)
+
+
+@pytest.fixture(scope="module")
+def admin(guarded: SandboxCluster) -> AdminClient:
+    return AdminClient(client_config(guarded.client_properties()).librdkafka())
+
+
+@pytest.fixture
+def grant(admin: AdminClient) -> Grant:
+    def allow(name: str, *operations: str, kind: Any = ResourceType.TOPIC, prefixed: bool = False) -> None:
+        pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+        rules = [
+            AclBinding(kind, name, pattern, "User:kmirror", "*", AclOperation[one], AclPermissionType.ALLOW)
+            for one in operations
+        ]
+        for done in admin.create_acls(rules).values():
+            done.result(30)
+
+    return allow
+
+
+@pytest.fixture
+def as_kmirror(guarded: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return properties for the user `kmirror` that may be stored: the login is a reference."""
+    properties = guarded.client_properties("kmirror")
+    monkeypatch.setenv("KM_TEST_LOGIN", properties["sasl.jaas.config"])
+    return {**properties, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"}
+
+
+def test_missing_rights_on_the_source_are_named(
+    cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
+) -> None:
+    topic = unique_topic()
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    with Destination.open(properties_of(cluster_pair.destination)) as destination:
+        name = f"m-{topic}"
+        create(destination, name, as_kmirror)
+
+        def attempt() -> tuple[ExitCode, Reason | None, str]:
+            result = add(destination, name, selector(topic))
+            (row,) = result.results
+            return result.exit_code, row.reason, row.message or ""
+
+        refused = ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED
+        *code, message = attempt()
+        assert (tuple(code), "DESCRIBE and READ and DESCRIBE_CONFIGS" in message) == (refused, True)
+        grant(topic, "DESCRIBE")
+        *code, message = attempt()
+        assert (tuple(code), "READ and DESCRIBE_CONFIGS on topic" in message) == (refused, True)
+        lines = check(properties_of(cluster_pair.destination), mirror=name).lines
+        assert all(line.ok for line in lines)  # no topic is mirrored yet
+        grant(topic, "READ")
+        *code, message = attempt()
+        assert (tuple(code), "grant us DESCRIBE_CONFIGS on topic" in message) == (refused, True)
+        assert destination.state().topics(name) == ()
+        grant(topic, "DESCRIBE_CONFIGS")
+        assert attempt()[0] == ExitCode.OK
+
+
+def test_missing_rights_on_the_destination_are_named(
+    cluster_pair: ClusterPair, guarded: SandboxCluster, grant: Grant, as_kmirror: dict[str, str]
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    grant("__kmirror_", "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", prefixed=True)
+    grant("kmirror-", "WRITE", "DESCRIBE", kind=ResourceType.TRANSACTIONAL_ID, prefixed=True)
+    grant(topic, "DESCRIBE")
+    with Destination.open(as_kmirror) as destination:
+        name = f"m-{topic}"
+        create(destination, name, properties_of(cluster_pair.source))
+        for dry_run in (True, False):
+            result = add(destination, name, selector(topic), dry_run=dry_run)
+            (row,) = result.results
+            assert (result.exit_code, row.reason) == (ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED)
+            assert f"does not grant us CREATE on topic {topic}" in (row.message or "")
+            assert "--operation Create --topic" in (row.hint or "")
+        assert destination.state().topics(name) == ()
+
+        grant(topic, "CREATE")
+        result = add(destination, name, selector(topic))
+        (row,) = result.results
+        assert (row.result, row.reason) == ("FAILED", Reason.NOT_AUTHORIZED)
+        assert "does not grant us READ and WRITE on topic" in (row.message or "")
+
+        def problems() -> dict[str, str]:
+            return {line.what: line.message for line in check(as_kmirror, mirror=name).lines if not line.ok}
+
+        on_topic = {f"rights on topic {topic}": "we lack READ, WRITE, DESCRIBE_CONFIGS, ALTER_CONFIGS"}
+        assert problems() == on_topic
+        assert check(as_kmirror, mirror=name).exit_code == ExitCode.UNREACHABLE
+        grant("kafka-cluster", "DESCRIBE", kind=ResourceType.BROKER)
+        assert problems() == {"rights on cluster": "we lack CREATE", **on_topic}
+        grant("kafka-cluster", "CREATE", kind=ResourceType.BROKER)
+        grant(topic, "READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+        assert problems() == {}
+        assert outcomes(add(destination, name, selector(topic))) == {topic: "NOOP"}
+
+
+def test_a_source_that_refuses_the_password_is_a_failed_link(
+    cluster_pair: ClusterPair,
+    admin: AdminClient,
+    grant: Grant,
+    as_kmirror: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = unique_topic()
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    grant(topic, "READ", "DESCRIBE_CONFIGS")
+    with Destination.open(properties_of(cluster_pair.destination)) as destination:
+        name = f"m-{topic}"
+        create(destination, name, as_kmirror)
+        add(destination, name, selector(topic))
+        monkeypatch.setenv(
+            "KM_TEST_LOGIN",
+            'org.apache.kafka.common.security.scram.ScramLoginModule required username="kmirror" password="wrong";',
+        )
+        (row,) = describe(destination, name)
+        assert (row.topic_state, row.lag, row.destination_offset) == (TopicState.LINK_FAILED, None, 0)
+        report = check(properties_of(cluster_pair.destination), mirror=name)
+        (problem,) = [line for line in report.lines if not line.ok]
+        assert (problem.cluster, problem.reason) == ("source", Reason.AUTHENTICATION_FAILED)
+        assert report.exit_code == ExitCode.UNREACHABLE
+        assert "wrong" not in f"{problem.message} {problem.hint}"

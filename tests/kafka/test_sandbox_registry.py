@@ -1,0 +1,118 @@
+"""The pair of clusters behind `kmirror sandbox`: up, status and down, each twice, and with a broker lost in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmirror.errors import RefusedError, UsageError
+from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
+from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
+from tests.support.clusters import broker_processes
+
+
+def free_base_port() -> int:
+    """Return a base port whose whole block is free."""
+    while True:
+        base = free_ports(1)[0]
+        if all(is_free(port) for port in range(base, base + 40)):
+            return base
+
+
+def test_up_status_and_down_each_twice_and_with_a_broker_lost(clusters_directory: Path) -> None:
+    directory, base = clusters_directory / "pair", free_base_port()
+    said: list[str] = []
+    planned = plan_up(directory, base_port=base)
+    assert [step.text for step in planned] == [
+        f"create cluster a with 1 broker from port {base} on",
+        f"create cluster b with 1 broker from port {base + 10} on",
+    ]
+    assert not directory.exists()
+
+    first = up(directory, base_port=base, report=said.append)
+    assert first.steps == planned
+    assert said[-2:] == [step.text for step in planned]
+    assert [(broker.cluster, broker.address, broker.state) for broker in first.status.brokers] == [
+        ("a", f"{LOOPBACK}:{base}", BrokerState.RUNNING),
+        ("b", f"{LOOPBACK}:{base + 10}", BrokerState.RUNNING),
+    ]
+    for name, broker in zip("ab", first.status.brokers, strict=True):
+        servers = first.status.bootstrap_servers(name)
+        metadata = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=30)
+        assert metadata.cluster_id == broker.cluster_id
+        assert broker.log_file.is_file()
+
+    again = up(directory)
+    assert again.steps == ()
+    assert again.status == first.status == status(directory)
+
+    lost = first.status.brokers[1]
+    assert lost.pid is not None
+    os.kill(lost.pid, signal.SIGKILL)
+    while (seen := status(directory).brokers[1]).pid is not None:
+        pass
+    assert (seen.state, seen.address, seen.cluster_id) == (BrokerState.DOWN, lost.address, lost.cluster_id)
+    repaired = up(directory, base_port=base, brokers=1, kafka_version="4.3.1")
+    assert [step.text for step in repaired.steps] == ["start broker 1 of cluster b"]
+    assert repaired.status.brokers[0] == first.status.brokers[0]
+    assert repaired.status.brokers[1].state == BrokerState.RUNNING
+
+    with pytest.raises(RefusedError, match="Cluster a is there already, with --brokers 1 instead of 3"):
+        up(directory, brokers=3)
+    with pytest.raises(RefusedError, match=r"with --kafka-version 4.3.1 instead of 3.9.2"):
+        up(directory, kafka_version="3.9.2")
+    with pytest.raises(RefusedError, match=f"with --base-port {base} instead of {base + 1}"):
+        up(directory, base_port=base + 1)
+    assert status(directory) == repaired.status
+
+    (directory / "notes.txt").write_text("mine")
+    steps = plan_down(directory)
+    assert [step.text for step in steps] == [
+        f"stop cluster {name} and remove its data in {directory / name}" for name in "ab"
+    ]
+    ended = down(directory, said.append)
+    assert ended.steps == steps
+    assert ended.status.brokers == ()
+    assert broker_processes(directory) == []
+    assert [entry.name for entry in directory.iterdir()] == ["notes.txt"]
+    (directory / "notes.txt").unlink()
+    for _ in range(2):
+        assert down(directory).steps == ()
+        assert not directory.exists()
+
+
+def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> None:
+    base = free_base_port()
+    for offset in (0, 11, 20, 32):
+        with socket.create_server((LOOPBACK, base + offset)), pytest.raises(RefusedError) as refused:
+            up(tmp_path / "sandbox", base_port=base, brokers=3)
+        assert refused.value.message == f"Port {base + offset} is taken by another process"
+        assert "--base-port" in (refused.value.hint or "")
+    assert not (tmp_path / "sandbox").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"brokers": 0}, "0 brokers cannot be had"),
+        ({"brokers": 10}, "10 brokers cannot be had"),
+        ({"base_port": 80}, "80 cannot be the base port"),
+        ({"base_port": 65_500}, "65500 cannot be the base port"),
+        ({"kafka_version": "newest"}, "'newest' is not a Kafka version"),
+        ({"kafka_version": "2.8.0"}, "cannot run Kafka 2.8.0"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, wrong: dict[str, int | str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        up(tmp_path / "sandbox", **wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "sandbox").exists()
+
+
+def test_the_sandbox_lives_in_the_user_s_state_folder() -> None:
+    assert default_directory({"HOME": "/h"}) == Path("/h/.local/state/kmirror/sandbox")
+    assert default_directory({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/kmirror/sandbox")

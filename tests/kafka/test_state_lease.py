@@ -1,0 +1,391 @@
+"""Two engines for one mirror: one is in charge, the other is told who, and nobody writes after its time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.state.client import Deadline, boottime, client
+from kmirror.state.events import Event
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.lock import transact
+from kmirror.state.records import (
+    EngineRecord,
+    EngineState,
+    Incarnation,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+)
+from kmirror.state.snapshot import Changes
+from kmirror.state.store import StateStore
+from kmirror.state.writer import Writer
+
+ME = EngineIdentity.of_this_process("app-me", "local[*]")
+OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
+
+
+@pytest.fixture
+def config(destination_cluster: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
+
+
+@pytest.fixture
+def store(config: dict[str, Any]) -> Iterator[StateStore]:
+    made = StateStore(config)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name(store: StateStore) -> str:
+    """Create a mirror and give its name."""
+    made = f"m-{uuid.uuid4().hex[:8]}"
+    transact(store, made, lambda state: Changes((MirrorRecord(made, {}, {}, None, "eve@ops", 0),)))
+    return made
+
+
+def engine_of(store: StateStore, name: str) -> EngineRecord:
+    found = store.read_complete(Deadline(30)).engine(name)
+    assert found is not None
+    return found
+
+
+def partition(name: str, number: int, at: int) -> PartitionRecord:
+    return PartitionRecord(name, "orders", number, PartitionState.MIRRORING, at)
+
+
+def now_ms(seconds_ago: float = 0.0) -> int:
+    return int((time.time() - seconds_ago) * 1000)
+
+
+def write_engine(store: StateStore, name: str, identity: EngineIdentity, **fields: Any) -> EngineRecord:
+    """Leave the record an engine elsewhere would have left."""
+    settings: dict[str, Any] = {"state": EngineState.RUNNING, "last_seen_ms": now_ms(), "ttl_ms": 10_000} | fields
+    record = EngineRecord(
+        name,
+        str(uuid.uuid4()),
+        host=identity.host,
+        boot_id=identity.boot_id,
+        pid=identity.pid,
+        pid_start_time=identity.pid_start_time,
+        application_id=identity.application_id,
+        master=None,
+        since_ms=now_ms(60),
+        **settings,
+    )
+    transact(store, name, lambda state: Changes((record,)))
+    return record
+
+
+def test_the_first_engine_takes_charge_and_tells_who_it_is(store: StateStore, name: str) -> None:
+    lease = Lease.acquire(store, name, ME)
+    assert lease.predecessor is None
+    assert lease.predecessor_may_write_until == 0.0
+    record = engine_of(store, name)
+    assert record == lease.record
+    assert (record.pid, record.application_id, record.state) == (os.getpid(), "app-me", EngineState.RUNNING)
+    lease.close()
+
+
+def test_an_engine_for_no_mirror_is_refused(store: StateStore) -> None:
+    for begin in (Lease.acquire, Lease.standby):
+        with pytest.raises(RefusedError, match="there is no mirror 'nobody'"):
+            begin(store, "nobody", ME)
+
+
+def test_a_lease_shorter_than_two_heartbeats_is_refused(store: StateStore, name: str) -> None:
+    with pytest.raises(UsageError, match="1999 ms"):
+        Lease.acquire(store, name, ME, ttl_ms=1_999)
+
+
+def test_a_heartbeat_writes_everything_in_one_transaction(store: StateStore, name: str) -> None:
+    lease = Lease.acquire(store, name, ME)
+    event = Event(1, name, "partition-failed", "engine", "DONE", {"partition": 1})
+    lease.heartbeat(
+        {0: Incarnation(1, 0)}, (partition(name, 0, 5), partition(name, 1, 6)), (event,), application_id="app-later"
+    )
+    record = engine_of(store, name)
+    assert record == lease.record
+    assert (record.lanes, record.application_id) == ({0: Incarnation(1, 0)}, "app-later")
+    assert store.read().partitions(name, "orders") == (partition(name, 0, 5), partition(name, 1, 6))
+    assert store.read_events(name) == (event,)
+    lease.heartbeat({0: Incarnation(1, 0)}, stopping=True)
+    assert engine_of(store, name).state is EngineState.STOPPING
+    lease.release((partition(name, 0, 9),))
+    assert engine_of(store, name).state is EngineState.RELEASED
+    assert store.read().partition(name, "orders", 0) == partition(name, 0, 9)
+
+
+def test_a_second_engine_is_refused_and_told_who_is_in_charge(store: StateStore, config: Any, name: str) -> None:
+    first = Lease.acquire(store, name, ME)
+    with heartbeats(first), pytest.raises(RefusedError) as refused:
+        Lease.acquire(StateStore(config), name, OTHER_HOST)
+    assert f"process {os.getpid()} on {ME.host}, Spark application app-me, since 20" in refused.value.message
+    assert "last heartbeat" in refused.value.message
+    assert refused.value.hint is not None
+    assert "--standby" in refused.value.hint
+    assert "--take-over" in refused.value.hint
+    assert engine_of(store, name).lease_id == first.lease_id
+    first.close()
+
+
+@contextmanager
+def heartbeats(lease: Lease) -> Iterator[None]:
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.5):
+            lease.heartbeat({0: Incarnation(1, 0)})
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_taking_over_ends_the_first_engine_with_a_clear_message(store: StateStore, config: Any, name: str) -> None:
+    first = Lease.acquire(store, name, ME, ttl_ms=5_000)
+    before = boottime()
+    second = Lease.acquire(StateStore(config), name, OTHER_HOST, take_over=True)
+    assert second.predecessor == first.record
+    assert before + 5 < second.predecessor_may_write_until < boottime() + 5
+
+    with pytest.raises(RefusedError, match=r"no longer in charge .* process 7 on far-away, .* app-far took") as fenced:
+        first.heartbeat({0: Incarnation(1, 0)}, (partition(name, 0, 666),))
+    assert fenced.value.reason is Reason.FENCED
+    assert store.read_complete(Deadline(30)).partition(name, "orders", 0) is None
+    # and the one out of date has not disturbed its successor: the producer it opened still writes
+    producer = second._writer._producer
+    second.heartbeat({0: Incarnation(2, 0)})
+    assert second._writer._producer is producer
+    with pytest.raises(RefusedError, match="no longer in charge"):
+        first.release()
+    assert engine_of(store, name) == second.record
+    second.close()
+
+
+def test_a_released_lease_is_free_at_once_and_its_lanes_are_gone(store: StateStore, config: Any, name: str) -> None:
+    Lease.acquire(store, name, ME).release()
+    second = Lease.acquire(StateStore(config), name, OTHER_HOST)
+    assert second.predecessor is not None
+    assert second.predecessor.state is EngineState.RELEASED
+    assert second.predecessor_may_write_until == 0.0
+    second.close()
+
+
+def test_a_release_does_not_speak_for_lanes_of_the_engine_before(store: StateStore, config: Any, name: str) -> None:
+    Lease.acquire(store, name, ME, ttl_ms=20_000).close()
+    Lease.acquire(store, name, ME, ttl_ms=2_000, take_over=True).release()
+    third = Lease.acquire(store, name, ME, ttl_ms=2_000)
+    assert boottime() + 10 < third.predecessor_may_write_until < boottime() + 20
+    third.close()
+    fourth = Lease.acquire(store, name, ME, ttl_ms=2_000, take_over=True)
+    assert boottime() + 10 < fourth.predecessor_may_write_until < boottime() + 20
+    fourth.close()
+
+
+def acquire_and_die(config: dict[str, Any], name: str) -> None:
+    Lease.acquire(StateStore(config), name, EngineIdentity.of_this_process()).heartbeat({0: Incarnation(1, 0)})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_driver_killed_on_this_host_frees_the_lease_but_its_lanes_may_live(
+    store: StateStore, config: Any, name: str
+) -> None:
+    killed = multiprocessing.get_context("spawn").Process(target=acquire_and_die, args=(config, name))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    assert engine_of(store, name).state is EngineState.RUNNING
+    lease = Lease.acquire(store, name, ME)
+    assert lease.predecessor is not None
+    assert lease.predecessor.pid == killed.pid
+    assert lease.predecessor_may_write_until > boottime() + 5
+    lease.close()
+
+
+def test_a_process_number_used_again_is_not_taken_for_the_engine(store: StateStore, name: str) -> None:
+    write_engine(store, name, replace(ME, pid_start_time=ME.pid_start_time - 1))
+    Lease.acquire(store, name, ME).close()
+
+
+def test_a_living_engine_on_this_host_is_not_taken_for_dead(store: StateStore, name: str) -> None:
+    write_engine(store, name, ME)
+    with pytest.raises(RefusedError, match=f"process {os.getpid()} on {ME.host}"):
+        Lease.acquire(store, name, replace(ME, pid=1))
+
+
+def test_an_engine_elsewhere_that_has_long_been_silent_is_succeeded(store: StateStore, name: str) -> None:
+    write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(60))
+    lease = Lease.acquire(store, name, ME)
+    assert lease.predecessor_may_write_until > boottime() + 5
+    lease.close()
+
+
+@pytest.mark.parametrize("seconds_ago", [3.0, -3600.0])
+def test_an_engine_elsewhere_that_was_silent_for_a_moment_keeps_its_lease(
+    store: StateStore, name: str, seconds_ago: float
+) -> None:
+    write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(seconds_ago))
+    with pytest.raises(RefusedError, match="process 7 on far-away"):
+        Lease.acquire(store, name, ME)
+
+
+def test_an_engine_whose_clock_is_an_hour_late_is_seen_alive(store: StateStore, config: Any, name: str) -> None:
+    write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(3600))
+    elsewhere = threading.Timer(
+        0.5, write_engine, (StateStore(config), name, OTHER_HOST), {"last_seen_ms": now_ms(3599)}
+    )
+    elsewhere.start()
+    with pytest.raises(RefusedError, match="process 7 on far-away"):
+        Lease.acquire(store, name, ME)
+    elsewhere.join()
+
+
+def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStore, config: Any, name: str) -> None:
+    lease = Lease.acquire(store, name, ME)
+    stray = Writer(StateStore(config), "engine", name)
+    stray.open(Deadline(30))
+    lease.heartbeat({0: Incarnation(1, 0)}, (partition(name, 0, 5),))
+    assert engine_of(store, name) == lease.record
+    assert store.read().partition(name, "orders", 0) == partition(name, 0, 5)
+    stray.close()
+    lease.close()
+
+
+def test_an_engine_whose_mirror_was_deleted_is_told(store: StateStore, config: Any, name: str) -> None:
+    lease = Lease.acquire(store, name, ME)
+    writer = Writer(StateStore(config), "engine", name)
+    writer.open(Deadline(30))
+    writer.commit(Changes(tombstones=(("mirror", name), ("engine", name))), Deadline(30))
+    with pytest.raises(UnreachableError, match="cannot be read at the moment"):
+        lease.heartbeat({})  # it may be a leader that hides its last records
+
+    def try_until_told() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with suppress(UnreachableError):
+                lease.heartbeat({})
+            time.sleep(0.5)
+
+    with pytest.raises(RefusedError, match="its lease is gone"):
+        try_until_told()
+    assert store.read_complete(Deadline(30)).engine(name) is None
+
+
+def test_of_many_engines_at_once_one_gets_the_lease(store: StateStore, config: Any, name: str) -> None:
+    outcomes: list[str] = []
+
+    def begin(number: int) -> None:
+        try:
+            Lease.acquire(StateStore(config), name, replace(OTHER_HOST, host=f"far-{number}"), timeout=60)
+            outcomes.append("in charge")
+        except RefusedError as refused:
+            outcomes.append(str(refused.reason))
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["FENCED", "FENCED", "FENCED", "in charge"]
+
+
+def test_a_standby_waits_for_the_release(store: StateStore, config: Any, name: str) -> None:
+    first = Lease.acquire(store, name, ME)
+    found: list[Lease | None] = []
+    waiting = threading.Thread(target=lambda: found.append(Lease.standby(StateStore(config), name, OTHER_HOST)))
+    waiting.start()
+    with heartbeats(first):
+        waiting.join(2.5)
+        assert waiting.is_alive()
+    first.release()
+    waiting.join()
+    assert found[0] is not None
+    assert found[0].predecessor_may_write_until == 0.0
+    assert engine_of(store, name).host == "far-away"
+    found[0].close()
+
+
+def test_a_standby_succeeds_an_engine_elsewhere_that_falls_silent(store: StateStore, name: str) -> None:
+    write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(-3600), ttl_ms=2_000)
+    lease = Lease.standby(store, name, ME)
+    assert lease is not None
+    assert lease.predecessor_may_write_until > boottime()
+    lease.close()
+
+
+def test_a_standby_can_be_stopped(store: StateStore, name: str) -> None:
+    lease = Lease.acquire(store, name, ME)
+    looks = iter([False, False, True])
+    assert Lease.standby(store, name, OTHER_HOST, should_stop=lambda: next(looks)) is None
+    lease.close()
+
+
+class LostAnswer:
+    """A producer whose commits after the first are carried out and not answered."""
+
+    def __init__(self, real: Any, commits: list[int]) -> None:
+        self._real, self._commits = real, commits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._real.commit_transaction(30)
+        self._commits.append(len(self._commits))
+        if len(self._commits) == 2:
+            from confluent_kafka import KafkaError, KafkaException
+
+            raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
+
+
+def test_a_heartbeat_without_an_answer_is_not_written_twice(
+    monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
+) -> None:
+    commits: list[int] = []
+    monkeypatch.setattr("kmirror.state.writer.client", lambda *given: LostAnswer(client(*given), commits))
+    lease = Lease.acquire(store, name, ME)
+    event = Event(1, name, "partition-failed", "engine", "DONE")
+    lease.heartbeat({0: Incarnation(1, 0)}, (), (event,))
+    assert commits == [0, 1]
+    assert store.read_events(name) == (event,)
+    assert engine_of(store, name) == lease.record
+    lease.close()
+
+
+def test_a_heartbeat_nobody_can_tell_about_is_not_called_a_failure(
+    monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
+) -> None:
+    commits: list[int] = []
+
+    def cut_off_after_the_second_commit(factory: Any, settings: dict[str, Any], watch: Any) -> Any:
+        if len(commits) > 1:
+            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
+        return LostAnswer(client(factory, settings, watch), commits)
+
+    monkeypatch.setattr("kmirror.state.writer.client", cut_off_after_the_second_commit)
+    lease = Lease.acquire(store, name, ME)
+    with pytest.raises(OutcomeUnknown, match="the answer was lost"):
+        lease.heartbeat({0: Incarnation(1, 0)}, timeout=2)
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        lease.heartbeat({0: Incarnation(1, 0)}, timeout=1)
+    monkeypatch.undo()
+    lease.heartbeat({0: Incarnation(1, 1)})
+    assert engine_of(store, name) == lease.record
+    lease.close()

@@ -1,0 +1,240 @@
+"""Two commands at once: nothing lost, nothing doubled, and whoever lost the race is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
+from kmirror.state.client import Deadline, client
+from kmirror.state.events import Event
+from kmirror.state.lock import transact
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.store import StateStore
+
+PROCESSES, INCREMENTS = 8, 6
+
+
+@pytest.fixture
+def config(destination_cluster: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
+
+
+@pytest.fixture
+def store(config: dict[str, Any]) -> Iterator[StateStore]:
+    made = StateStore(config)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+def counter(name: str, count: int) -> MirrorRecord:
+    return MirrorRecord(name, {}, {}, None, "eve@ops", count)
+
+
+def increment(store: StateStore, name: str, timeout: float = 120) -> None:
+    def decide(state: State) -> Changes:
+        found = state.mirror(name)
+        count = 1 if found is None else found.created_at_ms + 1
+        return Changes((counter(name, count),), events=(Event(count, name, "increment", "eve@ops", "DONE"),))
+
+    transact(store, name, decide, timeout)
+
+
+def increment_often(config: dict[str, Any], name: str) -> None:
+    store = StateStore(config)
+    for _ in range(INCREMENTS):
+        increment(store, name)
+
+
+def test_increments_of_many_processes_at_once_are_all_counted(
+    store: StateStore, config: dict[str, Any], name: str
+) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=increment_often, args=(config, name)) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+    assert store.read().mirror(name) == counter(name, PROCESSES * INCREMENTS)
+    # each increment was told once, and in the order of the counts: no decision was taken on what was no longer so
+    assert [event.time_ms for event in store.read_events(name)] == list(range(1, PROCESSES * INCREMENTS + 1))
+
+
+def test_who_was_overtaken_decides_again(store: StateStore, config: dict[str, Any], name: str) -> None:
+    seen: list[int | None] = []
+
+    def decide(state: State) -> Changes:
+        found = state.mirror(name)
+        seen.append(None if found is None else found.created_at_ms)
+        if len(seen) == 1:
+            increment(StateStore(config), name)
+        return Changes((counter(name, 100 + (found.created_at_ms if found else 0)),))
+
+    written = transact(store, name, decide)
+    assert seen == [None, 1]
+    assert written.records == (counter(name, 101),)
+    assert store.read().mirror(name) == counter(name, 101)
+
+
+def test_who_was_overtaken_and_may_no_longer_is_fenced(store: StateStore, config: dict[str, Any], name: str) -> None:
+    looks = 0
+
+    def create(state: State) -> Changes:
+        nonlocal looks
+        looks += 1
+        if state.mirror(name) is not None:
+            raise RefusedError(f"mirror {name!r} exists", "choose another name")
+        if looks == 1:
+            increment(StateStore(config), name)
+        return Changes((counter(name, 99),))
+
+    with pytest.raises(RefusedError, match="exists") as fenced:
+        transact(store, name, create)
+    assert fenced.value.reason is Reason.FENCED
+    assert store.read().mirror(name) == counter(name, 1)
+    with pytest.raises(RefusedError, match="exists") as refused:
+        transact(store, name, create)
+    assert refused.value.reason is None
+
+
+def test_deciding_to_do_nothing_writes_nothing(store: StateStore, name: str) -> None:
+    increment(store, name)
+    assert transact(store, name, lambda state: Changes()) == Changes()
+    assert store.read().mirror(name) == counter(name, 1)
+
+
+def test_who_is_always_overtaken_gives_up_in_time(store: StateStore, config: dict[str, Any], name: str) -> None:
+    rival = StateStore(config)
+
+    def decide(state: State) -> Changes:
+        increment(rival, name)
+        return Changes((counter(name, 0),))
+
+    with pytest.raises(TimedOutError, match="others kept writing") as gave_up:
+        transact(store, name, decide, timeout=4)
+    assert "nothing was changed" in str(gave_up.value.hint)
+    found = store.read().mirror(name)
+    assert found is not None
+    assert found.created_at_ms > 0
+
+
+def test_a_record_of_a_newer_version_is_left_alone(store: StateStore, config: dict[str, Any], name: str) -> None:
+    from confluent_kafka import Producer
+
+    increment(store, name)
+    producer = Producer(config)
+    producer.produce("__kmirror_state", key=f'["mirror","{name}"]', value='{"v":2,"name":"new"}', partition=0)
+    assert producer.flush(30) == 0
+    with pytest.raises(RefusedError, match="schema version is 2"):
+        increment(store, name)
+    increment(store, f"{name}-other")
+
+
+def die_in_the_middle(config: dict[str, Any], name: str) -> None:
+    from confluent_kafka import Producer
+
+    class Dying(Producer):  # type: ignore[misc]
+        def commit_transaction(self, timeout: float) -> None:
+            self.flush(30)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    import confluent_kafka
+
+    confluent_kafka.Producer = Dying
+    increment(StateStore(config), name)
+
+
+def test_a_command_killed_in_the_middle_leaves_nothing_and_stops_nobody(
+    store: StateStore, config: dict[str, Any], name: str
+) -> None:
+    increment(store, name)
+    killed = multiprocessing.get_context("spawn").Process(target=die_in_the_middle, args=(config, name))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    increment(store, name)
+    assert store.read().mirror(name) == counter(name, 2)
+    assert [event.time_ms for event in store.read_events(name)] == [1, 2]
+
+
+class LostAnswer:
+    """A producer whose first commit gets no answer, whether or not it was carried out."""
+
+    def __init__(self, real: Any, carried_out: bool, lost: list[str]) -> None:
+        self._real, self._carried_out, self._lost = real, carried_out, lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def commit_transaction(self, timeout: float) -> None:
+        if self._lost:
+            self._real.commit_transaction(timeout)
+            return
+        self._lost.append("answer")
+        if self._carried_out:
+            self._real.commit_transaction(30)
+        else:
+            assert self._real.flush(30) == 0
+        from confluent_kafka import KafkaError, KafkaException
+
+        raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_commit_without_an_answer_is_neither_doubled_nor_lost(
+    monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str, carried_out: bool
+) -> None:
+    increment(store, name)
+    lost: list[str] = []
+    monkeypatch.setattr("kmirror.state.writer.client", lambda *given: LostAnswer(client(*given), carried_out, lost))
+    increment(store, name)
+    assert lost == ["answer"]
+    assert store.read().mirror(name) == counter(name, 2)
+    assert [event.time_ms for event in store.read_events(name)] == [1, 2]
+
+
+def test_a_commit_nobody_can_tell_about_is_not_called_a_failure(
+    monkeypatch: pytest.MonkeyPatch, store: StateStore, name: str
+) -> None:
+    increment(store, name)
+    lost: list[str] = []
+
+    def cut_off_after_the_commit(factory: Any, settings: dict[str, Any], watch: Any) -> Any:
+        if lost:
+            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
+        return LostAnswer(client(factory, settings, watch), True, lost)
+
+    monkeypatch.setattr("kmirror.state.writer.client", cut_off_after_the_commit)
+    monkeypatch.setattr("kmirror.state.writer._SETTLE_S", 1.0)
+    with pytest.raises(OutcomeUnknown, match=r"not confirmed .*the answer was lost.* Connection refused"):
+        increment(store, name, timeout=2)
+    monkeypatch.undo()
+    assert store.read_complete(Deadline(30)).mirror(name) == counter(name, 2)
+
+
+def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore, name: str) -> None:
+    increment(store, name)
+    big = MirrorRecord(name, {}, {"topics.include": "x" * 1_100_000}, None, "eve@ops", 7)
+    with pytest.raises(BrokerError, match=r"writing to __kmirror_state and __kmirror_events: .*(?i:too large)"):
+        transact(store, name, lambda state: Changes((counter(f"{name}-with", 1), big)), timeout=20)
+    increment(store, name)
+    assert store.read().mirror(name) == counter(name, 2)
+    assert store.read().mirror(f"{name}-with") is None
+
+
+def test_an_unreachable_cluster_is_told_at_once(name: str) -> None:
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        transact(StateStore({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)

@@ -1,0 +1,126 @@
+"""Reading and creating the internal topics on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kmirror.errors import Reason, TimedOutError, UnreachableError
+from kmirror.state.client import Deadline
+from kmirror.state.events import Event
+from kmirror.state.lock import transact
+from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState, encode
+from kmirror.state.snapshot import Changes
+from kmirror.state.store import STATE_TOPIC, StateStore
+
+
+@pytest.fixture
+def config(destination_cluster: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
+
+
+@pytest.fixture
+def store(config: dict[str, Any]) -> Iterator[StateStore]:
+    made = StateStore(config)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+def mirror(name: str, at: int = 0) -> MirrorRecord:
+    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)
+
+
+def test_what_was_written_is_read_by_the_same_store_and_by_another(store: StateStore, config: Any, name: str) -> None:
+    partitions = tuple(PartitionRecord(name, "orders", n, PartitionState.MIRRORING, 1) for n in range(3))
+    transact(store, name, lambda state: Changes((mirror(name), *partitions)))
+    assert store.read().mirror(name) == mirror(name)
+    other = StateStore(config)
+    assert other.read().partitions(name, "orders") == partitions
+
+    transact(other, name, lambda state: Changes((mirror(name, 2),), tombstones=(partitions[1].key,)))
+    for reader in (store, other, StateStore(config)):
+        assert reader.read().mirror(name) == mirror(name, 2)
+        assert reader.read().partitions(name, "orders") == (partitions[0], partitions[2])
+
+
+def test_events_are_read_by_mirror_and_time(store: StateStore, name: str) -> None:
+    day = 86_400_000
+    events = [Event(day * n, name, what, "eve@ops", "DONE") for n, what in ((1, "create"), (2, "add"), (3, "pause"))]
+    for event in events:
+        transact(store, name, lambda state, event=event: Changes(events=(event,)))  # type: ignore[misc]
+    assert store.read_events(name) == tuple(events)
+    assert store.read_events(name, since_ms=2 * day) == tuple(events[1:])
+    assert store.read_events(name, since_ms=4_000_000_000_000) == ()
+    assert store.read_events("nobody") == ()
+    assert [event for event in store.read_events() if event.mirror == name] == events
+
+
+def open_transaction(config: dict[str, Any], record: MirrorRecord) -> Any:
+    from confluent_kafka import Producer
+
+    producer = Producer({**config, "transactional.id": f"test-{record.name}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    key, value = encode(record)
+    producer.produce(STATE_TOPIC, key=key, value=value, partition=0)
+    assert producer.flush(30) == 0
+    return producer
+
+
+def test_a_log_that_ends_in_an_aborted_transaction_is_read_to_its_end(
+    store: StateStore, config: Any, name: str
+) -> None:
+    transact(store, name, lambda state: Changes((mirror(name, 1),)))
+    open_transaction(config, mirror(name, 2)).abort_transaction(30)
+    for reader in (store, StateStore(config)):
+        assert reader.read_complete(Deadline(30)).mirror(name) == mirror(name, 1)
+        assert reader.read_complete(Deadline(30)).mirror(name) == mirror(name, 1)
+
+
+def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateStore, config: Any, name: str) -> None:
+    transact(store, name, lambda state: Changes((mirror(name, 1),)))
+    stuck = open_transaction(config, mirror(f"{name}-stuck"))
+    # committed behind the open transaction, so that the last stable offset stands before it
+    late = open_transaction(config, mirror(name, 2))
+    late.commit_transaction(30)
+
+    assert store.read().mirror(name) == mirror(name, 1)
+    with pytest.raises(TimedOutError, match="unfinished transaction"):
+        store.read_complete(Deadline(0.5))
+    ending = threading.Timer(0.5, stuck.commit_transaction, (30,))
+    ending.start()
+    for reader in (store, StateStore(config)):
+        state = reader.read_complete(Deadline(30))
+        assert state.mirror(name) == mirror(name, 2)
+        assert state.mirror(f"{name}-stuck") is not None
+    ending.join()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once_with_the_reason() -> None:
+    store = StateStore({"bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(UnreachableError, match="Connection refused") as refused:
+        store.read(timeout=250)  # pytest's own time-out would come first
+    assert refused.value.reason is Reason.DESTINATION_UNREACHABLE
+    with pytest.raises(UnreachableError, match="Failed to resolve"):
+        StateStore({"bootstrap.servers": "nowhere.invalid:9092"}).read(timeout=250)
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        transact(StateStore({"bootstrap.servers": "127.0.0.1:1"}), "m", lambda state: Changes(), timeout=250)
+
+
+def test_a_silent_address_is_given_up_after_the_time_out(name: str) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = StateStore({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
+        with pytest.raises(UnreachableError, match=r"no answer within 1\.5 s") as refused:
+            store.read(timeout=1.5)
+    assert refused.value.reason is Reason.DESTINATION_UNREACHABLE

@@ -1,0 +1,231 @@
+"""The internal topics on a cluster that asks for passwords and rights, and whose only broker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.security import client_config
+from kmirror.errors import Reason, RefusedError, UnreachableError
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.client import Deadline
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.lock import transact
+from kmirror.state.records import Incarnation, MirrorRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from tests.support.clusters import MakeCluster
+
+LONG = 250.0  # seconds; a test that waited for it would run into its own time-out
+
+
+@pytest.fixture(scope="module")
+def cluster(make_module_cluster: MakeCluster) -> SandboxCluster:
+    users = {"nobody": "right", "reader": "right", "writer": "right"}
+    return make_module_cluster("state", secured=True, authorizer=True, users=users)
+
+
+def config_of(cluster: SandboxCluster, user: str = "admin", **changed: str) -> dict[str, Any]:
+    return dict(client_config({**cluster.client_properties(user), **changed}).librdkafka())
+
+
+@pytest.fixture
+def admin(cluster: SandboxCluster) -> Any:
+    """Return an administrator of a cluster that kmirror has never written to."""
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({**config_of(cluster), "log_level": 0})
+    there = {STATE_TOPIC, EVENTS_TOPIC} & set(client.list_topics(timeout=30).topics)
+    for future in client.delete_topics(list(there)).values() if there else ():
+        future.result()
+    return client
+
+
+@pytest.fixture
+def store(cluster: SandboxCluster) -> Iterator[StateStore]:
+    made = StateStore(config_of(cluster))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+def mirror(name: str, at: int = 0) -> MirrorRecord:
+    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)
+
+
+def write_mirror(store: StateStore, name: str, timeout: float = 60) -> None:
+    transact(store, name, lambda state: Changes((mirror(name),)), timeout)
+
+
+def test_a_cluster_without_the_topics_has_an_empty_state(admin: Any, store: StateStore) -> None:
+    assert store.read() == State()
+    assert store.read_events("m") == ()
+
+
+def test_the_topics_are_made_once_with_the_shape_they_need(
+    admin: Any, store: StateStore, cluster: SandboxCluster
+) -> None:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    store.ensure_topics()
+    StateStore(config_of(cluster)).ensure_topics()
+    assert store.read() == State()
+    found = {}
+    for topic in (STATE_TOPIC, EVENTS_TOPIC):
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found[topic] = admin.describe_configs([resource])[resource].result()
+        assert len(admin.list_topics(topic).topics[topic].partitions) == 1
+    assert found[STATE_TOPIC]["cleanup.policy"].value == "compact"
+    assert found[EVENTS_TOPIC]["cleanup.policy"].value == "delete"
+    assert found[EVENTS_TOPIC]["retention.ms"].value == "-1"
+
+
+@pytest.mark.parametrize(
+    ("topic", "partitions", "policy", "message"),
+    [
+        (STATE_TOPIC, 2, "compact", "exists with 2 partitions"),
+        (STATE_TOPIC, 1, "delete", "has cleanup.policy=delete"),
+        (EVENTS_TOPIC, 1, "compact", "has cleanup.policy=compact"),
+    ],
+)
+def test_a_topic_of_another_shape_is_refused(
+    admin: Any, store: StateStore, topic: str, partitions: int, policy: str, message: str
+) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    admin.create_topics([NewTopic(topic, partitions, 1, config={"cleanup.policy": policy})])[topic].result()
+    with pytest.raises(RefusedError, match=message) as refused:
+        write_mirror(store, "m")
+    assert refused.value.hint
+
+
+def test_a_wrong_password_is_told_at_once(cluster: SandboxCluster, admin: Any) -> None:
+    login = cluster.client_properties("writer")["sasl.jaas.config"].replace("right", "wrong")
+    store = StateStore(config_of(cluster, "writer", **{"sasl.jaas.config": login}))
+    for use in (store.read, store.read_events, store.ensure_topics):
+        with pytest.raises(UnreachableError, match="Authentication failed") as refused:
+            use(timeout=LONG)
+        assert refused.value.reason is Reason.AUTHENTICATION_FAILED
+        assert "wrong" not in str(refused.value)
+    with pytest.raises(UnreachableError, match="Authentication failed"):
+        write_mirror(store, "m", LONG)
+
+
+def test_a_client_without_tls_is_told_at_once(cluster: SandboxCluster) -> None:
+    store = StateStore({"bootstrap.servers": cluster.bootstrap_servers})
+    with pytest.raises(UnreachableError) as refused:
+        store.read(timeout=LONG)
+    assert refused.value.reason is Reason.DESTINATION_UNREACHABLE
+
+
+def allow(admin: Any, user: str, *rights: tuple[str, str, str]) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    bindings = [
+        AclBinding(
+            ResourceType[kind],
+            resource,
+            ResourcePatternType.PREFIXED,
+            f"User:{user}",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for kind, resource, operation in rights
+    ]
+    for future in admin.create_acls(bindings).values():
+        future.result()
+
+
+def test_a_missing_right_is_named_at_once(cluster: SandboxCluster, admin: Any, store: StateStore, name: str) -> None:
+    write_mirror(store, name)
+    outsider = StateStore(config_of(cluster, "nobody"))
+    for use in (outsider.read, outsider.ensure_topics):
+        with pytest.raises(UnreachableError, match=r"topic __kmirror_state: .*[Aa]uthorization failed") as refused:
+            use(timeout=LONG)
+        assert refused.value.reason is Reason.NOT_AUTHORIZED
+
+
+def test_who_may_only_read_reads_without_any_right_to_groups(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    write_mirror(store, name)
+    allow(admin, "reader", ("TOPIC", "__kmirror", "READ"), ("TOPIC", "__kmirror", "DESCRIBE_CONFIGS"))
+    reader = StateStore(config_of(cluster, "reader"))
+    assert reader.read().mirror(name) == mirror(name)
+    with pytest.raises(UnreachableError, match="transactional id kmirror-operator-m: ") as refused:
+        write_mirror(reader, "m", LONG)
+    assert refused.value.reason is Reason.NOT_AUTHORIZED
+
+
+def test_these_rights_are_enough_to_write_and_lacking_one_is_told_at_once(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    store.ensure_topics()
+    allow(
+        admin,
+        "writer",
+        ("TOPIC", "__kmirror", "READ"),
+        ("TOPIC", "__kmirror", "DESCRIBE_CONFIGS"),
+        ("TRANSACTIONAL_ID", "kmirror-", "WRITE"),
+    )
+    writer = StateStore(config_of(cluster, "writer"))
+    with pytest.raises(UnreachableError, match="writing to __kmirror_state and __kmirror_events: ") as refused:
+        write_mirror(writer, name, LONG)
+    assert refused.value.reason is Reason.NOT_AUTHORIZED
+    allow(admin, "writer", ("TOPIC", "__kmirror", "WRITE"))
+    write_mirror(writer, name)
+    assert writer.read().mirror(name) == mirror(name)
+
+
+# A broker killed between the commit of a heartbeat and its marker has, seldom, left the transaction open for a minute
+# or more after its restart (seen in 3 of some 30 kills, on a single broker); the lease cannot be written meanwhile.
+@pytest.mark.long
+def test_an_engine_outlives_the_restart_of_the_broker(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    write_mirror(store, name)
+    lease = Lease.acquire(store, name, EngineIdentity.of_this_process())
+    lease.heartbeat({0: Incarnation(1, 0)})
+    (broker,) = cluster.brokers
+    cluster.kill(broker.node_id)
+    with pytest.raises(UnreachableError):
+        lease.heartbeat({0: Incarnation(1, 1)}, timeout=1)
+    restart = threading.Thread(target=cluster.start_broker, args=(broker.node_id,))
+    restart.start()
+    lease.heartbeat({0: Incarnation(1, 2)}, timeout=100)
+    restart.join()
+    assert store.read_complete(Deadline(60)).engine(name) == lease.record
+    lease.release()
+
+
+def test_a_broker_that_stands_still_in_the_middle_of_a_command_is_waited_for(
+    cluster: SandboxCluster, admin: Any, store: StateStore, name: str
+) -> None:
+    (broker,) = cluster.brokers
+    assert broker.pid is not None
+    pid = broker.pid
+
+    def decide(state: State) -> Changes:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(2, os.kill, (pid, signal.SIGCONT)).start()
+        return Changes((mirror(name, 1),))
+
+    transact(store, name, decide, timeout=60)
+    assert store.read().mirror(name) == mirror(name, 1)

@@ -1,0 +1,476 @@
+"""Two partitions on two real clusters are compared; what is stored in them was made to be equal, or not quite."""
+
+from __future__ import annotations
+
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from kmirror.cluster.batch import BATCH_OVERHEAD, batch_headers
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.reader import read_batches
+from kmirror.cluster.records import Record, make_batch
+from kmirror.cluster.security import client_config
+from kmirror.engine.compare import compare_partition
+from kmirror.engine.difference import Difference, Kind, PartitionComparison
+from kmirror.engine.lane_control import append_to
+from kmirror.engine.verification import Piece, Share, compare_share, partition_sizes
+from kmirror.errors import BrokerError, Reason, UnreachableError
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+BASE_TIME = 1_700_000_000_000
+
+
+class Side:
+    """One cluster's partition 0 of a topic, and ways to write to it."""
+
+    def __init__(self, cluster: SandboxCluster, topic: str, config: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self.partition = TopicPartition(topic, 0)
+        self.properties = {"bootstrap.servers": cluster.bootstrap_servers}
+        self.client = ClusterClient(client_config(self.properties))
+        self.admin = AdminClient(self.properties)
+        self.admin.create_topics([NewTopic(topic, 1, 1, config=dict(config))])[topic].result(30)
+        # asked again until the leader has taken office
+        assert self.client.list_offsets({self.partition: LATEST})[self.partition].offset == 0
+
+    def append(self, records: list[Record], *, size: int = 10, codec: str = "none") -> None:
+        """Append records in batches of up to `size`, as they are."""
+        for first in range(0, len(records), size):
+            # the broker assigns offsets; within a batch they count from 0
+            batch = [replace(record, offset=i) for i, record in enumerate(records[first : first + size])]
+            append_to(self.client, self.partition, memoryview(make_batch(batch, compression_type=codec)))
+
+    def producer(self, **config: Any) -> Producer:
+        """Return a librdkafka producer."""
+        return Producer({**self.properties, "acks": "all", **config})
+
+    def transaction(self, values: list[bytes], *, commit: bool | None) -> Producer:
+        """Write records in a transaction, and wait for its marker; with `commit` None it stays open."""
+        before = self.log_end_offset
+        producer = self.producer(**{"transactional.id": uuid.uuid4().hex, "linger.ms": 0})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number, value in enumerate(values):
+            producer.produce(*self.partition[:1], value, partition=0, timestamp=BASE_TIME + number)
+        producer.flush(30)
+        if commit is not None:
+            (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        deadline = time.monotonic() + 30
+        while self.log_end_offset < before + len(values) + (commit is not None):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return producer
+
+    def set(self, *settings: str) -> None:
+        """Change topic settings: name, value, name, value …"""
+        resource = ConfigResource(ResourceType.TOPIC, self.partition.topic)
+        for name, value in zip(settings[::2], settings[1::2], strict=True):
+            resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def delete_records(self, before: int) -> None:
+        """Move the log start."""
+        place = ClientPartition(*self.partition, before)
+        self.admin.delete_records([place])[place].result(30)
+
+    def log_files(self) -> list[Path]:
+        """Return the partition's segment files."""
+        (broker,) = self.cluster.brokers
+        return sorted((broker.log_dir / f"{self.partition}").glob("*.log"))
+
+    @property
+    def log_end_offset(self) -> int:
+        """Where the log ends."""
+        return self.client.list_offsets({self.partition: LATEST}, log_end=True)[self.partition].offset or 0
+
+
+@dataclass
+class Twins:
+    """The same topic on both clusters."""
+
+    source: Side
+    destination: Side
+
+    def both(self, write: Callable[[Side], object]) -> None:
+        """Do the same to both."""
+        write(self.source)
+        write(self.destination)
+
+    def compare(self, start: int | None = None, end: int | None = None) -> PartitionComparison:
+        """Compare them."""
+        ours, theirs = self.destination, self.source
+        return compare_partition(theirs.client, ours.client, theirs.partition, ours.partition, start, end)
+
+    def difference(self, start: int | None = None, end: int | None = None) -> Difference:
+        """Compare them and return the first difference, which must be there."""
+        found = self.compare(start, end)
+        assert not found.equal
+        assert found.first_difference is not None
+        return found.first_difference
+
+
+@pytest.fixture
+def make_twins(cluster_pair: ClusterPair) -> Iterator[Callable[..., Twins]]:
+    made: list[Side] = []
+
+    def make(
+        config: Mapping[str, str] | None = None,
+        source: SandboxCluster | None = None,
+        destination: SandboxCluster | None = None,
+    ) -> Twins:
+        topic = unique_topic("compare")
+        clusters = source or cluster_pair.source, destination or cluster_pair.destination
+        # the records are years old: by default retention would remove them
+        common = {"compression.type": "producer", "retention.ms": "-1"}
+        made.extend(Side(cluster, topic, {**common, **(config or {})}) for cluster in clusters)
+        return Twins(*made[-2:])
+
+    yield make
+    for side in made:
+        if side.cluster in (cluster_pair.source, cluster_pair.destination):
+            side.admin.delete_topics([side.partition.topic])[side.partition.topic].result(30)
+        side.client.close()
+
+
+@pytest.fixture
+def twins(make_twins: Callable[..., Twins]) -> Twins:
+    return make_twins()
+
+
+def record(number: int, **changes: object) -> Record:
+    headers = (("h", b"%d" % number), ("empty", b""), ("null", None)) if number % 3 else ()
+    key = None if number % 5 == 0 else b"k%d" % number
+    value = None if number % 7 == 0 else b"v%d" % number * (number % 4)
+    return replace(Record(number, BASE_TIME + number, key, value, headers), **changes)  # type: ignore[arg-type]
+
+
+RECORDS = [record(number) for number in range(100)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_equal_copies(twins: Twins, codec: str) -> None:
+    twins.both(lambda side: side.append(RECORDS, codec=codec))
+    found = twins.compare()
+    assert found.equal
+    assert (found.start, found.end, found.records, found.notes) == (0, 100, 100, ())
+    assert found.size_in_bytes == sum(path.stat().st_size for path in twins.source.log_files())
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_the_same_records_in_other_batches_and_codecs(twins: Twins, codec: str) -> None:
+    twins.source.append(RECORDS, size=10)
+    twins.destination.append(RECORDS, size=7, codec=codec)
+    assert twins.compare().equal
+    twins.source.append(RECORDS, size=25, codec="none")
+    twins.destination.append(RECORDS, size=25, codec=codec)
+    found = twins.compare()
+    assert found.equal
+    assert found.records == 200
+
+
+def test_what_another_library_wrote(twins: Twins) -> None:
+    """librdkafka decides about batches: with other settings it makes others of the same records."""
+
+    def write(side: Side, **config: Any) -> None:
+        producer = side.producer(**config)
+        for one in RECORDS:
+            producer.produce(
+                side.partition.topic, one.value, one.key, 0, timestamp=one.timestamp, headers=list(one.headers)
+            )
+        assert producer.flush(30) == 0
+
+    write(twins.source, **{"linger.ms": 50, "compression.type": "zstd"})
+    write(twins.destination, **{"linger.ms": 0, "batch.num.messages": 3, "compression.type": "snappy"})
+    found = twins.compare()
+    assert found.equal
+    assert found.records == 100
+
+
+@pytest.mark.parametrize("size", [10, 7], ids=["same batches", "other batches"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"value": b"x"},
+        {"value": None},
+        {"key": b"x"},
+        {"key": None},
+        {"headers": (("h", b"58"), ("empty", b""), ("null", b""))},
+        {"headers": ()},
+        {"timestamp": BASE_TIME},
+    ],
+    ids=str,
+)
+def test_one_changed_record(twins: Twins, changes: dict[str, object], size: int) -> None:
+    twins.source.append(RECORDS, codec="lz4")
+    changed = [record(58, **changes) if one.offset == 58 else one for one in RECORDS]
+    twins.destination.append(changed, size=size, codec="lz4")
+    found = twins.difference()
+    assert (found.offset, found.kind) == (58, Kind.CONTENT)
+    assert next(iter(changes)) in found.what
+    assert found.source
+    assert found.source.timestamp == BASE_TIME + 58
+    assert twins.compare(59).equal
+    assert twins.compare(0, 58).equal
+
+
+def test_a_record_less_shifts_all_that_follow(twins: Twins) -> None:
+    twins.source.append(RECORDS)
+    twins.destination.append([one for one in RECORDS if one.offset != 31])
+    found = twins.difference()
+    assert (found.offset, found.kind) == (31, Kind.CONTENT)
+
+
+def test_offsets_without_a_record(twins: Twins) -> None:
+    """An aborted transaction takes an offset for each of its records and one for its marker; none is to be seen."""
+    twins.source.append(RECORDS)
+    twins.destination.append(RECORDS[:40])
+    twins.destination.transaction([b"never seen"], commit=False)
+    twins.destination.append(RECORDS[42:])
+    found = twins.difference()
+    assert (found.offset, found.kind, found.destination) == (40, Kind.MISSING, None)
+    back = compare_partition(
+        twins.destination.client, twins.source.client, twins.destination.partition, twins.source.partition
+    ).first_difference
+    assert back
+    assert (back.offset, back.kind, back.source) == (40, Kind.EXTRA, None)
+    assert twins.compare(42).equal
+
+
+def test_a_destination_behind_its_source_is_a_prefix(twins: Twins) -> None:
+    twins.source.append(RECORDS)
+    twins.destination.append(RECORDS[:60])
+    found = twins.compare()
+    assert found.equal
+    assert (found.end, found.records) == (60, 60)
+    found_difference = twins.difference(end=80)
+    assert (found_difference.offset, found_difference.kind) == (60, Kind.MISSING_TAIL)
+    assert found_difference.what == "the destination ends at offset 60"
+
+
+def test_a_destination_that_goes_on_beyond_its_source(twins: Twins) -> None:
+    twins.source.append(RECORDS[:60])
+    twins.destination.append(RECORDS)
+    found = twins.difference()
+    assert (found.offset, found.kind) == (60, Kind.EXTRA_TAIL)
+    assert found.what == "the source ends at offset 60"
+    assert found.destination
+    assert found.destination.timestamp == BASE_TIME + 60
+    assert twins.compare(end=60).equal
+
+
+def test_an_empty_destination_and_an_empty_source(twins: Twins) -> None:
+    assert twins.compare().equal
+    twins.source.append(RECORDS)
+    found = twins.compare()
+    assert found.equal
+    assert (found.start, found.end, found.records) == (0, 0, 0)
+
+
+def test_committed_and_aborted_transactions(twins: Twins) -> None:
+    """The destination holds plainly what consumers of the source see, markers and aborted records are holes in both."""
+    source, destination = twins.source, twins.destination
+    source.append(RECORDS[:5])
+    source.transaction([b"a", b"b"], commit=True)
+    source.transaction([b"c", b"d", b"e"], commit=False)
+    source.append(RECORDS[12:20])
+    destination.append(RECORDS[:5])
+    destination.append([Record(0, BASE_TIME, None, b"a"), Record(1, BASE_TIME + 1, None, b"b")])
+    destination.transaction([b"other", b"records", b"and", b"markers"], commit=False)
+    assert destination.log_end_offset == 12
+    destination.append(RECORDS[12:20])
+    assert source.log_end_offset == destination.log_end_offset == 20
+    found = twins.compare()
+    assert found.equal
+    assert found.records == 15
+
+
+def test_what_the_source_has_not_committed(twins: Twins) -> None:
+    twins.source.append(RECORDS[:10])
+    producer = twins.source.transaction([b"v"], commit=None)
+    twins.destination.append(RECORDS[:11])
+    found = twins.difference()
+    assert (found.offset, found.kind) == (10, Kind.EXTRA_TAIL)
+    assert found.what == "the source is not committed beyond offset 10: a transaction is open there"
+    producer.abort_transaction(30)
+
+
+def test_what_the_destination_has_not_committed_cannot_be_compared(twins: Twins) -> None:
+    twins.source.append(RECORDS[:20])
+    twins.destination.append(RECORDS[:10])
+    producer = twins.destination.transaction([b"v"], commit=None)
+    found = twins.compare()
+    assert not found.equal
+    assert found.first_difference is None
+    assert found.obstacle
+    assert "from offset 10 to its end 11" in found.obstacle
+    producer.abort_transaction(30)
+
+
+@pytest.mark.parametrize("purged", ["source", "destination"])
+def test_a_log_that_starts_later_is_compared_from_there(twins: Twins, purged: str) -> None:
+    twins.both(lambda side: side.append(RECORDS))
+    getattr(twins, purged).delete_records(33)
+    found = twins.compare()
+    assert found.equal
+    assert (found.start, found.records) == (33, 67)
+    assert found.notes == (f"offsets 0 to 32 were not compared: the {purged}'s log starts at 33",)
+    # a range planned before the records were purged
+    later = twins.compare(start=10, end=50)
+    assert later.equal
+    assert later.records == 17
+    assert later.notes == (f"23 records below offset 33 were not compared: the {purged}'s log has come to start there",)
+    gone = twins.compare(start=10, end=20)
+    assert gone.equal
+    assert gone.records == 0
+
+
+def test_a_source_that_starts_behind_the_destinations_end(twins: Twins) -> None:
+    twins.source.append(RECORDS)
+    twins.destination.append(RECORDS[:20])
+    twins.source.delete_records(50)
+    found = twins.compare()
+    assert found.equal
+    assert found.records == 0
+    assert found.notes == ("offsets 0 to 49 were not compared: the source's log starts at 50",)
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_byte_that_rotted_on_disk(twins: Twins, side: str) -> None:
+    twins.both(lambda one: one.append(RECORDS, size=20))
+    (path,) = getattr(twins, side).log_files()
+    stored = bytearray(path.read_bytes())
+    # walk to the third batch, offsets 40 to 59, and flip a bit of its records
+    position = 0
+    for _ in range(2):
+        position += 12 + struct.unpack_from(">i", stored, position + 8)[0]
+    with path.open("r+b") as file:
+        file.seek(position + BATCH_OVERHEAD + 30)
+        file.write(bytes([stored[position + BATCH_OVERHEAD + 30] ^ 1]))
+    found = twins.difference()
+    assert (found.offset, found.kind) == (40, Kind.CORRUPT)
+    assert found.what.startswith(f"the batch that the {side} stores at offset 40 is corrupt: its checksum is")
+    assert twins.compare(end=40).equal
+
+
+def test_log_append_time_at_the_source(twins: Twins) -> None:
+    """Consumers of the source see one timestamp for each batch; a copy has to keep it record by record."""
+    source, destination = twins.source, twins.destination
+    source.set("message.timestamp.type", "LogAppendTime")
+    source.append(RECORDS[:50], size=50)
+    ((data, _),) = read_batches(source.client, source.partition, 0, 50)
+    (header,) = batch_headers(data)
+    assert header.is_log_append_time
+    seen = [replace(one, timestamp=header.max_timestamp) for one in RECORDS[:50]]
+    destination.append(seen, size=20)
+    assert twins.compare().equal
+    source.append(RECORDS[50:51])
+    destination.append(RECORDS[50:51])
+    found = twins.difference()
+    assert (found.offset, found.kind) == (50, Kind.CONTENT)
+    assert f"{BASE_TIME + 50} at the destination" in found.what
+
+
+def test_records_of_every_size_over_many_fetches(twins: Twins) -> None:
+    """Batches larger than what a fetch asks for, and more than one fetch of small ones."""
+    large = [Record(i, BASE_TIME + i, b"k", bytes([i]) * 900_000) for i in range(6)]
+    small = [Record(i, BASE_TIME + i, b"k%d" % i, b"v" * 2000) for i in range(1500)]
+    twins.both(lambda side: side.append(large, size=1))
+    twins.both(lambda side: side.append(small, size=50, codec="lz4"))
+    twins.both(lambda side: side.append(large, size=1, codec="gzip"))
+    twins.both(lambda side: side.append(small, size=300))
+    found = twins.compare()
+    assert found.equal
+    assert found.records == 2 * (6 + 1500)
+    twins.both(lambda side: side.append(small[:10]))
+    twins.source.append([Record(0, BASE_TIME, None, b"x")])
+    twins.destination.append([Record(0, BASE_TIME, None, b"y")])
+    assert twins.difference().offset == 2 * (6 + 1500) + 10
+
+
+def test_a_topic_that_does_not_exist(twins: Twins) -> None:
+    elsewhere = TopicPartition(unique_topic(), 0)
+    config = client_config({**twins.destination.properties, "request.timeout.ms": "1000"})
+    with ClusterClient(config) as hasty, pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        compare_partition(twins.source.client, hasty, elsewhere, elsewhere)
+
+
+def test_a_cleaner_at_work(make_cluster: MakeCluster, make_twins: Callable[..., Twins]) -> None:
+    """The destination's cleaner has removed what later records of the same keys supersede; the source's has not."""
+    eager = make_cluster(properties={"log.cleaner.backoff.ms": "200"})
+    twins = make_twins({"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}, destination=eager)
+    log = [Record(i, BASE_TIME + i, b"k%d" % (i % 9), b"v%d" % i) for i in range(300)]
+    twins.both(lambda side: side.append(log))
+    assert twins.compare().equal
+    whole = sum(path.stat().st_size for path in twins.destination.log_files())
+    twins.destination.set("min.compaction.lag.ms", "0", "min.cleanable.dirty.ratio", "0.01", "segment.ms", "100")
+    # by its timestamp, the next record closes the segment that all of it lies in
+    twins.both(lambda side: side.append([replace(log[0], timestamp=BASE_TIME + 3_600_000)]))
+    deadline = time.monotonic() + 60
+    while sum(path.stat().st_size for path in twins.destination.log_files()) > whole / 2:
+        assert time.monotonic() < deadline, "the cleaner has not come by"
+        time.sleep(0.2)
+    found = twins.compare()
+    assert found.equal
+    assert found.records < 50
+    (note,) = found.notes
+    assert "missing in the destination, superseded by later ones of their keys" in note
+    # what no cleaner does
+    twins.source.append([Record(0, BASE_TIME, b"new", b"v")])
+    twins.destination.append([Record(0, BASE_TIME, b"other", b"v")])
+    missing = twins.difference()
+    assert (missing.offset, missing.kind) == (301, Kind.CONTENT)
+
+
+def test_a_source_that_dies_meanwhile(
+    make_cluster: MakeCluster, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmirror.cluster.reader._TRIES", 2)
+    mortal = make_cluster()
+    twins = make_twins(source=mortal)
+    twins.both(lambda side: side.append(RECORDS))
+    topic = twins.source.partition.topic
+    pieces = tuple(Piece(topic, 0, topic, start, start + 50) for start in (0, 50))
+    share = Share(twins.source.properties, twins.destination.properties, pieces)
+    assert [finding.comparison and finding.comparison.equal for finding in compare_share(share, 0)] == [True, True]
+    mortal.kill(1)
+    for finding in compare_share(share, 0):
+        assert finding.comparison is None
+        assert isinstance(finding.trouble, UnreachableError)
+        assert finding.trouble.reason is Reason.SOURCE_UNREACHABLE
+
+
+def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
+    secretive = {
+        **twins.source.properties,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="u" password="${env:KMIRROR_NO_SUCH_SECRET}";',
+    }
+    share = Share(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
+    (finding,) = compare_share(share, 0)
+    assert finding.trouble
+    assert finding.trouble.reason is Reason.SECRET_UNRESOLVED
+
+
+def test_sizes_are_asked_of_the_leaders(twins: Twins) -> None:
+    twins.destination.append(RECORDS)
+    empty = unique_topic()
+    twins.destination.admin.create_topics([NewTopic(empty, 1, 1)])[empty].result(30)
+    sizes = partition_sizes(twins.destination.client, [twins.destination.partition, TopicPartition(empty, 0)])
+    stored = sum(path.stat().st_size for path in twins.destination.log_files())
+    assert sizes == {twins.destination.partition: stored, TopicPartition(empty, 0): 0}
+    twins.destination.admin.delete_topics([empty])[empty].result(30)

@@ -1,0 +1,60 @@
+"""`demo`: the first thing people see. It has to work, and to leave nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clusters import broker_processes
+
+
+@pytest.fixture
+def temporary_folder(tmp_path: Path) -> Iterator[Path]:
+    """Return the folder below which the demo keeps what it makes; when it is over, that is nothing."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    yield folder
+    assert broker_processes(folder) == []
+    assert list(folder.glob("kmirror-demo-*")) == []
+
+
+def demo(temporary_folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kmirror", "demo"],
+        env={**os.environ, "TMPDIR": str(temporary_folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
+    out, err = demo(temporary_folder).communicate()
+    assert (err, out.splitlines()[-3].startswith("Equal, both times")) == ("", True), out
+    written, copied = re.search(r"in the middle of it: a holds ([0-9,]+) records, b ([0-9,]+)\.", out).groups()  # type: ignore[union-attr]
+    assert int(copied.replace(",", "")) < int(written.replace(",", ""))
+    assert len(re.findall(r"^ +equal: 4 partitions", out, re.MULTILINE)) == 2
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [("Two Kafka clusters", signal.SIGTERM), ("$ kmirror create", signal.SIGINT), ("copying  1 topic", signal.SIGINT)],
+)
+def test_an_interrupted_demo_leaves_nothing_behind(temporary_folder: Path, line: str, number: signal.Signals) -> None:
+    running = demo(temporary_folder)
+    assert running.stdout is not None
+    assert any(line in told for told in running.stdout)
+    running.send_signal(number)
+    _, err = running.communicate()
+    assert (running.returncode, err) == (130, "kmirror: interrupted\n")

@@ -1,0 +1,93 @@
+"""`run` and `verify` as scripts use them: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import unique_topic
+from tests.support.engine import command, kmirror
+
+PARTITIONS, RECORDS = 2, 500
+
+
+@pytest.fixture(scope="module")
+def mirrored(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, str]:
+    """Return a mirror and its one topic, of which nothing is copied yet."""
+    mirror, topic = unique_topic("m"), unique_topic("run")
+    admin = AdminClient({"bootstrap.servers": source_cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": source_cluster.bootstrap_servers})
+    for number in range(RECORDS):
+        producer.produce(topic, f"value-{number}", partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+    file = tmp_path_factory.mktemp("mirror") / "source.properties"
+    file.write_text(f"bootstrap.servers={source_cluster.bootstrap_servers}\n", encoding="utf-8")
+    assert kmirror(destination_cluster, "create", "--mirror", mirror, "--mirror-config", str(file)).returncode == 0
+    assert kmirror(destination_cluster, "add", "--mirror", mirror, "--topics", topic).returncode == 0
+    return mirror, topic
+
+
+def test_run_until_caught_up_then_verify(
+    destination_cluster: SandboxCluster, mirrored: tuple[str, str], tmp_path: Path
+) -> None:
+    mirror, topic = mirrored
+    ran = kmirror(destination_cluster, "run", "--mirror", mirror, "--until-caught-up", "--timeout", "2m", "--json")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert (document["verb"], document["mirror"], document["exitCode"], document["error"]) == ("run", mirror, 0, None)
+    assert [(row["topic"], row["partition"], row["result"], row["lag"]) for row in document["results"]] == [
+        (topic, 0, "DONE", 0),
+        (topic, 1, "DONE", 0),
+    ]
+    waited = kmirror(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s")
+    assert waited.returncode == 0
+
+    evidence = tmp_path / "evidence.json"
+    verified = kmirror(destination_cluster, "verify", "--mirror", mirror, "--json", "--report", str(evidence))
+    assert verified.returncode == 0, verified.stderr
+    rows = json.loads(verified.stdout)["results"]
+    assert [(row["partition"], row["result"], row["recordsCompared"]) for row in rows] == [
+        (0, "DONE", RECORDS // PARTITIONS),
+        (1, "DONE", RECORDS // PARTITIONS),
+    ]
+    report = json.loads(evidence.read_text(encoding="utf-8"))
+    assert (report["verb"], report["mirror"], report["exitCode"]) == ("verify", mirror, 0)
+    assert list(tmp_path.iterdir()) == [evidence]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_ends_when_it_is_told_to(
+    destination_cluster: SandboxCluster, mirrored: tuple[str, str], number: signal.Signals
+) -> None:
+    mirror, _ = mirrored
+    engine = subprocess.Popen(
+        command(destination_cluster, "run", "--mirror", mirror),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert engine.stdout is not None
+        assert engine.stdout.readline().split()[1:] == ["starting", mirror]
+        assert any("copying  1 topic, 2 partitions" in line for line in engine.stdout)
+        if number is signal.SIGINT:
+            second = kmirror(destination_cluster, "run", "--mirror", mirror)
+            assert second.returncode == 3
+            assert second.stderr.startswith("kmirror: ")
+        engine.send_signal(number)
+        out, err = engine.communicate(timeout=60)
+    finally:
+        engine.kill()
+    assert (engine.returncode, err) == (0, "")
+    assert out.splitlines()[-1].startswith("stopped after ")

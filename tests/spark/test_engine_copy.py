@@ -1,0 +1,107 @@
+"""A live topic with all that producers do, mirrored while it grows; Kafka's own tools and a second client judge it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from confluent_kafka import Producer
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.spark.conftest import MakePair
+from tests.support.engine import Pair
+from tests.support.oracle import console_consumer, dump_log, librdkafka_records
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+KEYS = (None, b"", b"key", bytes(range(256)))
+VALUES = (None, b"", b"value", b"\x00\xff" * 500)
+HEADERS: tuple[list[tuple[str, bytes | None]], ...] = (
+    [],
+    [("h", b"1")],
+    [("null", None), ("empty", b""), ("h", b"\xfe"), ("h", b"again")],
+)
+
+
+def produce_live(pair: Pair, codec: str, stop: threading.Event) -> int:
+    """Produce every combination of key, value and headers over and over; a 900 KB record now and then."""
+    producer = Producer(
+        {
+            "bootstrap.servers": pair.source.bootstrap_servers,
+            "acks": "all",
+            "compression.type": codec,
+            "linger.ms": 5,
+            "message.max.bytes": 1_048_588,
+        }
+    )
+    number = 0
+    while not stop.is_set():
+        for key in KEYS:
+            for value in VALUES:
+                for headers in HEADERS:
+                    number += 1
+                    large = number % 250 == 0
+                    producer.produce(
+                        pair.topic,
+                        key=key,
+                        value=b"%08d " % number * 100_000 if large else value,
+                        headers=list(headers),
+                        partition=number % len(pair.partitions),
+                    )
+        producer.poll(0)
+        stop.wait(0.05)
+    assert producer.flush(60) == 0
+    return number
+
+
+def test_live_topic_of_every_codec(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair
+) -> None:
+    pair = make_pair(source_cluster, destination_cluster)
+    pair.create()
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(CODECS)) as pool:
+        producers = [pool.submit(produce_live, pair, codec, stop) for codec in CODECS]
+        engine = pair.engine()
+        start = pair.wait_until_copying(engine)
+        while pair.destination_end() < start + 20_000:
+            assert engine.process.poll() is None, engine.output
+            stop.wait(0.2)
+        stop.set()
+        produced = sum(producer.result() for producer in producers)
+    assert engine.stop() == 0
+    last = pair.engine("--until-caught-up", "--timeout", "60s")
+    assert last.wait(90) == 0, last.output
+    assert pair.destination_end() == produced
+
+    pair.assert_equal()
+    for partition in pair.partitions[:2]:
+        theirs = dump_log(pair.source, *partition)
+        ours = dump_log(pair.destination, *partition)
+        assert all(batch.is_valid for batch in ours)
+        assert [(b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in ours] == [
+            (b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in theirs
+        ]
+        assert {b.compression.lower() for b in theirs} == set(CODECS)
+    for partition in pair.partitions:
+        assert librdkafka_records(pair.destination.bootstrap_servers, *partition) == librdkafka_records(
+            pair.source.bootstrap_servers, *partition
+        )
+    read = console_consumer(pair.source, *pair.partitions[0], max_messages=2000)
+    assert len(read) == 2000
+    assert console_consumer(pair.destination, *pair.partitions[0], max_messages=2000) == read
+
+
+def test_partitions_added_at_the_source_are_followed(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair
+) -> None:
+    pair = make_pair(source_cluster, destination_cluster, partitions=2)
+    pair.fill(2000)
+    pair.create("refresh.interval.seconds=1")
+    engine = pair.engine()
+    pair.wait_until_copying(engine)
+    pair.add_partitions(5)
+    pair.fill(5000)
+    pair.wait_until_equal(engine)
+    assert "3 more partitions" in engine.output
+    assert engine.stop() == 0
+    pair.assert_equal()

@@ -1,0 +1,69 @@
+"""Two engines for one mirror: the second is refused, waits, or takes over; nothing is written twice."""
+
+from __future__ import annotations
+
+import random
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.spark.conftest import MakePair
+from tests.support.engine import finish, under_way
+
+
+def test_second_engine_is_refused_and_take_over_ends_the_first(
+    source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
+) -> None:
+    pair = make_pair(source_cluster, slow_destination)
+    pair.fill(60_000)
+    pair.create()
+    first = pair.engine()
+    under_way(pair, first, chance)
+
+    second = pair.engine()
+    assert second.wait(40) == 3
+    assert f"process {first.process.pid}" in second.output
+    assert "--standby" in second.output
+    assert "--take-over" in second.output
+    assert first.process.poll() is None
+
+    third = pair.engine("--take-over")
+    assert first.wait(40) == 3
+    assert "took over" in first.output
+    under_way(pair, third, chance)
+    assert third.stop() == 0
+    finish(pair)
+
+
+def test_standby_goes_on_where_the_first_ends(
+    source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
+) -> None:
+    pair = make_pair(source_cluster, slow_destination)
+    pair.fill(60_000)
+    pair.create()
+    first = pair.engine()
+    under_way(pair, first, chance)
+    second = pair.engine("--standby")
+    assert first.stop() == 0
+    under_way(pair, second, chance)
+    assert second.stop() == 0
+    finish(pair)
+
+
+def test_ctrl_c_and_the_limits_of_time(
+    source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
+) -> None:
+    pair = make_pair(source_cluster, slow_destination)
+    pair.fill(60_000)
+    pair.create()
+    interrupted = pair.engine()
+    under_way(pair, interrupted, chance)
+    workers = interrupted.tree().workers
+    assert interrupted.interrupt() == 0
+    assert not any(worker.alive for worker in workers)
+
+    short = pair.engine("--until-caught-up", "--timeout", "6s")
+    assert short.wait(40) == 5
+    assert "caught up" in short.output
+
+    timed = pair.engine("--for", "8s")
+    assert timed.wait(40) == 0
+    finish(pair)

@@ -1,0 +1,196 @@
+"""No worker outlives its driver, and no runtime its `stop`: whatever is killed or frozen, and in which order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+
+from kmirror.engine.failures import SparkLostError, TaskCancelledError
+from kmirror.engine.run_folder import remove_abandoned
+from kmirror.engine.spark import SparkRuntime
+from kmirror.engine.spark_conf import SparkOptions
+from kmirror.engine.waiting import StoppedError
+from tests.support.processes import Process, tree, wait_gone
+from tests.support.spark_driver import endless
+from tests.support.waiting import wait_until
+
+cloudpickle.register_pickle_by_value(sys.modules[endless.__module__])
+
+ROOT = Path(__file__).parent.parent.parent
+KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The processes from a driver to its worker."""
+
+    driver: Process
+    jvm: Process
+    daemon: Process
+    worker: Process
+
+    @classmethod
+    def of(cls, folder: Path) -> Line:
+        """Find the processes that left their ids in `folder`."""
+        wait_until((folder / "driver").exists)
+        wait_until(lambda: (folder / "function").exists() and (folder / "function").read_text().endswith("\n"))
+        driver, jvm = map(int, (folder / "driver").read_text().split())
+        worker, daemon, _ = map(int, (folder / "function").read_text().splitlines()[-1].split())
+        return cls(tree(driver)[0], tree(jvm)[0], tree(daemon)[0], tree(worker)[0])
+
+    @property
+    def all(self) -> list[Process]:
+        return [self.driver, self.jvm, self.daemon, self.worker]
+
+
+def start_driver(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.spark_driver", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def own_line(spark: SparkRuntime, folder: Path) -> Line:
+    """Return the processes from this one to the worker of `endless`."""
+    assert spark._launched is not None
+    (folder / "driver").write_text(f"{os.getpid()} {spark._launched.gateway.process.pid}")
+    return Line.of(folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "output"),
+    [
+        ([("driver", KILL)], ""),
+        ([("jvm", KILL)], "SparkLostError"),
+        ([("daemon", KILL), ("driver", KILL)], ""),
+        ([("worker", FREEZE), ("driver", KILL)], ""),
+        ([("daemon", FREEZE), ("driver", KILL)], ""),
+        ([("daemon", FREEZE), ("worker", FREEZE), ("jvm", KILL)], "SparkLostError"),
+    ],
+    ids=lambda value: ", ".join(f"{who} {number.name}" for who, number in value) if isinstance(value, list) else "",
+)
+def test_no_process_is_left(tmp_path: Path, harm: list[tuple[str, signal.Signals]], output: str) -> None:
+    with start_driver(tmp_path) as driver:
+        line = Line.of(tmp_path)
+        try:
+            for who, number in harm:
+                getattr(line, who).send(number)
+            assert not wait_gone(line.all, 20)
+            # Nothing but our own word: neither Spark nor Py4J writes to the terminal.
+            assert driver.communicate(timeout=20)[0] == output
+        finally:
+            for process in line.all:
+                process.kill()
+    remove_abandoned()
+
+
+def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path: Path) -> None:
+    with start_driver(tmp_path):
+        line = Line.of(tmp_path)
+        try:
+            line.jvm.send(FREEZE)
+            line.driver.kill()
+            assert not wait_gone([line.worker], 20)
+        finally:
+            for process in line.all:
+                process.kill()
+    remove_abandoned()
+
+
+def test_workers_of_a_killed_daemon_die_with_it_and_are_replaced(tmp_path: Path) -> None:
+    with start_driver(tmp_path) as driver:
+        first = Line.of(tmp_path)
+        try:
+            first.daemon.kill()
+            assert not wait_gone([first.worker], 20)
+            wait_until(lambda: len((tmp_path / "function").read_text().splitlines()) > 1)
+            (tmp_path / "end").touch()
+            assert driver.communicate(timeout=20)[0] == "ended"
+        finally:
+            for process in first.all:
+                process.kill()
+
+
+def test_an_interrupt_on_the_terminal_reaches_the_driver_alone(tmp_path: Path) -> None:
+    with start_driver(tmp_path) as driver:
+        line = Line.of(tmp_path)
+        try:
+            os.killpg(driver.pid, signal.SIGINT)
+            wait_until((tmp_path / "interrupted").exists)
+            (tmp_path / "end").touch()
+            assert driver.communicate(timeout=20)[0] == "ended"
+            assert (tmp_path / "function").read_text().splitlines() == [f"{line.worker.pid} {line.daemon.pid} 0"]
+        finally:
+            for process in line.all:
+                process.kill()
+
+
+@pytest.mark.parametrize("frozen", [[], ["worker"], ["daemon"], ["jvm"]])
+def test_stop_leaves_nothing_and_spark_can_be_started_again(tmp_path: Path, frozen: list[str]) -> None:
+    with SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")) as spark:
+        future = spark.submit("endless", endless, str(tmp_path))
+        line = own_line(spark, tmp_path)
+        for who in frozen:
+            getattr(line, who).send(FREEZE)
+
+    assert not wait_gone([line.jvm, line.daemon, line.worker], 20)
+    assert isinstance(future.exception(20), TaskCancelledError)
+    with pytest.raises(RuntimeError, match="runs no functions"):
+        spark.submit("late", endless, str(tmp_path))
+    spark.stop()
+
+
+def test_a_second_runtime_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    options = SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")
+    (tmp_path / "end").touch()
+    with SparkRuntime(options) as spark:
+        with pytest.raises(RuntimeError, match="this process runs another Spark runtime"):
+            SparkRuntime(options).start()
+        assert spark.submit("endless", endless, str(tmp_path)).result(60) == "ended"
+
+
+def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(tmp_path: Path) -> None:
+    options = SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")
+    with SparkRuntime(options) as spark:
+        future = spark.submit("endless", endless, str(tmp_path))
+        own_line(spark, tmp_path).jvm.kill()
+        with pytest.raises(SparkLostError, match="Spark's Java process"):
+            future.result(20)
+
+    (tmp_path / "end").touch()
+    with SparkRuntime(options) as spark:
+        assert spark.submit("again", endless, str(tmp_path)).result(60) == "ended"
+
+
+def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
+    spark = SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test"))
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            spark.start()
+        except StoppedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    wait_until(lambda: any("org.apache.spark" in process.command for process in tree(os.getpid())))
+    jvm = [process for process in tree(os.getpid()) if "org.apache.spark" in process.command]
+
+    spark.stop()
+    thread.join(20)
+
+    assert [str(error) for error in errors] == ["Spark was stopped while it was starting"]
+    assert not wait_gone(jvm, 20)

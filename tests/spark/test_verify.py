@@ -1,0 +1,337 @@
+"""`verify` on real clusters and real Spark: one mirror with topics in every condition, and what is said of each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.records import Record, make_batch
+from kmirror.cluster.security import client_config
+from kmirror.engine.lane_control import append_to
+from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.context import Destination
+from kmirror.ops.results import Outcome
+from kmirror.ops.verify import VerifyRequest, VerifyView, verify
+from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
+from kmirror.patterns import TopicSelector
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.lock import transact
+from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
+from kmirror.state.snapshot import Changes, State
+from tests.support.clusters import ClusterPair, unique_topic
+
+BASE_TIME = 1_700_000_000_000
+
+
+def records(start: int, end: int) -> list[Record]:
+    return [Record(i, BASE_TIME + i, b"k%d" % i, b"v%d" % i * 20) for i in range(start, end)]
+
+
+class Side:
+    """One cluster, and ways to write to it."""
+
+    def __init__(self, cluster: SandboxCluster) -> None:
+        self.cluster_id = cluster.cluster_id
+        self.properties = {"bootstrap.servers": cluster.bootstrap_servers}
+        self.client = ClusterClient(client_config(self.properties))
+        self.admin = AdminClient(self.properties)
+        self.created: list[str] = []
+
+    def create(self, topic: str, partitions: int = 1) -> str:
+        """Create a topic and return its id."""
+        config = {"compression.type": "producer", "retention.ms": "-1"}
+        self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+        self.created.append(topic)
+        # asked again until every leader has taken office
+        answers = self.client.list_offsets({TopicPartition(topic, index): LATEST for index in range(partitions)})
+        assert all(answer.offset == 0 for answer in answers.values())
+        return self.client.metadata([topic]).topics[topic].printed_topic_id or ""
+
+    def append(self, topic: str, log: list[Record], *, partition: int = 0, codec: str = "none") -> None:
+        """Append records in batches of 50."""
+        for first in range(0, len(log), 50):
+            batch = [replace(one, offset=i) for i, one in enumerate(log[first : first + 50])]
+            data = memoryview(make_batch(batch, compression_type=codec))
+            append_to(self.client, TopicPartition(topic, partition), data)
+
+    def delete_records(self, topic: str, before: int) -> None:
+        """Move the log start of partition 0."""
+        place = ClientPartition(topic, 0, before)
+        self.admin.delete_records([place])[place].result(30)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        self.admin.delete_topics([topic])[topic].result(30)
+        self.created.remove(topic)
+
+    def close(self) -> None:
+        """Delete what was created."""
+        for topic in list(self.created):
+            self.delete(topic)
+        self.client.close()
+
+
+@dataclass
+class Mirror:
+    """A mirror as the state topic knows it; copies are made by the test's own hand."""
+
+    source: Side
+    destination: Side
+    name: str = field(default_factory=lambda: f"m-{uuid.uuid4().hex[:8]}")
+    topics: list[TopicRecord] = field(default_factory=list)
+    partitions: list[PartitionRecord] = field(default_factory=list)
+    views: list[VerifyView] = field(default_factory=list)
+
+    def topic(
+        self, name: str, *, partitions: int = 1, there: int | None = None, desired: DesiredState = DesiredState.ACTIVE
+    ) -> str:
+        """Create a topic on both sides and make it a mirror topic; `there` is how many partitions the source has."""
+        topic = f"{unique_topic('verify')}-{name}"
+        source_id = self.source.create(topic, there or partitions)
+        destination_id = self.destination.create(topic, partitions)
+        origin = TopicOrigin.CREATED
+        self.topics.append(TopicRecord(self.name, topic, topic, source_id, destination_id, desired, partitions, origin))
+        return topic
+
+    def stopped_at(self, topic: str, last_mirrored_offset: int) -> None:
+        """Remember where the mirroring of partition 0 stopped."""
+        state = PartitionState.STOPPED
+        record = PartitionRecord(self.name, topic, 0, state, 0, last_mirrored_offset=last_mirrored_offset)
+        self.partitions.append(record)
+
+    def save(self, cluster_id: str | None = None) -> None:
+        """Write all of it to the state topic."""
+        mirror = MirrorRecord(self.name, self.source.properties, {}, cluster_id or self.source.cluster_id, "test", 0)
+        with Destination.open(self.destination.properties) as destination:
+            changes = Changes((mirror, *self.topics, *self.partitions))
+            transact(destination.store, self.name, lambda _: changes)
+
+    def forget(self) -> None:
+        """Remove the mirror's records."""
+
+        def decide(state: State) -> Changes:
+            return Changes(tombstones=state.keys_of(self.name))
+
+        with Destination.open(self.destination.properties) as destination:
+            transact(destination.store, self.name, decide)
+
+    def verify(self, **request: object) -> VerifyOutcome:
+        """Run the verb."""
+        self.views.clear()
+        with Destination.open(self.destination.properties) as destination:
+            return verify(destination, VerifyRequest(self.name, **request), self.views.append)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def mirror(cluster_pair: ClusterPair) -> Iterator[Mirror]:
+    made = Mirror(Side(cluster_pair.source), Side(cluster_pair.destination))
+    yield made
+    made.forget()
+    made.source.close()
+    made.destination.close()
+
+
+@contextmanager
+def kept_moving(pair: ClusterPair, topic: str) -> Iterator[None]:
+    """Append to a topic all the time, to the source and then to the destination, as a mirror would."""
+    source, destination = Side(pair.source), Side(pair.destination)
+    stop, begun = threading.Event(), threading.Event()
+
+    def move() -> None:
+        for start in itertools.count(step=50):
+            for side in (source, destination):
+                side.append(topic, records(start, start + 50))
+            begun.set()
+            if stop.wait(0.005):
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move)
+        assert begun.wait(30)
+        try:
+            yield
+        finally:
+            stop.set()
+            moving.result(30)
+    source.close()
+    destination.close()
+
+
+def row_of(outcome: VerifyOutcome, topic: str, partition: int | None = 0) -> VerifyRow:
+    (found,) = [row for row in outcome.rows if (row.topic, row.partition) == (topic, partition)]
+    return found
+
+
+def test_topics_in_every_condition(mirror: Mirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
+    source, destination = mirror.source, mirror.destination
+    whole = records(0, 300)
+
+    equal = mirror.topic("equal", partitions=3)
+    for partition in range(2):
+        source.append(equal, whole, partition=partition)
+        destination.append(equal, whole, partition=partition, codec="lz4")
+    lagging = mirror.topic("lagging")
+    source.append(lagging, whole)
+    destination.append(lagging, whole[:200])
+    different = mirror.topic("different")
+    source.append(different, whole)
+    destination.append(different, [replace(one, value=b"x") if one.offset == 217 else one for one in whole])
+    beyond = mirror.topic("beyond")
+    source.append(beyond, whole[:250])
+    destination.append(beyond, whole)
+    stopped = mirror.topic("stopped", desired=DesiredState.STOPPED)
+    mirror.stopped_at(stopped, 200)
+    source.append(stopped, whole)
+    destination.append(stopped, whole[:200])
+    destination.append(stopped, records(900, 950))
+    cut_off = mirror.topic("cut-off", desired=DesiredState.STOPPED)
+    mirror.stopped_at(cut_off, 250)
+    source.append(cut_off, whole)
+    destination.append(cut_off, whole[:200])
+    purged = mirror.topic("purged")
+    source.append(purged, whole)
+    destination.append(purged, whole)
+    source.delete_records(purged, 120)
+    grown = mirror.topic("grown", there=2)
+    source.append(grown, whole, partition=1)
+    shrunk = mirror.topic("shrunk", partitions=2, there=1)
+    destination.append(shrunk, whole, partition=1)
+    gone_there = mirror.topic("gone-there")
+    source.delete(gone_there)
+    gone_here = mirror.topic("gone-here")
+    destination.delete(gone_here)
+    recreated = mirror.topic("recreated")
+    destination.append(recreated, whole)
+    source.delete(recreated)
+    source.create(recreated)
+    source.append(recreated, records(50, 350))
+    moving = mirror.topic("moving")
+    mirror.save()
+
+    with kept_moving(cluster_pair, moving):
+        outcome = mirror.verify(master="local[2]", log_file=tmp_path / "spark.log")
+
+    row = row_of(outcome, moving)
+    assert (row.result, row.records) == (Outcome.DONE, row.end)
+    assert row.records > 0
+    for partition in range(2):
+        row = row_of(outcome, equal, partition)
+        assert (row.result, row.message, row.records, row.lag) == (Outcome.DONE, "equal up to offset 300", 300, 0)
+        assert row.size_in_bytes > 300 * 60
+    assert row_of(outcome, equal, 2).message == "nothing to compare"
+    row = row_of(outcome, lagging)
+    assert (row.result, row.message, row.lag) == (Outcome.DONE, "equal up to offset 200, lag 100", 100)
+    row = row_of(outcome, different)
+    assert (row.result, row.different, row.reason) == (Outcome.FAILED, True, None)
+    assert row.message == "differs at offset 217: value differ"
+    row = row_of(outcome, beyond)
+    assert row.message == "differs at offset 250: the source ends at offset 250"
+    row = row_of(outcome, stopped)
+    assert (row.result, row.end, row.records, row.lag) == (Outcome.DONE, 200, 200, None)
+    row = row_of(outcome, cut_off)
+    assert (row.reason, row.message) == (
+        Reason.DESTINATION_TRUNCATED,
+        "differs at offset 200: the destination ends at offset 200",
+    )
+    row = row_of(outcome, purged)
+    assert (row.result, row.start, row.records) == (Outcome.DONE, 120, 180)
+    assert row.notes == ("offsets 0 to 119 were not compared: the source's log starts at 120",)
+    assert row_of(outcome, grown, 1).message == "not on the destination yet, lag 300"
+    row = row_of(outcome, shrunk, 1)
+    assert (row.result, row.different, row.reason) == (Outcome.FAILED, True, Reason.PARTITIONS_DECREASED)
+    row = row_of(outcome, gone_there, None)
+    assert (row.result, row.different, row.reason) == (Outcome.FAILED, False, Reason.SOURCE_TOPIC_DELETED)
+    row = row_of(outcome, gone_here, None)
+    assert (row.result, row.different, row.reason) == (Outcome.FAILED, False, Reason.DESTINATION_TOPIC_DELETED)
+    row = row_of(outcome, recreated)
+    assert (row.different, row.reason) == (True, Reason.SOURCE_TOPIC_RECREATED)
+    assert row.first_difference
+    assert row.first_difference.offset == 0
+
+    assert outcome.exit_code == ExitCode.HISTORIES_DIFFER
+    assert outcome.error
+    assert "5 of 17 partitions differ, 2 of 17 partitions could not be compared" in outcome.error.message
+    document = json.loads(json.dumps(outcome.to_json()))
+    (told,) = [row for row in document["results"] if row["topic"] == different]
+    assert told["firstDifference"]["offset"] == 217
+    assert told["firstDifference"]["source"]["timestamp"] == BASE_TIME + 217
+    assert told["firstDifference"]["source"]["checksum"] != told["firstDifference"]["destination"]["checksum"]
+    evidence = json.loads(json.dumps(outcome.evidence))
+    assert evidence["source"]["clusterId"] == source.cluster_id
+    assert [step["step"] for step in evidence["steps"]] == ["look", "compare"]
+    assert len(evidence["partitions"]) == 17
+
+    assert [view.phase for view in mirror.views[:3]] == ["looking", "starting", "comparing"]
+    last = {progress.topic: progress for progress in mirror.views[-1].topics}
+    assert last[equal].offsets == last[equal].offsets_done == 600
+    assert last[different].differing_partitions == 1
+
+
+def test_a_large_partition_is_compared_in_pieces_at_once(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
+    monkeypatch.setattr("kmirror.engine.verification._SMALLEST_SHARE_BYTES", 100_000)
+    source, destination = mirror.source, mirror.destination
+    topic = mirror.topic("large")
+    log = [Record(i, BASE_TIME + i, b"k%d" % i, b"v" * 1000) for i in range(4000)]
+    source.append(topic, log)
+    destination.append(topic, [replace(one, value=b"x") if one.offset in (2500, 3999) else one for one in log])
+    mirror.save()
+    outcome = mirror.verify(master="local[2]", log_file=tmp_path / "spark.log")
+    assert outcome.exit_code == ExitCode.HISTORIES_DIFFER
+    row = row_of(outcome, topic)
+    assert row.first_difference
+    assert row.first_difference.offset == 2500
+    assert 2500 < row.records < 4000
+
+    sampled = row_of(mirror.verify(master="local[2]", sample=0), topic)
+    assert sampled.first_difference
+    assert sampled.first_difference.offset == 3999
+    assert sampled.offsets == 2000
+
+
+def test_what_is_refused_before_spark_is_started(mirror: Mirror, cluster_pair: ClusterPair) -> None:
+    topic = mirror.topic("t")
+    mirror.save()
+    with Destination.open(mirror.destination.properties) as destination:
+
+        def ask(name: str = mirror.name, **request: object) -> VerifyOutcome:
+            return verify(destination, VerifyRequest(name, **request), lambda _: None)  # type: ignore[arg-type]
+
+        with pytest.raises(RefusedError, match="there is no mirror nosuch"):
+            ask("nosuch")
+        with pytest.raises(RefusedError, match="no such mirror topic"):
+            ask(topics=TopicSelector.parse(["nosuch"]))
+        with pytest.raises(UsageError, match="--sample -1"):
+            ask(sample=-1)
+        with pytest.raises(UsageError, match="no Spark master"):
+            ask(master="nowhere")
+        with pytest.raises(RefusedError, match="Spark Connect"):
+            ask(master="sc://somewhere")
+        # both topics are empty: there is nothing that Spark would be needed for
+        outcome = ask(topics=TopicSelector.parse([topic]))
+        assert (outcome.exit_code, outcome.rows[0].message) == (ExitCode.OK, "nothing to compare")
+        mirror.save(cluster_id="another")
+        with pytest.raises(RefusedError, match="the source is cluster") as changed:
+            ask()
+        assert changed.value.reason is Reason.SOURCE_CLUSTER_CHANGED
+        mirror.source.properties = {"bootstrap.servers": "127.0.0.1:1"}
+        mirror.save()
+        with pytest.raises(UnreachableError, match="the source: cannot connect") as silent:
+            ask()
+        assert silent.value.exit_code == ExitCode.UNREACHABLE
+        mirror.source.properties = {"bootstrap.servers": cluster_pair.source.bootstrap_servers}

@@ -1,0 +1,228 @@
+"""One lane run by hand: its claim written into the state topic, the lane itself in a thread of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.batch import batch_headers
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.reader import read_batches
+from kmirror.cluster.records import Record, make_batch, read_records
+from kmirror.cluster.security import client_config
+from kmirror.engine.lane import Lane
+from kmirror.engine.lane_control import STATE_PARTITION, append_to
+from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import (
+    EngineRecord,
+    EngineState,
+    Incarnation,
+    ProgressRecord,
+    decode,
+    encode,
+)
+from kmirror.state.records import (
+    Record as StateRecord,
+)
+from tests.support.clusters import unique_topic
+from tests.support.leader import create_topic
+
+
+class Mirror:
+    """Some source topics and their mirrors, on two clusters or on one."""
+
+    def __init__(self, source: SandboxCluster, destination: SandboxCluster, **spec: Any) -> None:
+        self.source, self.destination = source, destination
+        self.name = unique_topic("m")
+        self.lease = "lease-1"
+        self.at_source = ClusterClient(client_config(source.client_properties()))
+        self.at_destination = ClusterClient(client_config(destination.client_properties()))
+        self._spec = spec
+        self._assignments: list[Assignment] = []
+        self._lanes: list[tuple[Lane, threading.Thread]] = []
+        self._results: dict[int, LaneResult | BaseException] = {}
+        self._prepare_state_topic()
+
+    def _prepare_state_topic(self) -> None:
+        admin = AdminClient(client_config(self.destination.client_properties()).librdkafka())
+        if STATE_PARTITION.topic not in admin.list_topics(timeout=30).topics:
+            create_topic(self.destination, name=STATE_PARTITION.topic, settings={"cleanup.policy": "compact"})
+
+    def close(self) -> None:
+        """End what still runs."""
+        if any(thread.is_alive() for _, thread in self._lanes):
+            self.claim(state=EngineState.STOPPING)
+        for _, thread in self._lanes:
+            thread.join(20)
+            assert not thread.is_alive(), "a lane did not end"
+        self.at_source.close()
+        self.at_destination.close()
+
+    def add(self, topic: str, mirror_topic: str, partitions: int = 1) -> list[Assignment]:
+        """Mirror this topic from the next start on."""
+        source = self.at_source.metadata([topic]).topics[topic]
+        destination = self.at_destination.metadata([mirror_topic]).topics[mirror_topic]
+        new = [
+            Assignment(
+                mirror_topic,
+                index,
+                topic,
+                source.topic_id,
+                destination.topic_id,
+                own_producer_id(self.name, mirror_topic, index),
+            )
+            for index in range(partitions)
+        ]
+        self._assignments += new
+        return new
+
+    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        """Create a source topic with its mirror and add them; on one cluster the mirror's name is another."""
+        topic = create_topic(self.source, partitions=partitions, settings=settings)
+        create_topic(self.destination, partitions=partitions, name=self.mirror_of(topic), settings=settings)
+        self.add(topic, self.mirror_of(topic), partitions)
+        return topic
+
+    def mirror_of(self, topic: str) -> str:
+        """Return the name of a topic's mirror."""
+        return topic if self.source is not self.destination else f"mirror-of-{topic}"
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        *,
+        state: EngineState = EngineState.RUNNING,
+        lease: str | None = None,
+        lanes: Mapping[int, Incarnation] | None = None,
+    ) -> None:
+        """Write the engine's record."""
+        granted = {0: Incarnation(1, 0)} if lanes is None else lanes
+        at = time.time_ns() // 1_000_000
+        self.write(
+            EngineRecord(
+                mirror=self.name,
+                lease_id=lease or self.lease,
+                state=state,
+                host="here",
+                boot_id="boot",
+                pid=1,
+                pid_start_time=1,
+                application_id=None,
+                master=None,
+                since_ms=at,
+                last_seen_ms=at,
+                ttl_ms=10_000,
+                lanes=granted,
+            )
+        )
+
+    def write(self, record: StateRecord) -> None:
+        """Write any state record."""
+        key, value = encode(record)
+        batch = make_batch([Record(0, time.time_ns() // 1_000_000, key, value)])
+        append_to(self.at_destination, STATE_PARTITION, memoryview(batch))
+
+    def progress(self) -> list[ProgressRecord]:
+        """Read all progress of this mirror that is in the state topic."""
+        where = {STATE_PARTITION: EARLIEST}
+        start = self.at_destination.list_offsets(where)[STATE_PARTITION].offset or 0
+        end = self.at_destination.list_offsets(dict.fromkeys(where, LATEST))[STATE_PARTITION].offset or 0
+        found = []
+        for data, _ in read_batches(self.at_destination, STATE_PARTITION, start, end):
+            for header in batch_headers(data):
+                for record in () if header.is_control else read_records(data, header):
+                    met = decode(record.key or b"", record.value)
+                    if isinstance(met, ProgressRecord) and met.mirror == self.name:
+                        found.append(met)
+        return found
+
+    # -- lanes ------------------------------------------------------------------------------------------------------
+
+    def start(self, attempt: int = 0, *, claim: bool = True, **changes: Any) -> Lane:
+        """Start a lane in a thread; by default the engine grants it first."""
+        if claim:
+            self.claim()
+        spec = LaneSpec(
+            self.name,
+            0,
+            1,
+            self.lease,
+            # Half an answer is waited for that long, and spoiled wires leave many.
+            {**self.source.client_properties(), "request.timeout.ms": "3000"},
+            {**self.destination.client_properties(), "request.timeout.ms": "3000"},
+            tuple(self._assignments),
+            10_000,
+            False,
+            300_000,
+            self.source.cluster_id,
+        )
+        lane = Lane(replace(spec, **(self._spec | changes)), attempt)
+
+        def run() -> None:
+            try:
+                self._results[id(lane)] = lane.run()
+            except BaseException as error:
+                self._results[id(lane)] = error
+                raise
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._lanes.append((lane, thread))
+        return lane
+
+    def result(self, lane: Lane, seconds: float = 20) -> LaneResult:
+        """Wait for a lane's end and return its result."""
+        thread = next(thread for known, thread in self._lanes if known is lane)
+        thread.join(seconds)
+        assert not thread.is_alive(), f"the lane has not ended: {lane.partitions}"
+        result = self._results[id(lane)]
+        assert isinstance(result, LaneResult), repr(result)
+        return result
+
+    def stop(self, lane: Lane) -> LaneResult:
+        """Have the engine stop the lane, and return its result."""
+        self.claim(state=EngineState.STOPPING)
+        return self.result(lane)
+
+    # -- logs -------------------------------------------------------------------------------------------------------
+
+    def source_ends(self) -> dict[str, int]:
+        """Return the source's log ends by mirror partition."""
+        return _ends(self.at_source, {str(a.destination): a.source for a in self._assignments})
+
+    def destination_ends(self) -> dict[str, int]:
+        """Return the destination's log ends by mirror partition."""
+        return _ends(self.at_destination, {str(a.destination): a.destination for a in self._assignments})
+
+    def wait_copied(self, lane: Lane, seconds: float = 60) -> None:
+        """Wait until both sides end alike."""
+        self.wait(lane, lambda: self.destination_ends() == self.source_ends(), seconds)
+
+    def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = 60) -> None:
+        """Wait until something comes true; if it does not, tell the lane's story."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            thread = next(thread for known, thread in self._lanes if known is lane)
+            if time.monotonic() > deadline or not thread.is_alive():
+                story = "\n".join(str(line) for p in lane.partitions for line in (p, p.trouble, *p.story))
+                raise AssertionError(f"{self.source_ends()}\n{self.destination_ends()}\n{lane.control.ended}\n{story}")
+            time.sleep(0.02)
+
+
+def _ends(client: ClusterClient, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
+    found = client.list_offsets(dict.fromkeys(partitions.values(), LATEST), log_end=True)
+    return {name: found[partition].offset or 0 for name, partition in partitions.items()}
+
+
+def states(partitions: Iterable[PartitionCopy]) -> dict[str, str]:
+    """Return what each partition of a lane is doing."""
+    return {str(p.assignment.destination): p.status.value for p in partitions}

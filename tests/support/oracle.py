@@ -1,0 +1,271 @@
+"""Independent witnesses of what a topic holds: Kafka's console consumer and log dump, the segment files, librdkafka.
+
+None of them shares code with kmirror. Records of all consumers come as the same type, so they can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kmirror.java import find_java
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
+
+_CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+_DUMP_LOG_SEGMENTS = "org.apache.kafka.tools.DumpLogSegments"
+_BYTES_DESERIALIZER = "org.apache.kafka.common.serialization.BytesDeserializer"
+
+#: What the console consumer prints for null: nothing that a test would ever write.
+_NULL = "kmirror-oracle-null-6b1f0c"
+#: Kafka's `Bytes` prints every byte outside of the printable ASCII characters, and the backslash, as \\xNN. So these
+#: can stand between fields.
+_FIELD_END = "\t"
+_HEADER_END = "\x01"
+_PATIENCE_S = 60.0
+_ESCAPED = re.compile(rb"\\x([0-9A-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A record as a consumer saw it. `timestamp_type` is CreateTime or LogAppendTime, `timestamp` in epoch ms."""
+
+    offset: int
+    timestamp_type: str
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """A batch as DumpLogSegments describes it; `size` in bytes, `position` within its segment file."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    base_sequence: int
+    last_sequence: int
+    producer_id: int
+    producer_epoch: int
+    partition_leader_epoch: int
+    is_transactional: bool
+    is_control: bool
+    delete_horizon_ms: int | None
+    position: int
+    timestamp_type: str
+    max_timestamp: int
+    size: int
+    magic: int
+    compression: str
+    crc: int
+    is_valid: bool
+    segment: str
+
+
+def console_consumer(
+    cluster: SandboxCluster,
+    topic: str,
+    partition: int = 0,
+    isolation: str = "read_uncommitted",
+    *,
+    max_messages: int | None = None,
+) -> list[ReadRecord]:
+    """Read a partition from its start with Kafka's own console consumer.
+
+    The tool cannot be told to stop at the end of a log, so it is given a number of records to read: by default as many
+    as librdkafka finds up to the end (on a secured cluster the number must be named). It prints header keys as they
+    are, so it cannot tell a header key with a colon in it from a shorter key with more value, nor the header key
+    NO_HEADERS from no header at all.
+    """
+    formatter = {
+        "print.timestamp": "true",
+        "print.offset": "true",
+        "print.headers": "true",
+        "print.key": "true",
+        "print.value": "true",
+        "key.deserializer": _BYTES_DESERIALIZER,
+        "value.deserializer": _BYTES_DESERIALIZER,
+        "headers.deserializer": _BYTES_DESERIALIZER,
+        "key.separator": _FIELD_END,
+        "headers.separator": _HEADER_END,
+        "null.literal": _NULL,
+    }
+    arguments = ["--bootstrap-server", cluster.bootstrap_servers, "--topic", topic, "--partition", str(partition)]
+    arguments += ["--offset", "earliest", "--isolation-level", isolation]
+    for key, value in cluster.client_properties().items():
+        arguments += ["--command-property", f"{key}={value}"]
+    for key, value in formatter.items():
+        arguments += ["--formatter-property", f"{key}={value}"]
+    if max_messages is None:
+        max_messages = len(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation))
+    if max_messages == 0:
+        return []
+    arguments += ["--max-messages", str(max_messages), "--timeout-ms", str(int(_PATIENCE_S * 1000))]
+    return [_read_record(line) for line in kafka_tool(_CONSOLE_CONSUMER, *arguments).split(b"\n")[:-1]]
+
+
+def librdkafka_records(
+    bootstrap_servers: str,
+    topic: str,
+    partition: int = 0,
+    isolation: str = "read_uncommitted",
+    config: Mapping[str, Any] | None = None,
+) -> list[ReadRecord]:
+    """Read a partition from its start to its present end with librdkafka, checksums verified.
+
+    The end is the high watermark, or the last stable offset with isolation read_committed.
+    """
+    from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "oracle",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+            "check.crcs": True,
+            "fetch.message.max.bytes": 8 << 20,
+            **(config or {}),
+        }
+    )
+    records: list[ReadRecord] = []
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+        patience = time.monotonic() + _PATIENCE_S
+        while True:
+            messages = consumer.consume(1000, timeout=0.1)
+            if messages:
+                patience = time.monotonic() + _PATIENCE_S
+            assert time.monotonic() < patience, f"{topic}-{partition} has no end; {len(records)} records came"
+            for message in messages:
+                if message.error():
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    return records
+                kind, timestamp = message.timestamp()
+                records.append(
+                    ReadRecord(
+                        offset=message.offset(),
+                        timestamp_type="LogAppendTime" if kind == TIMESTAMP_LOG_APPEND_TIME else "CreateTime",
+                        timestamp=timestamp,
+                        key=message.key(),
+                        value=message.value(),
+                        headers=tuple(message.headers() or ()),
+                    )
+                )
+    finally:
+        consumer.close()
+
+
+def dump_log(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> list[DumpedBatch]:
+    """Return the batches stored for a partition on one broker (the first that has it), in order of their offsets."""
+    segments = segment_files(cluster, topic, partition, node_id)
+    files = ",".join(str(segment) for segment in segments)
+    output = kafka_tool(_DUMP_LOG_SEGMENTS, "--max-message-size", str(64 << 20), "--files", files).decode()
+    return list(_dumped_batches(output))
+
+
+def raw_log_bytes(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> bytes:
+    """Return the stored bytes of a partition on one broker: its segment files one after the other."""
+    return b"".join(segment.read_bytes() for segment in segment_files(cluster, topic, partition, node_id))
+
+
+def segment_files(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> list[Path]:
+    """Return the segment files of a partition on one broker (the first that has it), oldest first."""
+    for broker in cluster.brokers:
+        folder = broker.log_dir / f"{topic}-{partition}"
+        if node_id in {None, broker.node_id} and folder.is_dir():
+            return sorted(folder.glob("*.log"))
+    raise AssertionError(f"no broker of {cluster.name} stores {topic}-{partition}")
+
+
+def kafka_tool(main_class: str, *arguments: str) -> bytes:
+    """Run one of Kafka's own tools (a class with a `main`) and return what it printed; fail when the tool does."""
+    command = [*_tool_command(), main_class, *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=240)
+    assert done.returncode == 0, f"{main_class} {arguments}: {done.stdout[-2000:]!r} {done.stderr.decode()[-4000:]}"
+    return done.stdout
+
+
+@cache
+def _tool_command() -> tuple[str, ...]:
+    jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
+    options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
+    return (str(find_java(os.environ)), *options, "-cp", jars.classpath)
+
+
+def _read_record(line: bytes) -> ReadRecord:
+    """Read `CreateTime:1\\tOffset:2\\tkey:value\\x01key:value\\tkey\\tvalue`."""
+    timestamp, offset, headers, key, value = line.split(_FIELD_END.encode())
+    timestamp_type, _, milliseconds = timestamp.decode().partition(":")
+    return ReadRecord(
+        offset=int(offset.decode().removeprefix("Offset:")),
+        timestamp_type=timestamp_type,
+        timestamp=int(milliseconds),
+        key=_unescaped(key),
+        value=_unescaped(value),
+        headers=tuple(_headers(headers)),
+    )
+
+
+def _headers(text: bytes) -> Iterator[tuple[str, bytes | None]]:
+    if text == b"NO_HEADERS":
+        return
+    for header in text.split(_HEADER_END.encode()):
+        key, _, value = header.partition(b":")
+        yield key.decode(), _unescaped(value)
+
+
+def _unescaped(text: bytes) -> bytes | None:
+    if text == _NULL.encode():
+        return None
+    return _ESCAPED.sub(lambda found: bytes([int(found.group(1), 16)]), text)
+
+
+def _dumped_batches(output: str) -> Iterator[DumpedBatch]:
+    segment = ""
+    for line in output.splitlines():
+        if line.startswith("Dumping "):
+            segment = Path(line.removeprefix("Dumping ")).name
+        elif line.startswith("baseOffset: "):
+            yield _dumped_batch(line, segment)
+        else:
+            assert line.startswith(("Log starting offset: ", "Starting offset: ")) or not line, f"a dump says {line!r}"
+
+
+def _dumped_batch(line: str, segment: str) -> DumpedBatch:
+    fields = dict(re.findall(r"(\w+): (\S+)", line))
+    timestamp_type = "LogAppendTime" if "LogAppendTime" in fields else "CreateTime"
+    horizon = re.fullmatch(r"OptionalLong\[(\d+)]", fields["deleteHorizonMs"])
+    return DumpedBatch(
+        base_offset=int(fields["baseOffset"]),
+        last_offset=int(fields["lastOffset"]),
+        count=int(fields["count"]),
+        base_sequence=int(fields["baseSequence"]),
+        last_sequence=int(fields["lastSequence"]),
+        producer_id=int(fields["producerId"]),
+        producer_epoch=int(fields["producerEpoch"]),
+        partition_leader_epoch=int(fields["partitionLeaderEpoch"]),
+        is_transactional=fields["isTransactional"] == "true",
+        is_control=fields["isControl"] == "true",
+        delete_horizon_ms=int(horizon.group(1)) if horizon else None,
+        position=int(fields["position"]),
+        timestamp_type=timestamp_type,
+        max_timestamp=int(fields[timestamp_type]),
+        size=int(fields["size"]),
+        magic=int(fields["magic"]),
+        compression=fields["compresscodec"],
+        crc=int(fields["crc"]),
+        is_valid=fields["isvalid"] == "true",
+        segment=segment,
+    )

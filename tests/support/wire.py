@@ -1,0 +1,181 @@
+"""The network between a client and a real broker, spoiled on purpose; and listeners that are no brokers at all."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+#: What becomes of one answer's frame (size and all): the bytes to pass on, or None to pass nothing more on and hang up.
+Fault = Callable[[bytes], bytes | None]
+
+FETCH, PRODUCE = 1, 0
+
+
+class Wire:
+    """Forward connections to a broker. `spoil` names what happens to the answers from then on, one fault each.
+
+    An `opaque` wire passes on bytes that are no frames to it, as under TLS.
+    """
+
+    def __init__(self, host: str, port: int, *, listen_on: str = "127.0.0.1", opaque: bool = False) -> None:
+        self._target = (host, port)
+        self._opaque = opaque
+        self._faults: list[tuple[int | None, Fault]] = []
+        self._chance: Callable[[], Fault | None] = lambda: None
+        self._frozen: set[tuple[str, int]] = set()
+        self._thawed = threading.Condition()
+        self._freeze_new = False
+        self._asked: dict[tuple[socket.socket, int], int] = {}
+        self._listener = socket.create_server((listen_on, 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self.host, self.port = self._listener.getsockname()
+        self.spoiled = 0
+        self._thread(self._accept)
+
+    def spoil(self, *faults: Fault, api_key: int | None = None) -> None:
+        """Let these happen to the next answers (to requests of this kind), in this order; the rest pass unharmed."""
+        self._faults += [(api_key, fault) for fault in faults]
+
+    def spoil_at_random(self, rng: random.Random, chance: float, faults: Sequence[Fault]) -> None:
+        """From now on let one of these happen to any answer with this chance; with 0, to none any more."""
+        self._chance = lambda: rng.choice(faults) if rng.random() < chance else None
+
+    @property
+    def all_fired(self) -> bool:
+        """True when nothing is left to go wrong."""
+        return not self._faults
+
+    def freeze(self, address: tuple[str, int]) -> None:
+        """Pass nothing on any more, either way, of the client's connection from this address and of all new ones."""
+        with self._thawed:
+            self._frozen.add(address)
+            self._freeze_new = True
+
+    def thaw(self) -> None:
+        """End all frost."""
+        with self._thawed:
+            self._frozen.clear()
+            self._freeze_new = False
+            self._thawed.notify_all()
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        self.thaw()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _thread(self, target: Callable[..., None], *args: object) -> None:
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                target(*args)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, address = self._listener.accept()
+            if self._freeze_new:
+                self.freeze(address)
+            broker = socket.create_connection(self._target)
+            self._sockets += [client, broker]
+            self._thread(self._bytes if self._opaque else self._requests, client, broker, address)
+            self._thread(self._bytes if self._opaque else self._answers, broker, client, address)
+
+    def _wait_for_thaw(self, address: tuple[str, int]) -> None:
+        with self._thawed:
+            while address in self._frozen:
+                self._thawed.wait()
+
+    def _bytes(self, source: socket.socket, destination: socket.socket, address: tuple[str, int]) -> None:
+        while data := source.recv(65536):
+            self._wait_for_thaw(address)
+            destination.sendall(data)
+        destination.shutdown(socket.SHUT_WR)
+
+    def _requests(self, client: socket.socket, broker: socket.socket, address: tuple[str, int]) -> None:
+        while head := _exactly(client, 4):
+            frame = head + _exactly(client, struct.unpack(">i", head)[0])
+            api_key, _, correlation_id = struct.unpack_from(">hhi", frame, 4)
+            self._asked[broker, correlation_id] = api_key
+            self._wait_for_thaw(address)
+            broker.sendall(frame)
+        broker.shutdown(socket.SHUT_WR)
+
+    def _answers(self, broker: socket.socket, client: socket.socket, address: tuple[str, int]) -> None:
+        while head := _exactly(broker, 4):
+            frame = head + _exactly(broker, struct.unpack(">i", head)[0])
+            self._wait_for_thaw(address)
+            (correlation_id,) = struct.unpack_from(">i", frame, 4)
+            fault = self._fault_for(self._asked.pop((broker, correlation_id), None))
+            passed_on = fault(frame) if fault else frame
+            if fault:
+                self.spoiled += 1
+            if passed_on is None:
+                break
+            client.sendall(passed_on)
+        client.shutdown(socket.SHUT_RDWR)
+
+    def _fault_for(self, api_key: int | None) -> Fault | None:
+        for planned in self._faults:
+            if planned[0] in {None, api_key}:
+                self._faults.remove(planned)
+                return planned[1]
+        return self._chance()
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (more := sock.recv(min(size - len(data), 1 << 20))):
+        data += more
+    return bytes(data) if len(data) == size else b""
+
+
+def hang_up(_: bytes) -> None:
+    """Close the connection instead of answering."""
+
+
+def swallow(_: bytes) -> bytes:
+    """Answer nothing, and keep the connection."""
+    return b""
+
+
+def cut_to(size: int) -> Fault:
+    """Return the fault of an answer that is shorter than it should be, and says so."""
+    return lambda frame: struct.pack(">i", size - 4) + frame[4:size]
+
+
+@contextlib.contextmanager
+def listener(behave: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Listen on a port of this machine and treat each connection like this; the connection stays open after it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    sockets = [server]
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = server.accept()
+                sockets.append(sock)
+                behave(sock)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        for sock in sockets:
+            sock.close()
+        thread.join(5)
+
+
+def closed_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,126 @@
+"""The operator's kmirror.toml: where it is looked for, what it may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kmirror.config_file import ConfigFile, NamedCluster, load_config_file, read_config_file
+from kmirror.errors import UsageError
+
+GOOD = """
+[clusters.prod]
+bootstrap-server = "kafka1:9092,kafka2:9092"
+command-config = "secrets/prod.properties"
+
+[clusters."dr site"]
+bootstrap-server = "dr:9092"
+
+[defaults]
+cluster = "prod"
+output = "json"
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "kmirror.toml", GOOD)
+    assert read_config_file(path) == ConfigFile(
+        path=path,
+        clusters={
+            "prod": NamedCluster("kafka1:9092,kafka2:9092", tmp_path / "secrets" / "prod.properties"),
+            "dr site": NamedCluster("dr:9092"),
+        },
+        default_cluster="prod",
+        default_output="json",
+    )
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "kmirror.toml", "")
+    assert read_config_file(path) == ConfigFile(path=path)
+
+
+def test_command_config_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    for written, meant in {"/etc/p": "/etc/p", "~/p": "/home/ann/p", "../p": f"{tmp_path}/../p"}.items():
+        path = write(tmp_path / "kmirror.toml", f'[clusters.a]\nbootstrap-server="a:1"\ncommand-config="{written}"')
+        assert read_config_file(path).cluster("a").command_config == Path(meant)
+
+
+def test_the_first_file_found_is_read(tmp_path: Path) -> None:
+    folder, home, xdg = tmp_path / "folder", tmp_path / "home", tmp_path / "xdg"
+    folder.mkdir()
+
+    def found(**environ: str) -> Path | None:
+        return load_config_file({"HOME": str(home), **environ}, folder).path
+
+    assert found() is None
+    at_home = write(home / ".config" / "kmirror" / "kmirror.toml", GOOD)
+    assert found() == at_home
+    in_xdg = write(xdg / "kmirror" / "kmirror.toml", GOOD)
+    assert found(XDG_CONFIG_HOME=str(xdg)) == in_xdg
+    here = write(folder / "kmirror.toml", GOOD)
+    assert found(XDG_CONFIG_HOME=str(xdg)) == here
+    named = write(tmp_path / "named.toml", GOOD)
+    assert found(KMIRROR_CONFIG=str(named)) == named
+    assert found(KMIRROR_CONFIG="") == here
+
+
+def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*nowhere\.toml: No such file") as refusal:
+        load_config_file({"KMIRROR_CONFIG": str(tmp_path / "nowhere.toml")}, tmp_path)
+    assert "KMIRROR_CONFIG" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("a = 1\nb = = 2\n", "is not valid TOML: Invalid value (at line 2, column 5)", "correct that line"),
+        ("[cluster.a]", "unknown key cluster", "did you mean clusters?"),
+        ("frobnicate = 1", "unknown key frobnicate", "known here: clusters, defaults"),
+        (
+            '[clusters.a]\nbootstrap_servers = "a:1"',
+            "unknown key clusters.a.bootstrap_servers",
+            "did you mean bootstrap-server?",
+        ),
+        ('[clusters.a]\npassword = "hunter2"', "unknown key clusters.a.password", "bootstrap-server, command-config"),
+        ("[clusters.a]", "clusters.a has no bootstrap-server", "kafka1:9092"),
+        ("[clusters.a]\nbootstrap-server = 9092", "clusters.a.bootstrap-server is not a string", "in quotes"),
+        ("clusters = 1", "clusters is not a table", "[clusters]"),
+        ('[clusters]\na = "a:1"', "clusters.a is not a table", "[clusters.a]"),
+        ('[defaults]\ncluster = "a"', "defaults.cluster names a, which is not among the clusters", "[clusters.a]"),
+        ('[defaults]\noutput = "xml"', "defaults.output is 'xml'", "it is one of table, json"),
+        ('[defaults]\noutpt = "json"', "unknown key defaults.outpt", "did you mean output?"),
+    ],
+)
+def test_files_that_are_refused(text: str, message: str, hint: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "kmirror.toml", text)
+    with pytest.raises(UsageError) as refusal:
+        read_config_file(path)
+    assert refusal.value.message.startswith(str(path))
+    assert refusal.value.message.endswith(message)
+    assert hint in str(refusal.value.hint)
+    assert "hunter2" not in f"{refusal.value.message}{refusal.value.hint}"
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "kmirror.toml"
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"cannot read .*: it is not UTF-8 text"):
+        read_config_file(path)
+
+
+def test_unknown_clusters(tmp_path: Path) -> None:
+    config = read_config_file(write(tmp_path / "kmirror.toml", GOOD))
+    with pytest.raises(UsageError, match=r"^cluster pord is not known$") as refusal:
+        config.cluster("pord")
+    assert refusal.value.hint == f"{tmp_path}/kmirror.toml names: dr site, prod"
+    with pytest.raises(UsageError, match=r"there is no kmirror\.toml"):
+        ConfigFile().cluster("prod")

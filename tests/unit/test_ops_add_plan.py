@@ -1,0 +1,260 @@
+"""What `add` decides about each topic, from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata
+from kmirror.cluster.wire import format_topic_id
+from kmirror.errors import ExitCode, Reason, UsageError
+from kmirror.ops.add_plan import Action, Facts, Selection, TopicPlan, decide, loops_of, select
+from kmirror.ops.context import PENDING_ADD
+from kmirror.ops.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.topic_settings import SettingsPlan
+from kmirror.patterns import TopicSelector
+from kmirror.settings import Settings, parse_settings
+from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.snapshot import State
+
+SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
+
+
+def topic(
+    name: str, partitions: int = 2, error: int = 0, topic_id: bytes = SOURCE_ID, internal: bool = False
+) -> TopicMetadata:
+    found = {i: PartitionMetadata(i, 0, 1, 0, (1,), (1,)) for i in range(0 if error else partitions)}
+    return TopicMetadata(name, error, topic_id, internal, found)
+
+
+def topics(*names: str) -> dict[str, TopicMetadata]:
+    return {name: topic(name) for name in names}
+
+
+def choose(patterns: str, found: Mapping[str, TopicMetadata], settings: str = "", **options: Any) -> Selection:
+    stored = dict(line.split("=") for line in settings.split())
+    exclude = TopicSelector.parse([options.pop("exclude")]) if "exclude" in options else TopicSelector()
+    options.setdefault("allow_missing", False)
+    return select(TopicSelector.parse([patterns]), exclude, parse_settings(stored), found, **options)
+
+
+def record(
+    name: str,
+    desired: DesiredState = DesiredState.ACTIVE,
+    pending: str | None = None,
+    mirror: str = "m",
+    source: str | None = None,
+    topic_id: bytes | None = DESTINATION_ID,
+) -> TopicRecord:
+    printed = None if topic_id is None else format_topic_id(topic_id)
+    return TopicRecord(mirror, name, source or name, None, printed, desired, 2, TopicOrigin.CREATED, pending)
+
+
+def mirror(name: str = "m", source_cluster_id: str = "A") -> MirrorRecord:
+    return MirrorRecord(name, {}, {}, source_cluster_id, "eve@ops", 0)
+
+
+def decided(
+    name: str = "orders",
+    *,
+    here: TopicMetadata | None = None,
+    records: tuple[TopicRecord | MirrorRecord, ...] = (),
+    end: int = 0,
+    adopt: bool = False,
+    named: bool = True,
+    settings: Settings | None = None,
+    **facts: Any,
+) -> TopicPlan | TopicResult:
+    facts = {"source": {name: topic(name)}, "source_settings": {name: SettingsPlan({}, {})}, **facts}
+    known = Facts(
+        State.of([mirror(), *records]),
+        "m",
+        settings or Settings(),
+        destination={} if here is None else {here.name: here},
+        destination_ends={} if here is None else {here.name: end},
+        **facts,
+    )
+    return decide(known, name, adopt=adopt, named=named)
+
+
+def existing(partitions: int = 2, name: str = "orders") -> TopicMetadata:
+    return topic(name, partitions, topic_id=DESTINATION_ID)
+
+
+def refused(outcome: TopicPlan | TopicResult) -> TopicResult:
+    assert isinstance(outcome, TopicResult)
+    assert outcome.result is Outcome.REFUSED
+    assert outcome.hint
+    return outcome
+
+
+# -- which topics ---------------------------------------------------------------------------------------------------
+
+
+def test_names_and_expressions_match_source_names() -> None:
+    chosen = choose("orders,pay.*", topics("orders", "pay-1", "pay-2", "other"))
+    assert chosen.chosen == ("orders", "pay-1", "pay-2")
+
+
+def test_expressions_are_kept_for_later_topics_and_names_are_not() -> None:
+    chosen = choose("orders,pay.*", topics("orders"), exclude="pay-x")
+    assert chosen.filters.apply(Settings()) == {"topics.include": "pay.*", "topics.exclude": "pay-x"}
+    assert chosen.warnings == ("pay.* matches no topic of the source yet",)
+    assert not choose("orders", topics("orders"), exclude="pay-x").filters
+
+
+def test_a_missing_name_is_refused_and_with_allow_missing_it_follows() -> None:
+    (row,) = choose("orders", {}).results
+    assert row.result is Outcome.REFUSED
+    assert row.message == "the source has no topic orders"
+    later = choose("orders", {}, allow_missing=True)
+    assert later.results == ()
+    assert later.filters.include_gains == ("orders",)
+
+
+def test_a_topic_we_may_not_see_names_the_rights() -> None:
+    (row,) = choose("orders", {"orders": topic("orders", error=Code.TOPIC_AUTHORIZATION_FAILED)}).results
+    assert row.reason is Reason.NOT_AUTHORIZED
+    assert "READ" in (row.message or "")
+    assert "--operation DescribeConfigs" in (row.hint or "")
+    assert exit_code_of([row]) == ExitCode.UNREACHABLE
+
+
+def test_expressions_never_take_internal_topics_or_archives() -> None:
+    found = topics("orders", "__kmirror_state", "__mine", "orders.kmirror-archive.3")
+    found["_schemas"] = topic("_schemas", internal=True)
+    assert choose(".*", found).chosen == ("orders",)
+
+
+def test_names_take_an_archive_but_nothing_internal() -> None:
+    found = topics("orders.kmirror-archive.3", "__kmirror_state")
+    chosen = choose("orders.kmirror-archive.3,__kmirror_state", found)
+    assert chosen.chosen == ("orders.kmirror-archive.3",)
+    assert [row.topic for row in chosen.results] == ["__kmirror_state"]
+
+
+def test_excluded_topics_stay_out_and_naming_the_pattern_takes_it_off_the_list() -> None:
+    found = topics("pay-1", "pay-2")
+    assert choose("pay.*", found, "topics.exclude=pay-2").chosen == ("pay-1",)
+    again = choose("pay-2", found, "topics.exclude=pay-2")
+    assert again.chosen == ("pay-2",)
+    assert str(again.filters) == "topics.exclude loses pay-2"
+    (row,) = choose("pay-2", found, "topics.exclude=pay-[0-9]").results
+    assert row.result is Outcome.REFUSED
+    assert "topics.exclude" in (row.message or "")
+
+
+def test_filters_that_would_contradict_each_other_are_refused() -> None:
+    chosen = choose("pay.*", topics("pay-1"), exclude="pay.*")
+    with pytest.raises(UsageError, match="contradict"):
+        chosen.filters.apply(Settings())
+
+
+def test_refusals_bear_the_destination_name() -> None:
+    (row,) = choose("orders", {}, "topic.prefix=a.").results
+    assert row.topic == "a.orders"
+
+
+# -- what is done with one ------------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_not_there_is_created_with_the_sources_partitions() -> None:
+    plan = decided(settings=parse_settings({"topic.prefix": "a."}))
+    assert isinstance(plan, TopicPlan)
+    assert (plan.action, plan.topic, plan.partitions) == (Action.CREATE, "a.orders", 2)
+    assert plan.source_topic_id == format_topic_id(SOURCE_ID)
+
+
+def test_an_existing_topic_is_refused_and_with_adopt_its_content_decides() -> None:
+    assert "--adopt" in (refused(decided(here=existing())).hint or "")
+    plan = decided(here=existing(), adopt=True, end=5)
+    assert isinstance(plan, TopicPlan)
+    assert plan.action is Action.ADOPT
+
+
+def test_partition_counts_have_to_be_equal() -> None:
+    row = refused(decided(here=existing(partitions=3), adopt=True))
+    assert row.message == "topic orders exists already, with 3 partitions; orders has 2"
+
+
+def test_adding_a_mirror_topic_again_changes_nothing() -> None:
+    outcome = decided(here=existing(), records=(record("orders"),))
+    assert isinstance(outcome, TopicResult)
+    assert outcome.result is Outcome.NOOP
+
+
+def test_an_interrupted_add_is_finished_without_adopt_while_its_topic_is_empty() -> None:
+    claim = record("orders", pending=PENDING_ADD, topic_id=None)
+    plan = decided(here=existing(), records=(claim,))
+    assert isinstance(plan, TopicPlan)
+    assert plan.action is Action.FINISH
+    refused(decided(here=existing(), records=(claim,), end=1))
+    begun = decided(records=(claim,))
+    assert isinstance(begun, TopicPlan)
+    assert begun.action is Action.CREATE
+
+
+def test_a_stopped_topic_comes_back_only_by_name_and_with_adopt() -> None:
+    stopped = record("orders", DesiredState.STOPPED)
+    assert "was stopped" in (refused(decided(here=existing(), records=(stopped,))).message or "")
+    matched = decided(here=existing(), records=(stopped,), named=False)
+    assert isinstance(matched, TopicResult)
+    assert matched.result is Outcome.NOOP
+    plan = decided(here=existing(), records=(stopped,), adopt=True)
+    assert isinstance(plan, TopicPlan)
+    assert plan.action is Action.ADOPT
+
+
+def test_a_mirror_topic_that_was_deleted_is_created_anew_when_asked() -> None:
+    gone = topic("orders", error=Code.UNKNOWN_TOPIC_OR_PARTITION)
+    plan = decided(here=gone, records=(record("orders"),))
+    assert isinstance(plan, TopicPlan)
+    assert plan.action is Action.CREATE
+    # another topic bears its name now: it is nobody's until adopted
+    refused(decided(here=topic("orders", topic_id=bytes(15) + b"\7"), records=(record("orders"),)))
+
+
+def test_two_mirrors_cannot_own_one_topic() -> None:
+    other = (mirror("n"), record("orders", mirror="n"))
+    assert refused(decided(records=other)).message == "orders is a mirror topic of mirror n"
+    freed = (mirror("n"), record("orders", DesiredState.STOPPED, mirror="n"))
+    assert isinstance(decided(records=freed), TopicPlan)
+
+
+def test_two_source_topics_cannot_become_one() -> None:
+    other = record("a.orders", source="a.orders")
+    row = refused(decided("orders", records=(other,), settings=parse_settings({"topic.prefix": "a."})))
+    assert row.message == "a.orders mirrors a.orders already"
+
+
+def test_a_copy_of_ours_is_not_copied_back() -> None:
+    there = State.of([mirror("back", "B"), record("orders", mirror="back", source="a.orders")])
+    loops = loops_of(there, "B", "b.", {"orders"})
+    row = refused(decided(loops=loops, settings=parse_settings({"topic.prefix": "b."})))
+    assert row.reason is Reason.LOOP
+    assert "a.orders here → orders on the source (mirror back there) → b.orders here" in (row.message or "")
+
+
+@pytest.mark.parametrize("harmless", ["another cluster", "stopped"])
+def test_a_copy_from_elsewhere_or_one_that_was_stopped_is_no_loop(harmless: str) -> None:
+    desired = DesiredState.STOPPED if harmless == "stopped" else DesiredState.ACTIVE
+    cluster = "C" if harmless == "another cluster" else "B"
+    there = State.of([mirror("back", cluster), record("orders", desired, mirror="back")])
+    assert loops_of(there, "B", "", {"orders"}) == {}
+
+
+def test_missing_rights_are_named() -> None:
+    row = refused(decided(source_rights_missing={"orders": ["READ"]}))
+    assert row.reason is Reason.NOT_AUTHORIZED
+    assert "READ on topic orders" in (row.message or "")
+    row = refused(decided(source_settings={"orders": int(Code.TOPIC_AUTHORIZATION_FAILED)}))
+    assert "DESCRIBE_CONFIGS" in (row.message or "")
+
+
+def test_a_name_that_grows_too_long_is_refused() -> None:
+    name = "x" * 240
+    row = refused(decided(name, settings=parse_settings({"topic.prefix": "a" * 10})))
+    assert "longer than a topic's name may be" in (row.message or "")

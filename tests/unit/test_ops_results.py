@@ -1,0 +1,106 @@
+"""The documents that verbs hand back: their keys are an interface, and one exit code sums up many rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.results import GroupResult, MirrorRow, Outcome, TopicResult, VerbResult, exit_code_of
+
+
+def row(result: Outcome, reason: Reason | None = None, topic: str = "t") -> TopicResult:
+    return TopicResult(topic, None, result, f"{topic}: {result}", reason, hint=f"hint for {topic}")
+
+
+DONE, NOOP = row(Outcome.DONE), row(Outcome.NOOP)
+REFUSED, TIMED_OUT = row(Outcome.REFUSED), row(Outcome.TIMED_OUT)
+FAILED = row(Outcome.FAILED)
+DIVERGED = row(Outcome.FAILED, Reason.SOURCE_DIVERGED)
+FORBIDDEN = row(Outcome.REFUSED, Reason.NOT_AUTHORIZED)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([], ExitCode.OK),
+        ([DONE, NOOP], ExitCode.OK),
+        ([REFUSED, REFUSED], ExitCode.REFUSED),
+        ([DONE, REFUSED], ExitCode.PARTLY_DONE),
+        ([NOOP, REFUSED], ExitCode.PARTLY_DONE),
+        ([FAILED], ExitCode.PARTLY_DONE),
+        ([DONE, TIMED_OUT], ExitCode.TIMED_OUT),
+        ([TIMED_OUT], ExitCode.TIMED_OUT),
+        ([TIMED_OUT, FAILED, DONE], ExitCode.PARTLY_DONE),
+        ([TIMED_OUT, FAILED, DIVERGED, DONE], ExitCode.HISTORIES_DIFFER),
+        ([row(Outcome.REFUSED, Reason.DESTINATION_WRITTEN)], ExitCode.REFUSED),
+        ([FORBIDDEN, FORBIDDEN], ExitCode.UNREACHABLE),
+        ([FORBIDDEN, REFUSED], ExitCode.REFUSED),
+        ([FORBIDDEN, DONE], ExitCode.PARTLY_DONE),
+    ],
+)
+def test_one_exit_code_for_many_rows_seven_over_four_over_five(rows: list[TopicResult], code: ExitCode) -> None:
+    assert exit_code_of(rows) == code
+
+
+def test_a_verbs_document_has_exactly_these_keys() -> None:
+    groups = [GroupResult("g", "t", 0, 5, 7, Outcome.DONE)]
+    document = VerbResult.of("add", "m", [DONE, REFUSED], groups=groups, dry_run=True).to_json()
+    assert document == {
+        "verb": "add",
+        "mirror": "m",
+        "dryRun": True,
+        "exitCode": 4,
+        "results": [
+            {
+                "topic": "t",
+                "partition": None,
+                "result": "DONE",
+                "reason": None,
+                "message": "t: DONE",
+                "lastMirroredOffset": None,
+                "lag": None,
+            },
+            {
+                "topic": "t",
+                "partition": None,
+                "result": "REFUSED",
+                "reason": None,
+                "message": "t: REFUSED",
+                "lastMirroredOffset": None,
+                "lag": None,
+            },
+        ],
+        "groups": [{"group": "g", "topic": "t", "partition": 0, "from": 5, "to": 7, "result": "DONE", "reason": None}],
+        "error": {"code": 4, "message": "t: REFUSED", "hint": "hint for t", "reason": None},
+    }
+
+
+def test_success_has_no_error() -> None:
+    assert VerbResult.of("add", "m", [DONE]).to_json()["error"] is None
+
+
+def test_several_bad_rows_are_summed_up_in_one_sentence() -> None:
+    error = VerbResult.of("add", "m", [row(Outcome.REFUSED, topic="a"), row(Outcome.REFUSED, topic="b")]).error
+    assert error is not None
+    assert error.message == "2 of 2 could not be done; the first: a: REFUSED"
+    assert error.hint == "each row says why"
+
+
+def test_an_error_before_any_topic_is_the_whole_document() -> None:
+    document = VerbResult.failed("add", "m", RefusedError("no", "do this", Reason.LOOP)).to_json()
+    assert document["exitCode"] == 3
+    assert document["results"] == []
+    assert document["error"] == {"code": 3, "message": "no", "hint": "do this", "reason": "LOOP"}
+
+
+def test_list_has_exactly_these_keys() -> None:
+    assert list(MirrorRow("m", 1, 8, "id", "a:1", None, None, None).to_json()) == [
+        "mirror",
+        "topics",
+        "partitions",
+        "sourceClusterId",
+        "sourceBootstrapServer",
+        "state",
+        "engine",
+        "maxLag",
+    ]

@@ -1,0 +1,288 @@
+"""What `describe` and `list` say of a partition, from what is remembered and what two looks saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.wire import format_topic_id
+from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.context import PENDING_ADD, PENDING_PROMOTE
+from kmirror.ops.look import ClusterLook
+from kmirror.ops.results import PartitionRow, TopicState
+from kmirror.ops.rows import mirror_row, partition_rows, source_trouble
+from kmirror.state.records import (
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Record,
+    TopicOrigin,
+    TopicRecord,
+)
+from kmirror.state.snapshot import State
+
+NOW = 1_000_000
+IDS = {"a.orders": bytes(15) + b"\1", "orders": bytes(15) + b"\2"}
+MIRROR = MirrorRecord("m", {"bootstrap.servers": "a:1"}, {}, "A", "eve@ops", 0)
+TOPIC = TopicRecord(
+    "m",
+    "a.orders",
+    "orders",
+    format_topic_id(IDS["orders"]),
+    format_topic_id(IDS["a.orders"]),
+    DesiredState.ACTIVE,
+    1,
+    TopicOrigin.CREATED,
+)
+ENGINE = EngineRecord("m", "l", EngineState.RUNNING, "h1", "b", 7, 8, "app-1", "local[2]", 0, NOW - 500, 10_000)
+P0 = TopicPartition("a.orders", 0)
+
+
+def topic(name: str, error: int = 0, topic_id: bytes | None = None) -> TopicMetadata:
+    found = {} if error else {0: PartitionMetadata(0, 0, 1, 0, (1,), (1,))}
+    return TopicMetadata(name, error, topic_id or IDS.get(name, bytes(16)), False, found)
+
+
+HERE = ClusterLook(NOW, {"a.orders": topic("a.orders")}, log_start_offset={P0: 3}, log_end_offset={P0: 90})
+THERE = ClusterLook(
+    NOW,
+    {"orders": topic("orders")},
+    log_start_offset={TopicPartition("orders", 0): 2},
+    last_stable_offset={TopicPartition("orders", 0): 100},
+    high_watermark={TopicPartition("orders", 0): 105},
+)
+
+
+def down(error: KmirrorError) -> ClusterLook:
+    return ClusterLook(NOW, trouble=error)
+
+
+SILENT = down(UnreachableError("the source: no answer", None, Reason.SOURCE_UNREACHABLE))
+
+
+def partition(state: PartitionState, at: int = NOW - 5000, **more: Any) -> PartitionRecord:
+    return PartitionRecord("m", "a.orders", 0, state, at, **more)
+
+
+def progress(state: PartitionState = PartitionState.MIRRORING, at: int = NOW - 1000, **more: Any) -> ProgressRecord:
+    row = ProgressRow("a.orders", 0, 80, 85, 1, 70, NOW - 4000, state, **more)
+    return ProgressRecord("m", 0, "l", 1, 0, "h1", 9, at, (row,))
+
+
+def row(
+    *records: Record, here: ClusterLook = HERE, there: ClusterLook | None = THERE, topic: TopicRecord = TOPIC
+) -> PartitionRow:
+    (found,) = partition_rows(State.of([MIRROR, topic, *records]), MIRROR, [topic], here, there, NOW)
+    return found
+
+
+def test_json_has_exactly_these_keys_and_values() -> None:
+    assert row(ENGINE, progress()).to_json() == {
+        "mirror": "m",
+        "topic": "a.orders",
+        "partition": 0,
+        "sourceOffset": 100,
+        "destinationOffset": 90,
+        "lag": 10,
+        "state": "MIRRORING",
+        "retryAttempt": 0,
+        "errorMessage": None,
+        "sourceTopic": "orders",
+        "topicState": "ACTIVE",
+        "reason": None,
+        "stateTimeMs": None,
+        "timeLagMs": 4000,
+        "lastKnownLag": 10,
+        "sourceLogStart": 2,
+        "destinationLogStart": 3,
+        "sourceHighWatermark": 105,
+        "lastMirroredOffset": None,
+        "lastMirroredEpoch": None,
+        "initialCopyComplete": False,
+        "rebuiltAt": None,
+        "archive": None,
+        "asOf": NOW,
+    }
+
+
+def test_a_source_that_is_silent_leaves_the_last_known_values_with_their_age() -> None:
+    found = row(ENGINE, progress(), there=SILENT)
+    assert (found.source_offset, found.source_high_watermark, found.source_log_start) == (80, 85, 1)
+    assert (found.lag, found.last_known_lag, found.as_of_ms) == (None, 10, NOW - 1000)
+    assert (found.topic_state, found.reason) == (TopicState.SOURCE_UNAVAILABLE, Reason.SOURCE_UNREACHABLE)
+    assert found.error_message == "the source: no answer"
+
+
+def test_what_was_never_known_is_null() -> None:
+    found = row(there=SILENT)
+    assert found.source_offset is None
+    assert found.last_known_lag is None
+    assert found.as_of_ms is None
+    assert found.destination_offset == 90
+
+
+@pytest.mark.parametrize(
+    ("trouble", "state", "reason"),
+    [
+        (UnreachableError("x", None, Reason.AUTHENTICATION_FAILED), TopicState.LINK_FAILED, "AUTHENTICATION_FAILED"),
+        (RefusedError("x", None, Reason.SOURCE_CLUSTER_CHANGED), TopicState.LINK_FAILED, "SOURCE_CLUSTER_CHANGED"),
+        (UnreachableError("x", None, Reason.SECRET_UNRESOLVED), TopicState.ACTIVE, None),
+        (UsageError("x", None), TopicState.ACTIVE, None),
+    ],
+)
+def test_a_refused_link_and_secrets_that_are_elsewhere(
+    trouble: KmirrorError, state: TopicState, reason: str | None
+) -> None:
+    found = row(ENGINE, progress(), there=down(trouble))
+    assert (found.topic_state, found.reason) == (state, reason)
+    assert found.lag is None
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        None,
+        replace(ENGINE, state=EngineState.RELEASED),
+        replace(ENGINE, last_seen_ms=NOW - 10_000),
+    ],
+    ids=["none", "released", "silent for its ttl"],
+)
+def test_without_a_fresh_engine_the_reason_is_no_engine(engine: EngineRecord | None) -> None:
+    found = row(progress(), *([] if engine is None else [engine]))
+    assert found.reason is Reason.NO_ENGINE
+    assert "kmirror run --mirror m" in (found.error_message or "")
+    assert found.topic_state is TopicState.ACTIVE
+
+
+def test_before_the_first_alignment_the_topic_is_pending() -> None:
+    assert row(ENGINE).topic_state is TopicState.PENDING_MIRROR
+    aligned = partition(PartitionState.LOG_ALIGNMENT, initial_copy_complete=True)
+    assert row(ENGINE, aligned).topic_state is TopicState.ACTIVE
+
+
+def test_the_newer_of_record_and_report_tells_the_state() -> None:
+    failed = partition(PartitionState.FAILED, NOW - 500, reason=Reason.CORRUPT_BATCH, message="at 7", retry_attempt=2)
+    found = row(ENGINE, progress(), failed)
+    assert (found.state, found.reason, found.error_message) == (PartitionState.FAILED, Reason.CORRUPT_BATCH, "at 7")
+    assert (found.retry_attempt, found.state_time_ms) == (2, NOW - 500)
+    assert found.topic_state is TopicState.FAILED
+    recovered = row(ENGINE, progress(at=NOW - 100), failed)
+    assert (recovered.state, recovered.reason) == (PartitionState.MIRRORING, None)
+
+
+def test_the_latest_of_several_lanes_reports_counts() -> None:
+    old = replace(progress(PartitionState.FAILED, NOW - 9000, reason=Reason.CORRUPT_BATCH), lane=5)
+    assert row(ENGINE, old, progress()).state is PartitionState.MIRRORING
+
+
+def test_a_stopped_partition_keeps_its_last_mirrored_offset_whatever_a_late_report_says() -> None:
+    stopped = partition(
+        PartitionState.STOPPED,
+        NOW - 5000,
+        reason=Reason.FAILED_OVER,
+        message="failed over",
+        last_mirrored_offset=90,
+        last_mirrored_epoch=4,
+    )
+    found = row(progress(), stopped, topic=replace(TOPIC, desired=DesiredState.STOPPED), there=None)
+    assert (found.state, found.topic_state, found.reason) == ("STOPPED", "STOPPED", "FAILED_OVER")
+    assert (found.last_mirrored_offset, found.last_mirrored_epoch, found.state_time_ms) == (90, 4, NOW - 5000)
+    assert found.lag is None
+
+
+def test_a_pause_is_under_way_until_the_engine_has_ended_it() -> None:
+    paused = replace(TOPIC, desired=DesiredState.PAUSED)
+    assert row(ENGINE, progress(), topic=paused).state is PartitionState.PAUSING
+    done = row(ENGINE, progress(PartitionState.PAUSED), topic=paused)
+    assert (done.state, done.topic_state, done.reason) == ("PAUSED", "PAUSED", "PAUSED_BY_OPERATOR")
+    # without an engine nothing is left to be paused
+    assert row(progress(), topic=paused).state is PartitionState.PAUSED
+
+
+def test_a_waiting_promote_shows_before_pause_and_source() -> None:
+    waiting = replace(TOPIC, desired=DesiredState.PAUSED, pending_operation=PENDING_PROMOTE)
+    assert row(ENGINE, progress(), topic=waiting, there=SILENT).topic_state is TopicState.PENDING_STOPPED
+
+
+def test_an_add_that_was_interrupted_says_how_to_finish_it() -> None:
+    claim = replace(TOPIC, pending_operation=PENDING_ADD, destination_topic_id=None)
+    found = row(ENGINE, topic=claim, here=ClusterLook(NOW, {"a.orders": topic("a.orders", 3)}))
+    assert found.destination_offset is None
+    assert found.topic_state is TopicState.PENDING_MIRROR
+    assert "the same command finishes it" in (found.error_message or "")
+
+
+@pytest.mark.parametrize(
+    "now_there", [topic("a.orders", Code.UNKNOWN_TOPIC_OR_PARTITION), topic("a.orders", topic_id=bytes(15) + b"\7")]
+)
+def test_a_mirror_topic_that_was_deleted_is_failed_whatever_bears_its_name(now_there: TopicMetadata) -> None:
+    found = row(ENGINE, progress(), here=replace(HERE, topics={"a.orders": now_there}))
+    assert (found.state, found.reason) == (PartitionState.FAILED, Reason.DESTINATION_TOPIC_DELETED)
+    assert found.destination_offset is None
+    assert f"{TOPIC.destination_topic_id}" in (found.error_message or "")
+
+
+def test_a_mirror_topic_we_may_not_see_is_not_called_deleted() -> None:
+    hidden = ClusterLook(NOW, {"a.orders": topic("a.orders", Code.TOPIC_AUTHORIZATION_FAILED)})
+    assert row(ENGINE, progress(), here=hidden).state is PartitionState.MIRRORING
+
+
+@pytest.mark.parametrize(
+    ("now_there", "reason"),
+    [
+        (topic("orders", Code.UNKNOWN_TOPIC_OR_PARTITION), Reason.SOURCE_TOPIC_DELETED),
+        (topic("orders", Code.TOPIC_AUTHORIZATION_FAILED), Reason.NOT_AUTHORIZED),
+        (topic("orders", topic_id=bytes(15) + b"\7"), Reason.SOURCE_TOPIC_RECREATED),
+    ],
+)
+def test_trouble_with_one_source_topic_is_a_reason_before_it_is_a_failure(
+    now_there: TopicMetadata, reason: Reason
+) -> None:
+    found = row(ENGINE, progress(), there=ClusterLook(NOW, {"orders": now_there}))
+    assert (found.state, found.reason) == (PartitionState.MIRRORING, reason)
+    assert found.error_message
+
+
+def test_a_copy_that_has_passed_what_was_seen_of_the_source_lags_by_nothing() -> None:
+    assert row(ENGINE, progress(), here=replace(HERE, log_end_offset={P0: 101})).lag == 0
+
+
+def test_partitions_beyond_the_recorded_count_are_shown_when_something_is_known_of_them() -> None:
+    extra = replace(partition(PartitionState.MIRRORING), partition=2)
+    state = State.of([MIRROR, TOPIC, extra])
+    assert [r.partition for r in partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)] == [0, 1, 2]
+
+
+def test_list_sums_up_a_mirror() -> None:
+    state = State.of([MIRROR, TOPIC, ENGINE, progress()])
+    rows = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)
+    assert mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW).to_json() == {
+        "mirror": "m",
+        "topics": 1,
+        "partitions": 1,
+        "sourceClusterId": "A",
+        "sourceBootstrapServer": "a:1",
+        "state": "ACTIVE",
+        "engine": "h1/app-1",
+        "maxLag": 10,
+    }
+
+
+def test_list_shows_the_worst_topic_and_a_mirror_without_topics() -> None:
+    failed = replace(TOPIC, topic="a.pay")
+    broken = replace(partition(PartitionState.FAILED), topic="a.pay")
+    state = State.of([MIRROR, TOPIC, failed, broken, ENGINE, progress()])
+    rows = partition_rows(state, MIRROR, [TOPIC, failed], HERE, THERE, NOW)
+    assert mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW).state is TopicState.FAILED
+    empty = State.of([MIRROR])
+    assert mirror_row(empty, MIRROR, [], source_trouble(THERE), NOW).state is None
+    assert mirror_row(empty, MIRROR, [], source_trouble(SILENT), NOW).state is TopicState.SOURCE_UNAVAILABLE

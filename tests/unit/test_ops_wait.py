@@ -1,0 +1,108 @@
+"""When `wait` is over, and with what result: decided from rows, without a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.results import Outcome, PartitionRow, TopicState, exit_code_of
+from kmirror.ops.wait import Condition, is_over, judge
+from kmirror.state.records import PartitionState
+
+
+def row(partition: int = 0, destination: int | None = 100, topic: str = "t", **more: Any) -> PartitionRow:
+    fields: dict[str, Any] = {
+        "mirror": "m",
+        "topic": topic,
+        "partition": partition,
+        "source_offset": 120,
+        "destination_offset": destination,
+        "lag": 20,
+        "state": PartitionState.MIRRORING,
+        "retry_attempt": 0,
+        "error_message": None,
+        "source_topic": topic,
+        "topic_state": TopicState.ACTIVE,
+        "reason": None,
+        "state_time_ms": None,
+        "time_lag_ms": None,
+        "last_known_lag": None,
+        "source_log_start": 0,
+        "destination_log_start": 0,
+        "source_high_watermark": 120,
+        "last_mirrored_offset": None,
+        "last_mirrored_epoch": None,
+        "initial_copy_complete": False,
+        "rebuilt_at_ms": None,
+        "archive": None,
+        "as_of_ms": 0,
+    }
+    return PartitionRow(**{**fields, **more})
+
+
+TARGETS = {TopicPartition("t", 0): 100, TopicPartition("t", 1): 100, TopicPartition("u", 0): 100}
+FAILED: dict[str, Any] = {"state": PartitionState.FAILED, "topic_state": TopicState.FAILED, "error_message": "it broke"}
+STOPPED: dict[str, Any] = {"state": PartitionState.STOPPED, "topic_state": TopicState.STOPPED}
+
+
+def test_caught_up_means_the_source_end_seen_first_though_the_source_grows() -> None:
+    (result,) = judge(Condition.CAUGHT_UP, [row(0), row(1)], TARGETS)
+    assert (result.result, result.lag) == (Outcome.DONE, 20)
+
+
+def test_one_partition_behind_is_missing_and_named() -> None:
+    results = judge(Condition.CAUGHT_UP, [row(0), row(1, 97), row(0, topic="u")], TARGETS)
+    assert [result.result for result in results] == [Outcome.TIMED_OUT, Outcome.DONE]
+    assert results[0].message == "t-1 is not caught-up: 3 offsets behind"
+    assert not is_over(results)
+    assert exit_code_of(results) == ExitCode.TIMED_OUT
+
+
+def test_nothing_is_caught_up_whose_offsets_are_unknown() -> None:
+    (result,) = judge(Condition.CAUGHT_UP, [row(2)], TARGETS)
+    assert result.result is Outcome.TIMED_OUT
+    (result,) = judge(Condition.CAUGHT_UP, [row(0, None)], TARGETS)
+    assert result.result is Outcome.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(Reason.CORRUPT_BATCH, ExitCode.PARTLY_DONE), (Reason.SOURCE_DIVERGED, ExitCode.HISTORIES_DIFFER)],
+)
+def test_waiting_ends_when_only_failed_topics_are_left(reason: Reason, code: ExitCode) -> None:
+    results = judge(Condition.CAUGHT_UP, [row(0, reason=reason, **FAILED), row(0, topic="u")], TARGETS)
+    assert is_over(results)
+    assert exit_code_of(results) == code
+    assert results[0].message == "t-0 is not caught-up: it broke"
+
+
+def test_a_failed_topic_does_not_end_the_wait_for_others() -> None:
+    results = judge(Condition.CAUGHT_UP, [row(0, **FAILED), row(0, 50, topic="u")], TARGETS)
+    assert not is_over(results)
+
+
+def test_a_failed_topic_can_still_be_stopped() -> None:
+    results = judge(Condition.STOPPED, [row(0, **FAILED)], {})
+    assert not is_over(results)
+    assert exit_code_of(results) == ExitCode.TIMED_OUT
+    done = judge(Condition.STOPPED, [row(0, **STOPPED)], {})
+    assert is_over(done)
+    assert exit_code_of(done) == ExitCode.OK
+
+
+def test_healthy_wants_an_engine_a_source_and_every_partition_aligned() -> None:
+    def is_healthy(**more: Any) -> bool:
+        (result,) = judge(Condition.HEALTHY, [row(0), row(1, **more)], {})
+        return result.result is Outcome.DONE
+
+    assert is_healthy()
+    assert is_healthy(**STOPPED)
+    assert is_healthy(topic_state=TopicState.PAUSED, reason=Reason.PAUSED_BY_OPERATOR)
+    assert is_healthy(reason=Reason.OPEN_TRANSACTION)
+    assert not is_healthy(reason=Reason.NO_ENGINE)
+    assert not is_healthy(topic_state=TopicState.PENDING_MIRROR)
+    assert not is_healthy(topic_state=TopicState.SOURCE_UNAVAILABLE, reason=Reason.SOURCE_UNREACHABLE)
+    assert not is_healthy(**FAILED)

@@ -1,0 +1,123 @@
+"""What a sandbox broker starts from: ports, server.properties, and the description of its cluster on disk."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kmirror.errors import RefusedError, UsageError
+from kmirror.sandbox.broker_config import (
+    jaas_quoted,
+    logging_option,
+    logging_properties,
+    properties_text,
+    server_properties,
+)
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
+from kmirror.sandbox.spec import ClusterSpec, SecuritySpec, load_spec, nodes_on, ports_needed, save_spec
+
+
+def spec_of(brokers: int, secured: bool = False, properties: Mapping[str, str] | None = None) -> ClusterSpec:
+    ports = list(range(7001, 7001 + ports_needed(brokers, secured)))
+    security = SecuritySpec({"admin": 'p"\\w'}, "store", authorizer=True) if secured else None
+    nodes = nodes_on(ports, brokers, secured)
+    return ClusterSpec("x", "id", "4.3.1", nodes, properties or {}, "512m", ("-XX:+UseSerialGC",), security)
+
+
+def settings_of(spec: ClusterSpec, index: int = 0) -> dict[str, str]:
+    text = server_properties(spec, spec.nodes[index], Path("/d/data"), Path("/d/tls"))
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("brokers", "controllers"), [(1, 1), (2, 1), (3, 3), (5, 3)])
+def test_from_three_nodes_on_three_are_controllers_so_that_one_may_be_lost(brokers: int, controllers: int) -> None:
+    spec = spec_of(brokers)
+    roles = [settings_of(spec, index)["process.roles"] for index in range(brokers)]
+    assert roles == ["broker,controller"] * controllers + ["broker"] * (brokers - controllers)
+    assert len(spec.voters.split(",")) == controllers
+    assert settings_of(spec)["offsets.topic.replication.factor"] == str(min(3, brokers))
+    assert settings_of(spec)["transaction.state.log.min.isr"] == ("1" if brokers == 1 else "2")
+
+
+def test_every_port_is_used_once() -> None:
+    nodes = spec_of(3, secured=True).nodes
+    ports = [port for node in nodes for port in (node.port, node.controller_port, node.internal_port)]
+    assert sorted(port or 0 for port in ports) == list(range(7001, 7010))
+    assert [node.port for node in nodes] == [7001, 7002, 7003]
+
+
+def test_the_cluster_s_own_properties_have_the_last_word() -> None:
+    assert settings_of(spec_of(1))["auto.create.topics.enable"] == "false"
+    settings = settings_of(
+        spec_of(1, properties={"auto.create.topics.enable": "true", "producer.id.expiration.ms": "3000"})
+    )
+    assert settings["auto.create.topics.enable"] == "true"
+    assert settings["producer.id.expiration.ms"] == "3000"
+
+
+def test_a_broker_without_controller_does_not_listen_as_one() -> None:
+    settings = settings_of(spec_of(2), 1)
+    assert settings["listeners"] == settings["advertised.listeners"] == "PLAINTEXT://127.0.0.1:7002"
+    assert settings["controller.quorum.voters"] == "1@127.0.0.1:7003"
+
+
+def test_a_secured_cluster_asks_clients_for_a_login_and_brokers_for_a_certificate() -> None:
+    settings = settings_of(spec_of(1, secured=True))
+    assert settings["advertised.listeners"] == "SASL_SSL://127.0.0.1:7001,INTERNAL://127.0.0.1:7003"
+    assert settings["listener.name.internal.ssl.client.auth"] == "required"
+    assert settings["listener.name.controller.ssl.client.auth"] == "required"
+    assert settings["super.users"] == "User:sandbox-broker;User:admin"
+    login = settings["listener.name.sasl_ssl.plain.sasl.jaas.config"]
+    assert login.endswith(r'PlainLoginModule required user_admin="p\\"\\\\w";')
+
+
+def test_values_are_quoted_for_java() -> None:
+    assert jaas_quoted('a"b\\c') == r'"a\"b\\c"'
+    assert properties_text({"k": "a\\b"}) == "k=a\\\\b\n"
+
+
+def test_each_kafka_logs_its_own_way() -> None:
+    log = Path("/d/server.log")
+    assert "appender.file.fileName = /d/server.log" in logging_properties(4, log)
+    assert "log4j.appender.file.File=/d/server.log" in logging_properties(3, log)
+    assert logging_option(4, Path("/d/l")) == "-Dlog4j2.configurationFile=file:///d/l"
+    assert logging_option(3, Path("/d/l")) == "-Dlog4j.configuration=file:///d/l"
+
+
+def test_a_cluster_is_remembered_and_its_passwords_are_for_its_owner_only(tmp_path: Path) -> None:
+    for spec in (spec_of(3), spec_of(1, secured=True), replace(spec_of(1, properties={"a.b": "c"}), complete=True)):
+        save_spec(spec, tmp_path)
+        assert load_spec(tmp_path) == spec
+        assert (tmp_path / "cluster.json").stat().st_mode & 0o777 == 0o600
+    assert "p" + '"' not in repr(spec_of(1, secured=True))
+
+
+def test_an_unreadable_description_is_refused(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", json.dumps({"nodes": [{"port": 1}]})):
+        (tmp_path / "cluster.json").write_text(text)
+        with pytest.raises(RefusedError, match="does not describe a sandbox cluster"):
+            load_spec(tmp_path)
+
+
+def test_free_ports_are_different_and_free_and_below_those_of_outgoing_connections() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(10_000 <= port < 49_152 for port in ports)
+    assert all(is_free(port) for port in ports)
+
+
+def test_a_port_somebody_listens_on_is_not_free() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        assert not is_free(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("brokers", [0, -1, 10])
+def test_a_number_of_brokers_that_cannot_be_is_refused(tmp_path: Path, brokers: int) -> None:
+    with pytest.raises(UsageError, match=f"{brokers} brokers cannot be had"):
+        SandboxCluster("x", tmp_path / "x", brokers=brokers)

@@ -1,0 +1,211 @@
+"""The table of settings: reading, refusing, storing, comparing."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from kmirror.errors import RefusedError, UsageError
+from kmirror.patterns import TopicSelector
+from kmirror.settings import (
+    SETTINGS,
+    Settings,
+    canonical,
+    check_change,
+    describe,
+    differing_keys,
+    parse_settings,
+    setting_of,
+    split,
+)
+
+
+def test_defaults() -> None:
+    assert parse_settings({}) == Settings(
+        topics_include=TopicSelector(),
+        topics_exclude=TopicSelector(),
+        topic_prefix="",
+        start_from="earliest",
+        replication_factor=-1,
+        refresh_interval_seconds=10,
+        retry_timeout_ms=300_000,
+        copy_lanes=2,
+    )
+
+
+def test_every_setting_is_read() -> None:
+    settings = parse_settings(
+        {
+            "topics.include": "orders-[a,b]+, payments",
+            "topics.exclude": "orders-b",
+            "topic.prefix": "eu.",
+            "start.from": "Earliest",
+            "replication.factor": "3",
+            "refresh.interval.seconds": " 60 ",
+            "retry.timeout.ms": "0",
+            "copy.lanes": "8",
+        }
+    )
+    assert settings == Settings(
+        TopicSelector(("orders-[a,b]+", "payments")), TopicSelector(("orders-b",)), "eu.", "earliest", 3, 60, 0, 8
+    )
+    assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [
+        "orders-a",
+        "payments",
+    ]
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_names_from_other_tools() -> None:
+    aliases = {
+        "cluster.link.prefix": "eu.",
+        "mirror.start.offset.spec": "earliest",
+        "topic.config.sync.ms": "5001",
+        "cluster.link.retry.timeout.ms": "1000",
+    }
+    assert canonical(aliases) == {
+        "topic.prefix": "eu.",
+        "start.from": "earliest",
+        "refresh.interval.seconds": "6",
+        "retry.timeout.ms": "1000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "message", "hint"),
+    [
+        ({"topic.include": "x"}, "unknown setting topic.include", "did you mean topics.include?"),
+        ({"topics_include": "x"}, "unknown setting topics_include", "did you mean topics.include?"),
+        ({"cluster.link.prefx": "x"}, "unknown setting cluster.link.prefx", "did you mean cluster.link.prefix?"),
+        ({"bootstrap.server": "x"}, "unknown setting bootstrap.server", "did you mean bootstrap.servers?"),
+        ({"ssl.ca.location": "x"}, "unknown setting ssl.ca.location", "did you mean ssl.truststore.location?"),
+        ({"frobnicate": "x"}, "unknown setting frobnicate", "settings are: topics.include, "),
+        (
+            {"copy.lanes": "0"},
+            "copy.lanes=0 is not a whole number from 1 to 256",
+            "write a number in that range",
+        ),
+        ({"copy.lanes": "two"}, "copy.lanes=two is not a whole number from 1 to 256", "in that range"),
+        ({"copy.lanes": "1.5"}, "copy.lanes=1.5 is not a whole number from 1 to 256", "in that range"),
+        ({"copy.lanes": ""}, "copy.lanes= is not a whole number from 1 to 256", "in that range"),
+        ({"copy.lanes": "9" * 5000}, f"copy.lanes={'9' * 5000} is not a whole number", "in that range"),
+        (
+            {"refresh.interval.seconds": "10s"},
+            "refresh.interval.seconds=10s is not a whole number from 1 to 86400 (seconds)",
+            "write a number in that range, without its unit",
+        ),
+        (
+            {"topic.config.sync.ms": "-1"},
+            "topic.config.sync.ms=-1 is not a whole number from 0 to 86400000 (milliseconds)",
+            "without its unit",
+        ),
+        ({"retry.timeout.ms": "-1"}, "retry.timeout.ms=-1 is not a whole number from 0 to", "without its unit"),
+        ({"replication.factor": "0"}, "replication.factor=0 is not a whole number from 1 to 32767", "in that range"),
+        ({"replication.factor": "-2"}, "replication.factor=-2 is not a whole number from 1 to 32767", "in that range"),
+        ({"start.from": "latest"}, "start.from=latest is not known", "it is one of: earliest"),
+        ({"topic.prefix": "a b"}, "topic.prefix=a b cannot begin a topic's name", "letters, digits"),
+        ({"topic.prefix": "x" * 101}, f"topic.prefix={'x' * 101} cannot begin a topic's name", "at most 100"),
+        (
+            {"topics.include": "orders,a(b"},
+            "topics.include: the pattern a(b is not understood at character 2: a bracket is not closed",
+            "re2",
+        ),
+        ({"topics.include": "@/etc/passwd"}, "topics.include: @/etc/passwd cannot stand in a list", "@FILE"),
+        ({"topics.include": ","}, "topics.include is empty", "give names"),
+        (
+            {"topics.include": "a,b.*,c", "topics.exclude": "b.*,c"},
+            "topics.include and topics.exclude contradict each other: both hold b.*, c",
+            "leave it in one of them",
+        ),
+        (
+            {"topic.prefix": "a", "cluster.link.prefix": "b"},
+            "topic.prefix and cluster.link.prefix contradict each other: they are the same setting",
+            "leave topic.prefix only",
+        ),
+    ],
+)
+def test_settings_that_are_refused(raw: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_settings(raw)
+    assert refusal.value.message.startswith(message)
+    assert hint in str(refusal.value.hint)
+
+
+def test_a_setting_given_twice_alike_is_no_contradiction() -> None:
+    assert parse_settings({"topic.prefix": "a", "cluster.link.prefix": "a"}).topic_prefix == "a"
+
+
+def test_an_empty_list_of_topics_is_what_it_says() -> None:
+    assert parse_settings({"topics.include": ""}).topics_include == TopicSelector()
+
+
+def test_a_mirror_file_is_split_into_connection_and_settings() -> None:
+    connection, settings = split(
+        {
+            "bootstrap.servers": "a:1",
+            "sasl.jaas.config": "x",
+            "config.providers.env.class": "y",
+            "fetch.max.bytes": "1",
+            "topic.config.sync.ms": "20000",
+            "topics.include": " orders , payments ",
+        }
+    )
+    assert connection == {
+        "bootstrap.servers": "a:1",
+        "sasl.jaas.config": "x",
+        "config.providers.env.class": "y",
+        "fetch.max.bytes": "1",
+    }
+    assert settings == {"topics.include": "orders,payments", "refresh.interval.seconds": "20"}
+
+
+def test_unknown_keys_of_a_mirror_file_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown setting sasl\.jaas\.conf") as refusal:
+        split({"bootstrap.servers": "a:1", "sasl.jaas.conf": "hunter2"})
+    assert refusal.value.hint == "did you mean sasl.jaas.config?"
+
+
+def test_what_is_stored_reads_the_same_again() -> None:
+    raw = {"topics.include": "b.*,a", "copy.lanes": "2", "cluster.link.prefix": "eu.", "replication.factor": "-1"}
+    stored = canonical(raw)
+    assert stored == {"topics.include": "b.*,a", "topic.prefix": "eu.", "replication.factor": "-1", "copy.lanes": "2"}
+    assert parse_settings(stored) == parse_settings(raw)
+    assert canonical(stored) == stored
+
+
+def test_differences_are_named() -> None:
+    one = parse_settings({"topics.include": "a", "copy.lanes": "3"})
+    other = parse_settings({"topics.include": "a,b", "copy.lanes": "3", "replication.factor": "-1"})
+    assert differing_keys(one, other) == ["topics.include"]
+    assert differing_keys(one, one) == []
+
+
+def test_some_settings_are_fixed_once_the_mirror_exists() -> None:
+    before = parse_settings({"topic.prefix": "a"})
+    check_change(before, parse_settings({"topic.prefix": "a", "copy.lanes": "7"}))
+    with pytest.raises(RefusedError, match=r"^topic\.prefix cannot be changed once the mirror exists$"):
+        check_change(before, parse_settings({"copy.lanes": "7"}))
+
+
+def test_rows_of_the_docs() -> None:
+    rows = {row["key"]: row for row in describe()}
+    assert list(rows) == [setting.key for setting in SETTINGS]
+    assert rows["refresh.interval.seconds"] == {
+        "key": "refresh.interval.seconds",
+        "type": "int",
+        "allowed": "1 – 86400",
+        "default": "10",
+        "changeable": "yes",
+        "aliases": "topic.config.sync.ms",
+        "help": "How often the engine looks for new partitions at the source.",
+    }
+    assert rows["topic.prefix"]["changeable"] == "no"
+    assert all(row["help"].endswith(".") for row in rows.values())
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_every_default_is_a_value_one_can_write(setting: object) -> None:
+    row = next(row for row in SETTINGS if row is setting)
+    assert getattr(parse_settings({row.key: row.kind.write(row.default)}), row.attribute) == row.default
+    assert all(setting_of(alias.key) is row for alias in row.aliases)

@@ -1,0 +1,173 @@
+"""From a master and the user's own settings to what Spark is told; and what it says, told in our words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kmirror.engine.failures import TaskFailedError, translate
+from kmirror.engine.gateway import module_options, needs_scripts, spark_home
+from kmirror.engine.spark_conf import SparkOptions, check, effective_master, is_local, settings, worker_python
+from kmirror.errors import RefusedError, UsageError
+
+CORES = os.cpu_count() or 1
+LOG = Path("spark.log")
+
+
+def options(master: str = "local[*]", slots: int = 3, **conf: str) -> SparkOptions:
+    spelled = {f"spark.{key.replace('_', '.')}": value for key, value in conf.items()}
+    return SparkOptions(slots=slots, log_file=LOG, app_name="test", master=master, conf=spelled)
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "told"),
+    [
+        ("local", 3, "local[3,4]"),
+        ("local[*]", 3, f"local[{max(CORES, 3)},4]"),
+        ("local[*]", 200, "local[200,4]"),
+        ("local[2]", 3, "local[3,4]"),
+        ("local[8]", 3, "local[8,4]"),
+        ("local[8, 2]", 3, "local[8,2]"),
+        ("local-cluster[2,1,1024]", 3, "local-cluster[2,1,1024]"),
+        ("spark://a:7077,b:7077", 3, "spark://a:7077,b:7077"),
+        ("yarn", 3, "yarn"),
+    ],
+)
+def test_a_local_master_gets_threads_for_all_slots_and_replaces_workers(master: str, slots: int, told: str) -> None:
+    check(options(master), {})
+    assert effective_master(options(master, slots)) == told
+
+
+@pytest.mark.parametrize("environ", [{}, {"SPARK_CONNECT_MODE_ENABLED": "1"}])
+def test_spark_connect_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(RefusedError, match="kmirror needs a classic Spark master"):
+        check(options("sc://host:15002" if not environ else "local[*]"), environ)
+
+
+@pytest.mark.parametrize("master", ["", "host:7077", "mesos://host:5050", "local[x]", "local[2"])
+def test_what_is_no_master_is_a_usage_error(master: str) -> None:
+    with pytest.raises(UsageError, match="is no Spark master"):
+        check(options(master), {})
+
+
+def test_settings_have_to_be_sparks() -> None:
+    with pytest.raises(UsageError, match=r"'executor\.memory' is no Spark setting"):
+        check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"executor.memory": "1g"}), {})
+    with pytest.raises(UsageError, match="the Spark master is not a --spark-conf"):
+        check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"spark.master": "yarn"}), {})
+
+
+def test_the_users_settings_win() -> None:
+    told = settings(options(network_timeout="7s", ui_enabled="true"), Path("/run"), None, None)
+
+    assert told["spark.network.timeout"] == "7s"
+    assert told["spark.ui.enabled"] == "true"
+    assert told["spark.executor.heartbeatInterval"] == "5s"
+
+
+def test_local_workers_talk_through_unix_sockets_where_their_names_fit() -> None:
+    short = settings(options(), Path("/tmp/run"), None, None)
+    long = settings(options(), Path("/" + "x" * 80), None, None)
+
+    assert short["spark.python.unix.domain.socket.enabled"] == "true"
+    assert short["spark.python.unix.domain.socket.dir"] == "/tmp/run"
+    assert long["spark.python.unix.domain.socket.enabled"] == "false"
+
+
+def test_a_cluster_gets_the_archive_before_what_the_user_adds() -> None:
+    own = {"spark.archives": "data.zip#data", "spark.executorEnv.PYTHONPATH": "/opt/lib"}
+    cluster = SparkOptions(slots=3, log_file=LOG, app_name="test", master="spark://a:7077", conf=own)
+
+    told = settings(cluster, Path("/run"), Path("/cache/workers.zip"), "10.0.0.1")
+
+    assert told["spark.archives"] == "data.zip#data,/cache/workers.zip#kmdeps"
+    assert told["spark.executorEnv.PYTHONPATH"] == "./kmdeps:/opt/lib"
+    assert told["spark.driver.host"] == "10.0.0.1"
+    assert told["spark.cores.max"] == "6"
+    assert "spark.local.dir" not in told
+
+
+def test_a_resource_manager_is_asked_for_one_executor_a_slot() -> None:
+    told = settings(options("yarn"), Path("/run"), Path("/cache/workers.zip"), None)
+
+    assert told["spark.executor.instances"] == "3"
+    assert "spark.driver.host" not in told
+
+
+def test_workers_run_this_python_here_and_one_of_its_version_elsewhere() -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+    assert worker_python(options(), {"PYSPARK_PYTHON": "other"}) == sys.executable
+    assert worker_python(options("spark://a:7077"), {}) == version
+    assert worker_python(options("spark://a:7077"), {"PYSPARK_PYTHON": "other"}) == "other"
+    assert worker_python(options("spark://a:7077", pyspark_python="mine"), {"PYSPARK_PYTHON": "other"}) == "mine"
+    assert is_local("local[2]")
+    assert not is_local("local-cluster[2,1,1024]")
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "environ", "needed"),
+    [
+        ("local[*]", {}, {}, False),
+        ("spark://a:7077", {"spark.executor.memory": "1g"}, {}, False),
+        ("yarn", {}, {}, True),
+        ("k8s://https://a:443", {}, {}, True),
+        ("local[*]", {}, {"HADOOP_CONF_DIR": "/etc/hadoop"}, True),
+        ("local[*]", {"spark.driver.memory": "4g"}, {}, True),
+        ("local[*]", {"spark.jars.packages": "a:b:c"}, {}, True),
+    ],
+)
+def test_sparks_scripts_start_what_only_they_understand(
+    master: str, conf: dict[str, str], environ: dict[str, str], needed: bool
+) -> None:
+    assert needs_scripts(master, conf, spark_home({}), environ) is needed
+
+
+def test_an_installation_of_the_users_own_is_started_by_its_scripts(tmp_path: Path) -> None:
+    assert spark_home({"SPARK_HOME": str(tmp_path)}) == tmp_path
+    assert needs_scripts("local[*]", {}, tmp_path, {})
+
+
+def test_javas_module_options_are_read_from_spark() -> None:
+    found = module_options(spark_home({}))
+
+    assert found[0] == "-XX:+IgnoreUnrecognizedVMOptions"
+    assert "--add-opens=java.base/java.nio=ALL-UNNAMED" in found
+    assert all(option.isascii() and " " not in option for option in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: …\n"
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has "
+            "different version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.\n",
+            "the Spark workers run Python 3.12, this is Python 3.11, and they must be the same",
+        ),
+        (
+            'java.io.IOException: Cannot run program "python3.11": error=2, No such file or directory',
+            "the Spark workers have no python3.11",
+        ),
+        (
+            "Error from python worker:\n  ModuleNotFoundError: No module named 'kmirror'",
+            "the Spark workers cannot import kmirror",
+        ),
+    ],
+)
+def test_what_workers_lack_is_said_in_our_words(text: str, message: str) -> None:
+    error = translate("lane 1", text, LOG)
+
+    assert isinstance(error, RefusedError)
+    assert str(error) == message
+    assert error.hint
+
+
+def test_what_is_not_known_is_told_by_its_first_line() -> None:
+    error = translate("lane 1", "Job aborted\nat org.apache.spark…", LOG)
+
+    assert isinstance(error, TaskFailedError)
+    assert (str(error), error.hint) == ("Spark gave lane 1 up: Job aborted", "see spark.log")

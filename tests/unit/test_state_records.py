@@ -1,0 +1,220 @@
+"""The stored form of what is remembered: fixed bytes for each kind, and nothing lost that a newer version wrote."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from kmirror.errors import Reason
+from kmirror.state.events import Event, decode_event, encode_event
+from kmirror.state.records import (
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    Guard,
+    Incarnation,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Record,
+    Removed,
+    TopicOrigin,
+    TopicRecord,
+    Unknown,
+    decode,
+    encode,
+    encode_key,
+    lane_may_write,
+)
+
+MIRROR = MirrorRecord(
+    "m", {"sasl.password": "${env:P}", "bootstrap.servers": "a:9092"}, {"topics.include": "orders"}, "Q1", "eve@ops", 17
+)
+TOPIC = TopicRecord("m", "orders", "orders", "sId", None, DesiredState.ACTIVE, 8, TopicOrigin.CREATED)
+PARTITION = PartitionRecord("m", "orders", 3, PartitionState.MIRRORING, 99, guard=Guard(2**62, 0, 4, 12))
+FAILED = PartitionRecord(
+    "m", "ordres-é", 0, PartitionState.FAILED, 99, Reason.CORRUPT_BATCH, "CRC wrong", 2, 70, 1, 70, None, True
+)
+PROGRESS = ProgressRecord(
+    "m",
+    0,
+    "L",
+    2,
+    1,
+    "host-1",
+    4711,
+    1000,
+    (
+        ProgressRow("orders", 0, 10, 12, 0, 9, 950, PartitionState.MIRRORING, bytes_per_second=12.5),
+        ProgressRow("orders", 1, None, None, None, 9, None, PartitionState.FAILED, Reason.LOOP, "round"),
+    ),
+)
+ENGINE = EngineRecord(
+    "m",
+    "L",
+    EngineState.RUNNING,
+    "host-1",
+    "boot",
+    4711,
+    5,
+    "app-1",
+    "local[*]",
+    1,
+    2,
+    10_000,
+    0,
+    {10: Incarnation(2, 1)},
+)
+
+STORED: list[tuple[Record, bytes, bytes]] = [
+    (
+        MIRROR,
+        b'["mirror","m"]',
+        b'{"created_at_ms":17,"created_by":"eve@ops","settings":{"topics.include":"orders"},'
+        b'"source":{"bootstrap.servers":"a:9092","sasl.password":"${env:P}"},"source_cluster_id":"Q1","v":1}',
+    ),
+    (
+        TOPIC,
+        b'["topic","m","orders"]',
+        b'{"desired":"ACTIVE","origin":"CREATED","partitions":8,"source_topic":"orders","source_topic_id":"sId","v":1}',
+    ),
+    (
+        PARTITION,
+        b'["partition","m","orders",3]',
+        b'{"guard":{"coordinator_epoch":4,"filled_offsets":12,"producer_epoch":0,"producer_id":4611686018427387904},'
+        b'"initial_copy_complete":false,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
+    ),
+    (
+        FAILED,
+        b'["partition","m","ordres-\\u00e9",0]',
+        b'{"failed_offset":70,"initial_copy_complete":true,"last_mirrored_epoch":1,"last_mirrored_offset":70,'
+        b'"message":"CRC wrong","reason":"CORRUPT_BATCH","retry_attempt":2,"state":"FAILED","state_time_ms":99,"v":1}',
+    ),
+    (
+        PROGRESS,
+        b'["progress","m",0]',
+        b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
+        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second"],"generation":2,'
+        b'"host":"host-1","lease_id":"L","pid":4711,"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0]],"time_ms":1000,"v":1}',
+    ),
+    (
+        ENGINE,
+        b'["engine","m"]',
+        b'{"application_id":"app-1","boot_id":"boot","host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
+        b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"settle_ms":0,"since_ms":1,'
+        b'"state":"RUNNING","ttl_ms":10000,"v":1}',
+    ),
+]
+KINDS = [record.key[0] for record, _, _ in STORED]
+
+
+@pytest.mark.parametrize(("record", "key", "value"), STORED, ids=KINDS)
+def test_a_record_has_this_stored_form_and_comes_back_from_it(record: Record, key: bytes, value: bytes) -> None:
+    assert encode(record) == (key, value)
+    assert decode(key, value) == record
+    assert pickle.loads(pickle.dumps(record)) == record
+
+
+@pytest.mark.parametrize(("record", "key", "value"), STORED, ids=KINDS)
+def test_fields_of_a_newer_version_ride_along(record: Record, key: bytes, value: bytes) -> None:
+    newer = value.replace(b'"v":1}', b'"v":1,"zoo":{"a":[1,null]}}')
+    found = decode(key, newer)
+    assert not isinstance(found, Removed | Unknown)
+    assert found.extra == {"zoo": {"a": [1, None]}}
+    assert encode(found) == (key, newer)
+
+
+def test_fields_of_a_newer_version_ride_along_inside_the_guard() -> None:
+    key, value = encode(PARTITION)
+    newer = value.replace(b'"filled_offsets":12', b'"filled_offsets":12,"hint":true')
+    found = decode(key, newer)
+    assert isinstance(found, PartitionRecord)
+    assert found.guard is not None
+    assert found.guard.extra == {"hint": True}
+    assert b'"hint":true' in encode(found)[1]
+
+
+@pytest.mark.parametrize(("record", "key", "value"), STORED, ids=KINDS)
+def test_a_tombstone_names_what_is_gone(record: Record, key: bytes, value: bytes) -> None:
+    assert encode_key(record.key) == key
+    assert decode(key, None) == Removed(record.key)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "names", "problem"),
+    [
+        (b'["engine","m"]', b'{"v":2}', ("engine", "m"), "schema version is 2"),
+        (b'["engine","m"]', b"{}", ("engine", "m"), "schema version is None"),
+        (b'["zebra","m",1]', b'{"v":1}', ("zebra", "m", 1), "'zebra' are not known"),
+        (b'["partition","m","t",0]', b'{"v":1,"state":"ASLEEP"}', ("partition", "m", "t", 0), "ASLEEP"),
+        (b'["partition","m"]', b'{"v":1}', ("partition", "m"), "unpack"),
+        (b'["partition","m","t","x"]', encode(PARTITION)[1], ("partition", "m", "t", "x"), "'x'"),
+        (b'["progress","m",0]', b'{"v":1,"columns":[[]],"rows":[[1]]}', ("progress", "m", 0), "lease_id"),
+        (
+            b'["progress","m",0]',
+            encode(PROGRESS)[1].replace(b'[["orders",0,', b'[["orders",'),
+            ("progress", "m", 0),
+            "",
+        ),
+        (b'["engine","m"]', encode(ENGINE)[1].replace(b"[2,1]", b"[2]"), ("engine", "m"), ""),
+        (b'["engine","m"]', encode(ENGINE)[1].replace(b"4711", b"true"), ("engine", "m"), "'pid' is True"),
+        (b'["mirror","m"]', b'{"v":1,"source":{"a":1}}', ("mirror", "m"), "'source'"),
+        (b'["mirror","m"]', b"[" * 100_000, ("mirror", "m"), ""),
+        (b'["mirror","m"]', b"\xff", ("mirror", "m"), ""),
+        (b'["mirror","m"]', b"", ("mirror", "m"), ""),
+        (b'["mirror",null]', b"x", (), "not an array"),
+        (b"[]", b"x", (), "not an array"),
+        (b"mirror", b"x", (), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_kept_and_says_why(
+    key: bytes, value: bytes, names: tuple[str | int, ...], problem: str
+) -> None:
+    found = decode(key, value)
+    assert isinstance(found, Unknown)
+    assert (found.key_bytes, found.value_bytes, found.key) == (key, value, names)
+    assert problem in found.problem
+
+
+@pytest.mark.parametrize(
+    ("state", "lease_id", "lane", "generation", "attempt", "may"),
+    [
+        (EngineState.RUNNING, "L", 10, 2, 1, True),
+        (EngineState.STOPPING, "L", 10, 2, 1, True),
+        (EngineState.RELEASED, "L", 10, 2, 1, False),
+        (EngineState.RUNNING, "K", 10, 2, 1, False),
+        (EngineState.RUNNING, "L", 11, 2, 1, False),
+        (EngineState.RUNNING, "L", 10, 1, 1, False),
+        (EngineState.RUNNING, "L", 10, 3, 1, False),
+        (EngineState.RUNNING, "L", 10, 2, 0, False),
+    ],
+)
+def test_only_the_named_incarnation_of_a_lane_may_write(
+    state: EngineState, lease_id: str, lane: int, generation: int, attempt: int, may: bool
+) -> None:
+    engine = EngineRecord("m", "L", state, "h", "b", 1, 2, None, None, 3, 4, 5, 0, {10: Incarnation(2, 1)})
+    assert lane_may_write(engine, lease_id, lane, generation, attempt) is may
+
+
+def test_an_event_has_this_stored_form_and_comes_back_from_it() -> None:
+    event = Event(5, "m", "pause", "eve@ops", "DONE", {"topics": ["orders"]})
+    key, value = encode_event(event)
+    assert (key, value) == (
+        b"m",
+        b'{"actor":"eve@ops","details":{"topics":["orders"]},"mirror":"m","result":"DONE","time_ms":5,"v":1,"what":"pause"}',
+    )
+    assert decode_event(value) == event
+    assert decode_event(value.replace(b'"v":1', b'"v":1,"new":0')) == event
+    assert decode_event(value.replace(b'"v":1', b'"v":2')) is None
+    assert decode_event(b"{") is None
+
+
+def test_workers_import_the_records_without_anything_heavy() -> None:
+    heavy = "{'confluent_kafka', 'pyspark', 'click', 'rich', 'kafka'}"
+    code = f"import sys, kmirror.state.records, kmirror.state.events; print(sorted({heavy} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

@@ -1,0 +1,83 @@
+"""The view that decisions are taken on."""
+
+import pytest
+
+from kmirror.errors import RefusedError
+from kmirror.state.records import (
+    DesiredState,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    Record,
+    TopicOrigin,
+    TopicRecord,
+    Unknown,
+)
+from kmirror.state.snapshot import Changes, State
+
+
+def mirror(name: str) -> MirrorRecord:
+    return MirrorRecord(name, {}, {}, None, "eve@ops", 0)
+
+
+def topic(mirror_name: str, name: str) -> TopicRecord:
+    return TopicRecord(mirror_name, name, name, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
+
+
+def partition(mirror_name: str, topic_name: str, number: int) -> PartitionRecord:
+    return PartitionRecord(mirror_name, topic_name, number, PartitionState.MIRRORING, 0)
+
+
+def progress(mirror_name: str, lane: int) -> ProgressRecord:
+    return ProgressRecord(mirror_name, lane, "L", 0, 0, "h", 1, 0, ())
+
+
+RECORDS: list[Record | Unknown] = [
+    mirror("b"),
+    mirror("a"),
+    topic("a", "z"),
+    topic("a", "y"),
+    topic("b", "x"),
+    partition("a", "y", 11),
+    partition("a", "y", 2),
+    partition("a", "z", 0),
+    progress("a", 10),
+    progress("a", 9),
+    Unknown(b'["zebra","a",7]', b"{}", ("zebra", "a", 7), "records of kind 'zebra' are not known to this version"),
+    Unknown(b'["partition","b","x",0]', b'{"v":2}', ("partition", "b", "x", 0), "its schema version is 2"),
+    Unknown(b"junk", b"", (), "its key cannot be read"),
+]
+
+
+def test_a_state_answers_by_name_and_in_order() -> None:
+    state = State.of(RECORDS)
+    assert state.mirrors == (mirror("a"), mirror("b"))
+    assert state.mirror("a") == mirror("a")
+    assert state.mirror("c") is None
+    assert state.topics("a") == (topic("a", "y"), topic("a", "z"))
+    assert state.topics("c") == ()
+    assert state.topic("a", "z") == topic("a", "z")
+    assert state.partitions("a", "y") == (partition("a", "y", 2), partition("a", "y", 11))
+    assert state.partition("a", "y", 3) is None
+    assert state.progress("a") == (progress("a", 9), progress("a", 10))
+    assert state.engine("a") is None
+
+
+def test_a_mirror_with_a_record_of_a_newer_version_is_not_to_be_changed() -> None:
+    state = State.of(RECORDS)
+    state.require_readable("a")  # a kind that is merely unknown does not stand in the way
+    with pytest.raises(RefusedError, match=r"\['partition', 'b', 'x', 0\] .* schema version is 2") as refused:
+        state.require_readable("b")
+    assert refused.value.hint == "use the kmirror version that wrote it, or a newer one"
+
+
+def test_forgetting_a_mirror_forgets_what_newer_versions_kept_about_it_too() -> None:
+    keys = State.of(RECORDS).keys_of("a")
+    assert len(keys) == 9
+    assert ("zebra", "a", 7) in keys
+
+
+def test_changes_know_whether_there_is_anything_to_write() -> None:
+    assert not Changes()
+    assert Changes(tombstones=(("mirror", "a"),))
