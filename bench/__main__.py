@@ -1,0 +1,176 @@
+"""Run the bench: `make bench`, or `python -m bench --megabytes 100 --rounds 1 --only 16k,kmirror` for a quick try.
+
+The source is filled once with each data set. Then every contender copies it, to brokers that a whole round has warmed
+up, round after round in another order, each time into a topic that did not exist; what counts is the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.clusters import Pair
+from bench.contenders import Ceiling, Contender, Kmirror, Load, let_go, prepare_senders
+from bench.data import DATA_SETS, Amount, DataSet
+from bench.latency import Latency, measure_latency
+from bench.machine import describe_machine
+from bench.measure import Copy, CopyFailedError, ProcessTree, watch
+from bench.mirrormaker import MirrorMaker, mirrormaker_jars
+from bench.processes import REPOSITORY, Running, kmirror
+from bench.report import Results, told
+
+ROUNDS = 3
+MEGABYTES = 1000
+HELP_RUNS = 9
+CONTENDERS = (Kmirror, MirrorMaker, Ceiling)
+_PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, tell and write; return 0 when every budget is kept."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
+    only: set[str] = options.only or set(_PARTS)
+    data_sets = [one for key, one in DATA_SETS.items() if key in only] or list(DATA_SETS.values())
+    wanted = [one for one in CONTENDERS if one.key in only] or list(CONTENDERS)
+    # `--only latency,kmirror` asks for no throughput; `--only latency,16k` does.
+    throughput = "latency" not in only or bool(only - {"latency"} - {one.key for one in CONTENDERS})
+    full = options.only is None and options.rounds >= ROUNDS and options.megabytes >= MEGABYTES
+    output: Path | None = options.output or (REPOSITORY / "docs" / "results" if full else None)
+    help_seconds = _time_help()
+    if MirrorMaker in wanted:
+        mirrormaker_jars()
+    copies: list[Copy] = []
+    latencies: list[Latency] = []
+    failure: CopyFailedError | None = None
+    with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name)) as pair:
+        folder = Path(name)
+        contenders = [one(pair, folder) for one in wanted]
+        machine = describe_machine(pair.destination.sandbox.kafka_version)
+        print(machine.title, flush=True)
+        try:
+            if throughput:
+                for data_set in data_sets:
+                    _compare(pair, folder, contenders, data_set, options.megabytes, options.rounds, copies)
+            if "latency" in only:
+                for contender in contenders:
+                    if not isinstance(contender, Ceiling):
+                        _say(f"latency  {contender.title}")
+                        latencies.append(measure_latency(pair, contender))
+        except CopyFailedError as error:
+            failure = error
+    results = Results(machine, options.rounds, options.megabytes, help_seconds, copies, latencies)
+    for line in told(results):
+        print(line)
+    if failure is not None:
+        print(f"This is not all: a copy failed. {failure}", file=sys.stderr)
+        return 1
+    if output is not None:
+        from bench.chart import draw
+
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "bench.json").write_text(results.to_json(), encoding="utf-8")
+        draw(results, output / "bench.png")
+        print(f"Written: bench.json and bench.png in {output}")
+    return 0 if all(budget.kept for budget in results.budgets()) else 1
+
+
+def _compare(
+    pair: Pair,
+    folder: Path,
+    contenders: Sequence[Contender],
+    data_set: DataSet,
+    megabytes: int,
+    rounds: int,
+    copies: list[Copy],
+) -> None:
+    """Fill the source with a data set and let every contender copy it: once to warm up, then once each round."""
+    amount = Amount.of(data_set, megabytes)
+    load = Load(f"bench-{data_set.key}", data_set, amount, time.time_ns() // 1_000_000)
+    _say(f"{data_set.title}: {amount.stored_bytes / 1e6:,.0f} MB in {8 * amount.batches:,} batches")
+    pair.source.create_topic(load.topic)
+    senders = prepare_senders(pair.source, load, folder)
+    let_go(senders)
+    for process in senders.processes:
+        process.wait()
+    senders.end()
+    assert pair.source.log_end(load.topic) == amount.records
+    for number in range(rounds + 1):
+        turn = number % len(contenders)
+        for contender in (*contenders[turn:], *contenders[:turn]):
+            copy = _copy(pair, contender, load, number)
+            what = f"round {number}" if number else "warm-up"
+            _say(
+                f"  {what}  {contender.title:<18}{copy.megabytes_per_second:7.1f} MB/s"
+                f"  {copy.cpu_seconds_per_gigabyte:6.2f} CPU-s/GB  first byte after {copy.first_byte_seconds:.2f} s"
+            )
+            if number:
+                copies.append(copy)
+    pair.source.delete_topics({load.topic})
+
+
+def _copy(pair: Pair, contender: Contender, load: Load, number: int) -> Copy:
+    contender.prepare(load)
+    os.sync()
+    running: Running | None = None
+    try:
+        started_at = time.monotonic()
+        running = contender.start()
+        tree = ProcessTree([process.pid for process in running.processes])
+        seen = watch(lambda: pair.destination.log_end(load.topic), load.amount.records, tree, started_at, running.check)
+        running.end()
+    finally:
+        if running is not None:
+            running.kill()
+    contender.clean_up()
+    return seen.copy(contender.key, load.data_set.key, number, load.amount.stored_bytes)
+
+
+def _time_help() -> list[float]:
+    """Time `kmirror --help`, in seconds; the first run only fills the disk's cache."""
+    times = []
+    for _ in range(HELP_RUNS + 1):
+        before = time.perf_counter()
+        subprocess.run(kmirror("--help"), cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - before)
+    _say(f"kmirror --help: {statistics.median(times[1:]) * 1000:.0f} ms")
+    return times[1:]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="How fast kmirror copies.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each contender copies (%(default)s)")
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="of each data set, stored (%(default)s)")
+    parser.add_argument(
+        "--only", type=_parts, default=None, metavar="PART[,PART]", help=f"measure only some of {', '.join(_PARTS)}"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=None, help="write the results here; docs/results for a full run, else nowhere"
+    )
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.megabytes < 1:
+        parser.error("--rounds and --megabytes are at least 1")
+    return options
+
+
+def _parts(text: str) -> set[str]:
+    parts = set(text.split(","))
+    if unknown := parts - set(_PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}")
+    return parts
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

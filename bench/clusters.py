@@ -1,0 +1,122 @@
+"""The two clusters of a bench: real brokers on this machine, with the heap and the collector of Kafka's own scripts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.data import PARTITIONS
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.sandbox.cluster import SandboxCluster, start_together
+
+_HEAP = "1g"
+_JAVA_OPTIONS = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+#: Files of a deleted topic go at once; the default is a minute later, in the middle of what is measured next.
+_PROPERTIES = {"log.segment.delete.delay.ms": "100", "log.initial.task.delay.ms": "1000"}
+_SETTLE_TIMEOUT_S = 90.0
+#: What any tool would give a topic that shall hold what another cluster's holds.
+_COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
+
+
+class Cluster:
+    """One of the two clusters, with what the bench asks of it."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.sandbox = SandboxCluster(
+            name, directory, heap=_HEAP, java_options=_JAVA_OPTIONS, properties=_PROPERTIES, report=print
+        )
+
+    def open(self) -> None:
+        """Connect to the brokers, which run."""
+        from confluent_kafka.admin import AdminClient
+
+        self.bootstrap_servers = self.sandbox.bootstrap_servers
+        address = {"bootstrap.servers": self.bootstrap_servers}
+        # librdkafka would print that the brokers are gone when they are ended behind its back.
+        self._admin: Any = AdminClient({**address, "log_level": 0})
+        self._client = ClusterClient(client_config(address))
+
+    def close(self) -> None:
+        """Let go of the connections, if there are any."""
+        if hasattr(self, "_client"):
+            self._client.close()
+
+    def create_topic(self, name: str) -> None:
+        """Create a topic of the data sets' shape."""
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(name, PARTITIONS, 1, config=_COPY_SETTINGS)
+        for created in self._admin.create_topics([topic]).values():
+            created.result(timeout=60)
+        self.log_end(name)
+
+    def topics(self) -> set[str]:
+        """Return the names of all topics."""
+        return set(self._client.metadata().topics)
+
+    def delete_topics(self, names: set[str]) -> None:
+        """Delete topics and wait until their files are gone from the brokers' disks."""
+        present = names & self.topics()
+        if present:
+            for deleted in self._admin.delete_topics(sorted(present)).values():
+                deleted.result(timeout=60)
+        _wait_until(lambda: not self._files_of(names), f"the files of {', '.join(sorted(names))} are still there")
+
+    def log_end(self, topic: str) -> int:
+        """Return the sum of the true log ends of the topic's partitions."""
+        wanted = {TopicPartition(topic, index): LATEST for index in range(PARTITIONS)}
+        return sum(answer.offset or 0 for answer in self._client.list_offsets(wanted, log_end=True).values())
+
+    def _files_of(self, names: set[str]) -> bool:
+        folders = [entry for broker in self.sandbox.brokers for entry in os.listdir(broker.log_dir)]
+        return any(folder.startswith(f"{name}-") for name in names for folder in folders) or any(
+            folder.endswith("-delete") for folder in folders
+        )
+
+
+class Pair:
+    """Source and destination: `with Pair(folder) as pair`; the brokers end with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.source = Cluster("source", directory / "source")
+        self.destination = Cluster("destination", directory / "destination")
+
+    def __enter__(self) -> Self:
+        try:
+            start_together([self.source.sandbox, self.destination.sandbox])
+            self.source.open()
+            self.destination.open()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for cluster in (self.source, self.destination):
+            cluster.close()
+            cluster.sandbox.destroy()
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{otherwise} after {_SETTLE_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)

@@ -1,0 +1,74 @@
+"""The records that are copied: two data sets, made of batches that every process can make again from the same numbers.
+
+A data set is a pool of a few hundred to a few thousand different batches, sent round and round. Values are random bytes
+that no codec shrinks, so a stored gigabyte is a gigabyte of records. That favours tools which unpack what they copy:
+with data that shrinks they would meet more records in each stored gigabyte.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from kmirror.cluster.records import Record, make_batch
+
+PARTITIONS = 8
+_VALUE_BYTES = 1000
+_POOL_BYTES = 48 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """One shape of data: how many 1 KB records a batch holds, and how it is compressed."""
+
+    key: str
+    title: str
+    compression_type: str
+    records_per_batch: int
+
+    def pool(self, timestamp_ms: int) -> list[bytes]:
+        """Make the different batches, ready to be sent: base offset 0, no producer, all records of that moment."""
+        chance = random.Random(self.key)
+        count = _POOL_BYTES // (self.records_per_batch * _VALUE_BYTES)
+        return [self._batch(chance, timestamp_ms) for _ in range(count)]
+
+    def _batch(self, chance: random.Random, timestamp_ms: int) -> bytes:
+        records = [
+            Record(offset, timestamp_ms, None, chance.randbytes(_VALUE_BYTES))
+            for offset in range(self.records_per_batch)
+        ]
+        return bytes(make_batch(records, compression_type=self.compression_type))
+
+
+DATA_SETS = {
+    data_set.key: data_set
+    for data_set in (
+        DataSet("256k", "256 KB batches, uncompressed", "none", 255),
+        DataSet("16k", "16 KB batches, lz4", "lz4", 15),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much of a data set a topic holds: `batches` in each partition, `stored_bytes` and `records` in all."""
+
+    batches: int
+    stored_bytes: int
+    records: int
+
+    @classmethod
+    def of(cls, data_set: DataSet, megabytes: int) -> Amount:
+        """Return the amount that comes nearest to that many megabytes (10^6 bytes) as stored."""
+        pool = data_set.pool(0)
+        mean = sum(map(len, pool)) / len(pool)
+        batches = max(1, round(megabytes * 1e6 / PARTITIONS / mean))
+        stored = sum(
+            len(batch_of(pool, partition, index)) for partition in range(PARTITIONS) for index in range(batches)
+        )
+        return cls(batches, stored, PARTITIONS * batches * data_set.records_per_batch)
+
+
+def batch_of(pool: list[bytes], partition: int, index: int) -> bytes:
+    """Return the batch at this place of a partition."""
+    return pool[(index * PARTITIONS + partition) % len(pool)]

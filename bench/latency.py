@@ -1,0 +1,159 @@
+"""How much later a record can be read at the destination than at the source: 200 records a second, one by one.
+
+A record carries its number and the moment it was given to the producer. The same kind of consumer waits at both
+clusters; what a copier adds is, record by record, the difference of the two arrivals.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.clusters import Cluster, Pair
+from bench.contenders import Contender, Load
+from bench.data import DATA_SETS, PARTITIONS, Amount
+from bench.measure import CopyFailedError
+from bench.processes import Running, last_words
+
+_RATE = 200
+#: Records at the beginning that do not count: the copier starts, and what is compiled as it runs gets compiled.
+_WARM_UP_S = 15
+_MEASURED_S = 30
+_FIRST_ARRIVAL_TIMEOUT_S = 120.0
+_VALUE = struct.Struct(">qd")
+_PADDING = bytes(1000 - _VALUE.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles of a time, in milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    highest: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Percentiles:
+        """Return them for these times."""
+        ordered = [1000 * value for value in sorted(seconds)]
+        p50, p90, p99 = (ordered[len(ordered) * percent // 100] for percent in (50, 90, 99))
+        return cls(p50, p90, p99, ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What was measured of one contender: from produce to readable at the source, and what the copy adds to that."""
+
+    contender: str
+    records: int
+    source_ms: Percentiles
+    added_ms: Percentiles
+
+
+class _Listener:
+    """Reads a topic as it grows, and notes when each record arrived."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        self.arrivals: dict[int, float] = {}
+        self._stop = threading.Event()
+        self._consumer: Any = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "group.id": "bench-latency",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                number, sent = _VALUE.unpack_from(message.value())
+                self.arrivals[number] = time.monotonic() - sent
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+
+
+def measure_latency(pair: Pair, contender: Contender) -> Latency:
+    """Start a contender on an empty topic and watch what it adds.
+
+    Raises:
+        CopyFailedError: records did not arrive.
+    """
+    topic = "bench-latency"
+    data_set = DATA_SETS["256k"]
+    pair.source.create_topic(topic)
+    contender.prepare(Load(topic, data_set, Amount(0, 0, 0), 0), for_latency=True)
+    running: Running | None = None
+    listeners = [_Listener(pair.source, topic), _Listener(pair.destination, topic)]
+    try:
+        running = contender.start()
+        total = _produce(pair.source, topic, running, listeners[1])
+        _wait_for(listeners, total)
+        running.end()
+    finally:
+        for listener in listeners:
+            listener.close()
+        if running is not None:
+            running.kill()
+    contender.clean_up()
+    pair.source.delete_topics({topic})
+    at_source, at_destination = (listener.arrivals for listener in listeners)
+    counted = range(total - _RATE * _MEASURED_S, total)
+    return Latency(
+        contender.key,
+        len(counted),
+        Percentiles.of([at_source[number] for number in counted]),
+        Percentiles.of([at_destination[number] - at_source[number] for number in counted]),
+    )
+
+
+def _produce(source: Cluster, topic: str, running: Running, destination: _Listener) -> int:
+    """Produce until the copy has been under way for the warm-up and the time that counts; return how many records."""
+    from confluent_kafka import Producer
+
+    producer: Any = Producer(
+        {"bootstrap.servers": source.bootstrap_servers, "linger.ms": 0, "acks": "all", "log_level": 0}
+    )
+    began = time.monotonic()
+    end = began + _FIRST_ARRIVAL_TIMEOUT_S
+    arrived = False
+    number = 0
+    while time.monotonic() < end:
+        producer.produce(topic, _VALUE.pack(number, time.monotonic()) + _PADDING, partition=number % PARTITIONS)
+        number += 1
+        if not arrived and destination.arrivals:
+            arrived = True
+            end = time.monotonic() + _WARM_UP_S + _MEASURED_S
+        producer.poll(0)
+        running.check()
+        time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
+    producer.flush()
+    if not arrived:
+        raise CopyFailedError(
+            f"no record arrived within {_FIRST_ARRIVAL_TIMEOUT_S:.0f} s; its last words:\n{last_words(running.log)}"
+        )
+    return number
+
+
+def _wait_for(listeners: list[_Listener], total: int) -> None:
+    deadline = time.monotonic() + _FIRST_ARRIVAL_TIMEOUT_S
+    while any(len(listener.arrivals) < total for listener in listeners):
+        if time.monotonic() > deadline:
+            raise CopyFailedError(f"of {total:,} records {[len(one.arrivals) for one in listeners]} arrived")
+        time.sleep(0.05)

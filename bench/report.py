@@ -1,0 +1,174 @@
+"""What the numbers say: medians, ratios, and whether the budgets are kept."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from bench.data import DATA_SETS, DataSet
+from bench.latency import Latency
+from bench.machine import Machine
+from bench.measure import Copy
+
+#: By data set: of the destination's ceiling, and times MirrorMaker 2; what must be, and what is aimed at.
+_CEILING = {"256k": (0.85, 0.95), "16k": (0.7, 0.85)}
+_MIRRORMAKER = {"256k": (2.5, 3.0), "16k": (1.7, 2.0)}
+_CPU_OF_MIRRORMAKER = 1 / 6
+_CPU_AIM = {"256k": 0.9, "16k": 1.8}
+_FIRST_BYTE_S = (5.0, 4.0)
+_HELP_S = 0.150
+_MEMORY_AIM = 900e6
+_LATENCY_AIM_MS = {"p50": 5.0, "p99": 25.0}
+
+TITLES = {"kmirror": "kmirror", "mirrormaker": "MirrorMaker 2, tuned", "ceiling": "destination alone"}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One line of judgement. `must` is None where there is only an aim; `at_least` says which side is good."""
+
+    what: str
+    value: float
+    unit: str
+    must: float | None
+    aim: float | None
+    at_least: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """True unless what must be is not."""
+        return self.must is None or self._reaches(self.must)
+
+    def line(self) -> str:
+        """Return it as a line: `ok`, `not ok`, or `aim` for what is only aimed at."""
+        sign = "≥" if self.at_least else "≤"
+        verdict = ("aim   " if self._reaches(self.aim or 0) else "no aim") if self.must is None else ""
+        verdict = verdict or ("ok    " if self.kept else "not ok")
+        limits = [] if self.must is None else [f"must be {sign} {self.must:.3g}{self.unit}"]
+        if self.aim is not None:
+            limits.append(f"aim {sign} {self.aim:.3g}{self.unit}, {'' if self._reaches(self.aim) else 'not '}reached")
+        return f"{verdict}  {self.what}: {self.value:.3g}{self.unit} ({'; '.join(limits)})"
+
+    def _reaches(self, limit: float) -> bool:
+        return self.value >= limit if self.at_least else self.value <= limit
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything that was measured."""
+
+    machine: Machine
+    rounds: int
+    megabytes: int
+    help_seconds: list[float]
+    copies: list[Copy]
+    latencies: list[Latency]
+
+    @property
+    def data_sets(self) -> list[DataSet]:
+        """Return the data sets that were copied."""
+        return [one for one in DATA_SETS.values() if any(copy.data_set == one.key for copy in self.copies)]
+
+    def values(self, data_set: str, contender: str, number: Callable[[Copy], float]) -> list[float]:
+        """Return one number of every round."""
+        return [number(copy) for copy in self.copies if (copy.data_set, copy.contender) == (data_set, contender)]
+
+    def median(self, data_set: str, contender: str, number: Callable[[Copy], float]) -> float | None:
+        """Return the median of one number, None where it was not measured."""
+        values = self.values(data_set, contender, number)
+        return statistics.median(values) if values else None
+
+    def budgets(self) -> list[Budget]:
+        """Return what the budgets say of the numbers there are."""
+        return [*self._copy_budgets(), *self._start_budgets(), *self._latency_budgets()]
+
+    def to_json(self) -> str:
+        """Return all raw numbers, and the judgement, as a JSON document."""
+        document = asdict(self) | {"budgets": [asdict(one) | {"kept": one.kept} for one in self.budgets()]}
+        return json.dumps(document, indent=1) + "\n"
+
+    def _copy_budgets(self) -> Iterator[Budget]:
+        for data_set in self.data_sets:
+            key, title = data_set.key, data_set.title
+            ours = self.median(key, "kmirror", throughput)
+            ceiling = self.median(key, "ceiling", throughput)
+            theirs = self.median(key, "mirrormaker", throughput)
+            our_cpu, their_cpu = self.median(key, "kmirror", cpu), self.median(key, "mirrormaker", cpu)
+            if ours and ceiling:
+                yield Budget(f"{title}: throughput of the destination's ceiling", ours / ceiling, "",
+                             *_CEILING[key], at_least=True)  # fmt: skip
+            if ours and theirs:
+                yield Budget(f"{title}: throughput of MirrorMaker 2's", ours / theirs, " ×",
+                             *_MIRRORMAKER[key], at_least=True)  # fmt: skip
+            if our_cpu and their_cpu:
+                yield Budget(f"{title}: CPU of MirrorMaker 2's", our_cpu / their_cpu, " ×", _CPU_OF_MIRRORMAKER, None)
+            if our_cpu:
+                yield Budget(f"{title}: CPU for a GB", our_cpu, " s", None, _CPU_AIM[key])
+            if memory := self.values(key, "kmirror", peak_memory):
+                yield Budget(f"{title}: peak memory", max(memory) / 1e6, " MB", None, _MEMORY_AIM / 1e6)
+
+    def _start_budgets(self) -> Iterator[Budget]:
+        first = [copy.first_byte_seconds for copy in self.copies if copy.contender == "kmirror"]
+        if first:
+            yield Budget("first byte after `kmirror run`", statistics.median(first), " s", *_FIRST_BYTE_S)
+        yield Budget("`kmirror --help`", statistics.median(self.help_seconds) * 1000, " ms", _HELP_S * 1000, None)
+
+    def _latency_budgets(self) -> Iterator[Budget]:
+        for latency in self.latencies:
+            if latency.contender == "kmirror":
+                yield Budget("added latency, p50", latency.added_ms.p50, " ms", None, _LATENCY_AIM_MS["p50"])
+                yield Budget("added latency, p99", latency.added_ms.p99, " ms", None, _LATENCY_AIM_MS["p99"])
+
+
+def throughput(copy: Copy) -> float:
+    """Return MB/s."""
+    return copy.megabytes_per_second
+
+
+def cpu(copy: Copy) -> float:
+    """Return CPU seconds for a GB."""
+    return copy.cpu_seconds_per_gigabyte
+
+
+def peak_memory(copy: Copy) -> float:
+    """Return the most memory the process tree had, in bytes."""
+    return float(copy.peak_memory_bytes)
+
+
+def told(results: Results) -> Iterator[str]:
+    """Yield the report, line by line."""
+    yield ""
+    yield results.machine.title
+    for data_set in results.data_sets:
+        yield ""
+        yield f"{data_set.title}; medians of {results.rounds} rounds of {results.megabytes} MB"
+        yield (
+            f"{'':<22}{'MB/s':>8}{'(from – to)':>16}{'2nd half':>10}{'CPU-s/GB':>10}{'first byte s':>14}{'peak MB':>9}"
+        )
+        for contender, title in TITLES.items():
+            if rates := results.values(data_set.key, contender, throughput):
+                yield _row(results, data_set.key, contender, title, rates)
+    if results.latencies:
+        yield ""
+        yield f"{'added latency, ms':<22}{'p50':>8}{'p99':>8}{'source itself, p50':>22}{'p99':>8}"
+    for latency in results.latencies:
+        yield (
+            f"{TITLES[latency.contender]:<22}{latency.added_ms.p50:8.1f}{latency.added_ms.p99:8.1f}"
+            f"{latency.source_ms.p50:22.1f}{latency.source_ms.p99:8.1f}"
+        )
+    yield ""
+    yield from (budget.line() for budget in results.budgets())
+
+
+def _row(results: Results, key: str, contender: str, title: str, rates: list[float]) -> str:
+    def median(number: Callable[[Copy], float]) -> float:
+        return statistics.median(results.values(key, contender, number))
+
+    spread = f"({min(rates):.0f} – {max(rates):.0f})"
+    return (
+        f"{title:<22}{statistics.median(rates):8.1f}{spread:>16}"
+        f"{median(lambda copy: copy.second_half_megabytes_per_second):10.1f}{median(cpu):10.2f}"
+        f"{median(lambda copy: copy.first_byte_seconds):14.2f}{median(peak_memory) / 1e6:9.0f}"
+    )

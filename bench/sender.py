@@ -1,0 +1,115 @@
+"""Send prepared batches to some partitions of a topic as fast as the broker takes them: `python -m bench.sender JSON`.
+
+Fills the source, and measures the destination's ceiling. Prepares its batches, says `ready`, and begins when a line
+comes on standard input; ends when all is acknowledged by all replicas.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import sys
+from dataclasses import asdict, dataclass
+
+from bench.data import DATA_SETS, batch_of
+from kmirror.cluster import produce
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import Connection, Stream
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.errors import BrokerError
+
+_ANSWER_BYTES = 64 << 10
+_STALLED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What one sender sends: so many batches to each of the partitions, some requests ahead of the answers."""
+
+    bootstrap_servers: str
+    topic: str
+    data_set: str
+    partitions: list[int]
+    batches: int
+    timestamp_ms: int
+    requests_in_flight: int
+
+    def argv(self) -> list[str]:
+        """Return the command that carries it out."""
+        return [sys.executable, "-m", "bench.sender", json.dumps(asdict(self))]
+
+
+class _Sender:
+    def __init__(self, errand: Errand) -> None:
+        config = client_config({"bootstrap.servers": errand.bootstrap_servers, "client.id": "bench-sender"})
+        with ClusterClient(config) as client:
+            metadata = client.metadata([errand.topic])
+        leader = metadata.leader(TopicPartition(errand.topic, errand.partitions[0]))
+        assert leader is not None
+        assert leader.leader_id is not None
+        broker = metadata.brokers[leader.leader_id]
+        self._errand = errand
+        self._topic_id = metadata.topics[errand.topic].topic_id
+        self._connection = Connection.open(broker.host, broker.port, config)
+        self._version = self._connection.version_for(
+            produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
+        )
+        self._stream = Stream(self._connection, _ANSWER_BYTES)
+        self._pool = DATA_SETS[errand.data_set].pool(errand.timestamp_ms)
+        self._in_flight = 0
+
+    def run(self) -> None:
+        """Send everything and wait for the last answer."""
+        with selectors.DefaultSelector() as selector:
+            key = selector.register(self._stream.fileno(), selectors.EVENT_READ)
+            sent = 0
+            while sent < self._errand.batches or self._in_flight:
+                while (
+                    sent < self._errand.batches
+                    and self._in_flight < self._errand.requests_in_flight
+                    and not self._stream.sending
+                ):
+                    self._send(sent)
+                    sent += 1
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._stream.sending else 0)
+                if key.events != events:
+                    key = selector.modify(self._stream.fileno(), events)
+                if not selector.select(_STALLED_S):
+                    raise TimeoutError(f"{self._connection!r} has not answered for {_STALLED_S:.0f} s")
+                self._stream.flush()
+                while (view := self._stream.receive()) is not None:
+                    self._answered(view)
+
+    def _send(self, index: int) -> None:
+        errand = self._errand
+        appends = [
+            produce.Append(errand.topic, self._topic_id, partition, batch_of(self._pool, partition, index))
+            for partition in errand.partitions
+        ]
+        correlation_id = self._connection.next_correlation_id()
+        self._stream.send(
+            produce.request(
+                correlation_id, self._version, "bench-sender", appends, acks=produce.ACKS_ALL, timeout_ms=30_000
+            )
+        )
+        self._in_flight += 1
+
+    def _answered(self, view: memoryview) -> None:
+        answers, _ = produce.answer(view, self._version)
+        for answer in answers:
+            if answer.error_code:
+                raise BrokerError(answer.error_code, answer.error_message or "", f"appending to {self._errand.topic}")
+        self._in_flight -= 1
+
+
+def main() -> None:
+    """Carry out the errand of the command line."""
+    sender = _Sender(Errand(**json.loads(sys.argv[1])))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    sender.run()
+
+
+if __name__ == "__main__":
+    main()
