@@ -46,7 +46,7 @@ def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_makes_nothing(run: Run, tmp_path: Path) -> None:
-    shown = run("sandbox", "up", "--dir", "s", "--base-port", "40000", "--dry-run", "--json")
+    shown = run("sandbox", "up", "--dir", "s", "--base-port", "24000", "--dry-run", "--json")
     assert shown.code == 0
     document = json.loads(shown.out)
     assert (document["verb"], document["mirror"], document["dryRun"], document["brokers"]) == (
@@ -56,8 +56,8 @@ def test_a_dry_run_makes_nothing(run: Run, tmp_path: Path) -> None:
         [],
     )
     assert [row["message"] for row in document["results"]] == [
-        "would create cluster a with 1 broker from port 40000 on",
-        "would create cluster b with 1 broker from port 40010 on",
+        "would create cluster a with 1 broker from port 24000 on",
+        "would create cluster b with 1 broker from port 24010 on",
     ]
     assert list(tmp_path.iterdir()) == []
 
