@@ -7,6 +7,7 @@ up, round after round in another order, each time into a topic that did not exis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import statistics
@@ -18,7 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.clusters import Pair
-from bench.contenders import Ceiling, Contender, Kmirror, Load, let_go, prepare_senders
+from bench.contenders import (
+    Ceiling,
+    CeilingApart,
+    Contender,
+    Kmirror,
+    KmirrorApart,
+    Load,
+    let_go,
+    prepare_senders,
+    warm_up,
+)
+from bench.cores import cores_apart
 from bench.data import DATA_SETS, Amount, DataSet
 from bench.latency import Latency, measure_latency
 from bench.machine import describe_machine
@@ -30,7 +42,7 @@ from bench.report import Results, told
 ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
-CONTENDERS = (Kmirror, MirrorMaker, Ceiling)
+CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
 _PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency")
 
 
@@ -62,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     _compare(pair, folder, contenders, data_set, options.megabytes, options.rounds, copies)
             if "latency" in only:
                 for contender in contenders:
-                    if not isinstance(contender, Ceiling):
+                    if not isinstance(contender, (Ceiling, KmirrorApart)):
                         _say(f"latency  {contender.title}")
                         latencies.append(measure_latency(pair, contender))
         except CopyFailedError as error:
@@ -103,6 +115,7 @@ def _compare(
         process.wait()
     senders.end()
     assert pair.source.log_end(load.topic) == amount.records
+    warm_up(pair.destination, load, folder)
     for number in range(rounds + 1):
         turn = number % len(contenders)
         for contender in (*contenders[turn:], *contenders[:turn]):
@@ -118,6 +131,11 @@ def _compare(
 
 
 def _copy(pair: Pair, contender: Contender, load: Load, number: int) -> Copy:
+    with cores_apart(pair) if contender.apart else contextlib.nullcontext():
+        return _watched_copy(pair, contender, load, number)
+
+
+def _watched_copy(pair: Pair, contender: Contender, load: Load, number: int) -> Copy:
     contender.prepare(load)
     os.sync()
     running: Running | None = None

@@ -10,9 +10,15 @@ from typing import Any
 from bench.measure import Copy
 from bench.report import TITLES, Results, cpu, throughput
 
-_COLOURS = {"kmirror": "#1f6f8b", "mirrormaker": "#d98e04", "ceiling": "#9aa5a8"}
+_COLOURS = {
+    "kmirror": "#1f6f8b",
+    "mirrormaker": "#d98e04",
+    "ceiling": "#9aa5a8",
+    "kmirror-apart": "#6fb3c8",
+    "ceiling-apart": "#c9cfd1",
+}
 _DOTS = "#222222"
-_BAR = 0.26
+_BAR = 0.17
 
 
 def draw(results: Results, path: Path) -> None:

@@ -7,6 +7,8 @@ as it was.
 
 from __future__ import annotations
 
+import os
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from bench.sender import Errand
 
 _SENDERS = 2
 _REQUESTS_IN_FLIGHT = 3
+_WARM_UPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Contender(Protocol):
 
     key: str
     title: str
+    #: True when the destination's brokers get cores of their own meanwhile.
+    apart: bool
 
     def prepare(self, load: Load, *, for_latency: bool = False) -> None:
         """Do what comes before a copy; `for_latency` where waiting matters and volume does not."""
@@ -48,10 +53,11 @@ class Contender(Protocol):
 
 
 class Kmirror:
-    """`kmirror run`, with its defaults."""
+    """`kmirror run`, with a lane for every two cores: brokers on the same machine need the rest."""
 
     key = "kmirror"
     title = "kmirror"
+    apart = False
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self._pair = pair
@@ -64,7 +70,8 @@ class Kmirror:
         self._ends = not for_latency
         config = self._folder / "source.properties"
         config.write_text(f"bootstrap.servers={self._pair.source.bootstrap_servers}\n", encoding="utf-8")
-        carry_out(self._command("create", "--mirror-config", str(config)))
+        lanes = max(1, (os.cpu_count() or 1) // 2)
+        carry_out(self._command("create", "--mirror-config", str(config), "--config", f"copy.lanes={lanes}"))
         carry_out(self._command("add", "--topics", load.topic))
 
     def start(self) -> Running:
@@ -83,11 +90,20 @@ class Kmirror:
         return kmirror(verb, "--mirror", self._mirror, "--bootstrap-server", destination, *arguments)
 
 
+class KmirrorApart(Kmirror):
+    """The same, with the destination's brokers on cores of their own."""
+
+    key = "kmirror-apart"
+    title = "kmirror, apart"
+    apart = True
+
+
 class Ceiling:
     """The destination alone: two processes send it the same batches from memory, three requests ahead each."""
 
     key = "ceiling"
     title = "destination alone"
+    apart = False
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self._pair = pair
@@ -108,6 +124,33 @@ class Ceiling:
     def clean_up(self) -> None:
         """Delete the topic."""
         self._pair.destination.delete_topics({self._topic})
+
+
+class CeilingApart(Ceiling):
+    """The same, with the destination's brokers on the cores that they have while kmirror copies."""
+
+    key = "ceiling-apart"
+    title = "destination, apart"
+    apart = True
+
+
+def warm_up(cluster: Cluster, load: Load, folder: Path) -> None:
+    """Send the load to a cluster, again and again, until its brokers get no faster: what they run gets compiled."""
+    best, slower = 0.0, 0
+    for _ in range(_WARM_UPS):
+        cluster.create_topic(load.topic)
+        senders = prepare_senders(cluster, load, folder)
+        began = time.monotonic()
+        let_go(senders)
+        for process in senders.processes:
+            process.wait()
+        rate = load.amount.stored_bytes / (time.monotonic() - began)
+        senders.end()
+        cluster.delete_topics({load.topic})
+        slower = 0 if rate > 1.05 * best else slower + 1
+        best = max(best, rate)
+        if slower == 2:
+            return
 
 
 def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:

@@ -48,6 +48,7 @@ class MirrorMaker:
 
     key = "mirrormaker"
     title = "MirrorMaker 2"
+    apart = False
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self._pair = pair

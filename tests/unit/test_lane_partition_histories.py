@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kmirror.cluster.batch import SEQUENCE_MASK
+from kmirror.cluster.batch import SEQUENCE_MASK, batch_headers
 from kmirror.cluster.client import ProducerState
 from kmirror.cluster.codes import Code
 from kmirror.cluster.fetch import FetchedPartition, FetchKey
@@ -32,6 +32,11 @@ SETTLE = 10.0
 #: A predecessor stops sending at its deadline; what it sent by then is through, or gone, this much later.
 THROUGH = 1.0
 BATCHES = 60
+
+
+def sequence_of(batch: Batch) -> int:
+    """Read the sequence number that a batch is sent with."""
+    return next(batch_headers(batch.data)).base_sequence
 
 
 @dataclass
@@ -131,7 +136,7 @@ class Writer:
             assert copy.status is Status.COPYING
             batch = copy.take()
             assert len(copy.in_flight) <= MAX_IN_FLIGHT
-            self.requests.append(Sent(batch, copy.sequence_of(batch)))
+            self.requests.append(Sent(batch, sequence_of(batch)))
 
     def fetch(self) -> None:
         copy = self.copy

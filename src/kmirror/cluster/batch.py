@@ -42,9 +42,9 @@ SEQUENCE_MASK = 0x7FFFFFFF
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 PREFIX = struct.Struct(">qi")
-_PRODUCER = struct.Struct(">qhi")
-_CRC = struct.Struct(">I")
-_BASE_OFFSET = struct.Struct(">q")
+PRODUCER = struct.Struct(">qhi")
+CRC = struct.Struct(">I")
+BASE_OFFSET = struct.Struct(">q")
 
 
 class CorruptBatchError(KmirrorError):
@@ -55,6 +55,10 @@ class CorruptBatchError(KmirrorError):
         self.args = (offset, detail)
         self.offset = offset
         self.detail = detail
+
+
+class UnsupportedFormatError(KmirrorError):
+    """A batch of a message format or codec that cannot be carried or compared."""
 
 
 class BatchHeader(NamedTuple):
@@ -159,6 +163,6 @@ def crc_of(batch: memoryview) -> int:
 
 def guard(batch: memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
     """Make `batch` ready to append: base offset 0, our producer fields, the CRC that belongs to them. In place."""
-    _BASE_OFFSET.pack_into(batch, 0, 0)
-    _PRODUCER.pack_into(batch, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
-    _CRC.pack_into(batch, CRC_POSITION, crc32c(batch[ATTRIBUTES_POSITION:]))
+    BASE_OFFSET.pack_into(batch, 0, 0)
+    PRODUCER.pack_into(batch, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
+    CRC.pack_into(batch, CRC_POSITION, crc32c(batch[ATTRIBUTES_POSITION:]))

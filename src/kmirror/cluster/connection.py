@@ -28,10 +28,12 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableErro
 MAX_FRAME_BYTES = 1 << 30
 #: The same while shaking hands, when it is not sure yet that a broker is there: any four bytes can be read as a size.
 MAX_HANDSHAKE_FRAME_BYTES = 1 << 20
-#: A receive buffer large enough that one fetch answer does not stop the broker's network thread.
-SOCKET_BUFFER_BYTES = 4 << 20
 #: sendmsg takes at most this many buffers at once (IOV_MAX).
 _MAX_BUFFERS = 1024
+#: Small answers are read together, up to so many bytes at once.
+_INBOX_BYTES = 64 << 10
+#: So many large buffers are kept for use again.
+_SPARE_BUFFERS = 8
 #: How much of a SASL session's life a connection is used for.
 _SESSION_PART = 0.85
 
@@ -257,8 +259,10 @@ class Stream:
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._rest: list[memoryview] = []
-        self._head = memoryview(bytearray(4))
-        self._head_filled = 0
+        self._inbox = memoryview(bytearray(_INBOX_BYTES))
+        self._inbox_start = self._inbox_end = 0
+        #: True when the last read emptied the socket: the next one can wait for the selector's word.
+        self._drained = False
         self._frame: memoryview | None = None
         self._filled = 0
         self._spare: list[bytearray] = []
@@ -318,30 +322,52 @@ class Stream:
             FrameError: not a frame.
         """
         try:
-            if self._frame is None:
-                count = self._socket.recv_into(self._head[self._head_filled :])
-                if count == 0:
-                    raise ConnectionResetError("the broker closed the connection")
-                self._head_filled += count
-                if self._head_filled < 4:
-                    return None
-                (size,) = INT32.unpack(self._head)
-                if not 4 <= size <= MAX_FRAME_BYTES:
-                    raise FrameError(f"{self.connection!r} announces an answer of {size} bytes")
-                self._frame = self._buffer(size)
-                self._filled = self._head_filled = 0
+            if self._frame is None and not self._begin_frame():
+                return None
             frame = self._frame
+            assert frame is not None
             while self._filled < len(frame):
+                wanted = len(frame) - self._filled
                 count = self._socket.recv_into(frame[self._filled :])
                 if count == 0:
                     raise ConnectionResetError("the broker closed the connection")
                 self._filled += count
+                self._drained = count < wanted and not self._tls
+                if self._drained:
+                    return None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except OSError as error:
             raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
         self._frame = None
         return frame
+
+    def _begin_frame(self) -> bool:
+        """Take the next frame's length and what is here of it from the inbox; many small frames cost one call."""
+        if self._inbox_end - self._inbox_start < 4:
+            rest = bytes(self._inbox[self._inbox_start : self._inbox_end])
+            self._inbox[: len(rest)] = rest
+            self._inbox_start, self._inbox_end = 0, len(rest)
+            if self._drained:
+                self._drained = False
+                return False
+            count = self._socket.recv_into(self._inbox[len(rest) :])
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            self._drained = count < len(self._inbox) - self._inbox_end and not self._tls
+            self._inbox_end += count
+            if self._inbox_end < 4:
+                return False
+        (size,) = INT32.unpack_from(self._inbox, self._inbox_start)
+        if not 4 <= size <= MAX_FRAME_BYTES:
+            raise FrameError(f"{self.connection!r} announces an answer of {size} bytes")
+        start = self._inbox_start + 4
+        here = min(size, self._inbox_end - start)
+        frame = self._buffer(size)
+        frame[:here] = self._inbox[start : start + here]
+        self._inbox_start = start + here
+        self._frame, self._filled = frame, here
+        return True
 
     def _buffer(self, size: int) -> memoryview:
         if size > self._buffer_bytes or size < self._buffer_bytes >> 5:
@@ -352,7 +378,7 @@ class Stream:
     def recycle(self, frame: memoryview) -> None:
         """Take back a frame that nobody looks at any more; large buffers are used again."""
         owner = frame.obj
-        if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < 4:
+        if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)
 
 

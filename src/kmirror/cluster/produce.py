@@ -35,6 +35,8 @@ ACKS_ALL = -1
 
 _HEAD = struct.Struct(">Bhi")
 _PARTITION_ANSWER = struct.Struct(">ihqqq")
+#: The same with an end that has nothing to tell.
+_PLAIN_ANSWER = struct.Struct(">ihqqq3s")
 _NO_TAGS = b"\x00"
 #: No record errors, no message, no tagged fields: how almost every partition's answer ends.
 _NOTHING_TO_TELL = b"\x01\x00\x00"
@@ -64,32 +66,31 @@ def request(
     correlation_id: int, version: int, client_id: str, appends: Sequence[Append], *, acks: int, timeout_ms: int
 ) -> list[Buffer]:
     """Encode one framed request. `appends` has at most one batch per partition, and topics in one piece."""
-    by_topic: list[tuple[Append, list[Append]]] = []
+    groups: list[tuple[str, int]] = []
     for append in appends:
-        if by_topic and by_topic[-1][0].topic == append.topic:
-            by_topic[-1][1].append(append)
+        if groups and groups[-1][0] == append.topic:
+            groups[-1] = (append.topic, groups[-1][1] + 1)
         else:
-            by_topic.append((append, [append]))
-    head = bytearray(4)
-    head += request_header(API_KEY, version, correlation_id, client_id)
-    head += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(by_topic) + 1)
+            groups.append((append.topic, 1))
+    counts = iter(groups)
+    prefix = request_header(API_KEY, version, correlation_id, client_id)
+    prefix += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(groups) + 1)
     buffers: list[Buffer] = []
-    size = 0
-    for first, group in by_topic:
-        head += first.topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(first.topic)
-        head += unsigned_varint(len(group) + 1)
-        for append in group:
-            batch = append.batch
-            length = len(batch)
-            head += _INT32.pack(append.partition) + unsigned_varint(length + 1)
-            buffers += (head, batch)
-            size += len(head) + length
-            head = bytearray(_NO_TAGS)
-        head += _NO_TAGS
-    head += _NO_TAGS
-    buffers.append(head)
-    struct.pack_into(">i", buffers[0], 0, size + len(head) - 4)
-    return buffers
+    size, left = 0, 0
+    pack = _INT32.pack
+    for topic, topic_id, partition, batch in appends:
+        if not left:
+            _, left = next(counts)
+            name = topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(topic)
+            prefix += name + unsigned_varint(left + 1)
+        left -= 1
+        length = len(batch)
+        prefix += pack(partition) + unsigned_varint(length + 1)
+        buffers += (prefix, batch)
+        size += len(prefix) + length
+        prefix = _NO_TAGS if left else _NO_TAGS + _NO_TAGS
+    prefix += _NO_TAGS
+    return [_INT32.pack(size + len(prefix)), *buffers, prefix]
 
 
 def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
@@ -116,6 +117,11 @@ def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
         else:
             topic, position = read_compact_string(frame, position)
         count, position = read_unsigned_varint(frame, position)
+        end = position + _PLAIN_ANSWER.size * (count - 1)
+        plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if end < len(frame) else []
+        if all(rest == _NOTHING_TO_TELL for *_, rest in plain):
+            answers += [AppendAnswer(topic or "", row[0], row[1], row[2], None) for row in plain]
+            count, position = count - len(plain), end if plain else position
         for _ in range(count - 1):
             index, code, base_offset, _, _ = _PARTITION_ANSWER.unpack_from(frame, position)
             position += _PARTITION_ANSWER.size

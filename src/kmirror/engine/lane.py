@@ -25,32 +25,35 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kmirror.cluster import fetch, produce
-from kmirror.cluster.batch import guard
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.fetch import FetchKey, FetchSession
 from kmirror.cluster.security import client_config
-from kmirror.cluster.wire import INT32, FrameError
+from kmirror.cluster.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.inspection import Inspector
 from kmirror.engine.judge import Facts, Trouble, judge
 from kmirror.engine.lane_control import LaneControl
-from kmirror.engine.lane_partition import Batch, Frame, PartitionCopy, Status
+from kmirror.engine.lane_partition import Batch, Frame, PartitionCopy, Permission, Status
+from kmirror.engine.lane_window import Window
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.records import PartitionState, ProgressRow
 
-FETCH_BYTES = 8 << 20
+#: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
+#: through: larger answers are slower, here and at both brokers.
+FETCH_BYTES = 2 << 20
 PARTITION_BYTES = 1 << 20
 FETCH_WAIT_MS = 200
 #: How long a fetch may wait while a partition is left out of it because its batches are not sent yet.
 FETCH_WAIT_HELD_BACK_MS = 5
 #: Received bytes a lane may hold; beyond that it does not fetch.
-LANE_BYTES = 48 << 20
+LANE_BYTES = 16 << 20
 REQUESTS_IN_FLIGHT = 5
-PRODUCE_BYTES = 4 << 20
+#: A request takes no further batch when it has so many bytes; over a long line it may take more.
+PRODUCE_BYTES = 1 << 20
 PRODUCE_PARTITIONS = 200
 _TICK = 0.1
 _LOOK_AROUND_SECONDS = 0.1
@@ -65,6 +68,9 @@ class _Request:
     correlation_id: int
     sent_at: float
     batches: list[tuple[PartitionCopy, Batch]]
+    size: int
+    #: What the connection had delivered when this was sent.
+    delivered: int
     #: True when a batch in it is not guarded by the broker's memory: nothing may follow before the answer.
     alone: bool
 
@@ -91,6 +97,7 @@ class _DestinationLink:
         self.stream = stream
         self.version = version
         self.in_flight: deque[_Request] = deque()
+        self.window = Window()
         self.ready: dict[PartitionCopy, None] = {}
 
 
@@ -127,6 +134,7 @@ class Lane:
             )
             for assignment in spec.assignments
         ]
+        self._many_topics = len({assignment.topic for assignment in spec.assignments}) > 1
         self._by_key: dict[PartitionCopy, FetchKey] = {}
         self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
         self._was_caught_up = False
@@ -204,12 +212,12 @@ class Lane:
             event(now())
         if sending:
             self._look_around(now())
-            for destination in list(self._destinations.values()):
-                if destination:
-                    self._pump_destination(destination)
             for source in list(self._sources.values()):
                 if source:
                     self._pump_source(source)
+            for destination in list(self._destinations.values()):
+                if destination:
+                    self._pump_destination(destination)
 
     def _post(self, event: Callable[[float], None]) -> None:
         self._events.put(event)
@@ -311,6 +319,9 @@ class Lane:
             version = connection.version_for(
                 produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
             )
+            # Brokers open a small window (socket.receive.buffer.bytes). What waits for it should wait in the kernel,
+            # which goes on at once; left to itself that holds a part of a request, and the rest waits for this thread.
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         return Stream(connection, FETCH_BYTES + (64 << 10)), version
 
     def _connected(self, side: Side, node_id: int, stream: Stream, version: int) -> None:
@@ -323,7 +334,7 @@ class Lane:
         else:
             link = self._destinations[node_id] = _DestinationLink(node_id, stream, version)
             for partition in self.partitions:
-                if partition.queue and self._destination_of(partition) == node_id:
+                if partition.queue and partition.destination_node == node_id:
                     link.ready[partition] = None
         self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
 
@@ -332,7 +343,7 @@ class Lane:
         for partition in self.partitions:
             if side == "source" and self._source_of(partition) == node_id:
                 partition.source_lost(message, at)
-            elif side == "destination" and self._destination_of(partition) == node_id:
+            elif side == "destination" and partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
 
     def _links(self, side: Side) -> dict[int, _SourceLink | None] | dict[int, _DestinationLink | None]:
@@ -341,10 +352,6 @@ class Lane:
     @staticmethod
     def _source_of(partition: PartitionCopy) -> int | None:
         return partition.facts.source_leader[0] if partition.facts else None
-
-    @staticmethod
-    def _destination_of(partition: PartitionCopy) -> int | None:
-        return partition.facts.destination_leader[0] if partition.facts else None
 
     def _look_around(self, at: float) -> None:
         """Begin what is due: inspections, time-outs, the news that everything is copied."""
@@ -466,14 +473,16 @@ class Lane:
     # -- destination ----------------------------------------------------------------------------------------------
 
     def _make_ready(self, partition: PartitionCopy) -> None:
-        node_id = self._destination_of(partition)
+        node_id = partition.destination_node
         link = self._destinations.get(node_id) if node_id is not None else None
         if link:
             link.ready[partition] = None
 
     def _pump_destination(self, link: _DestinationLink) -> None:
         connection = link.stream.connection
-        while link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and not link.stream.sending:
+        while (
+            link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
+        ):
             at, wall = now(), now_ms()
             if at >= self.control.deadline or connection.is_throttled:
                 return
@@ -492,24 +501,25 @@ class Lane:
         """Take what may be sent now, one batch a partition; say whether its answer has to come before anything else."""
         batches: list[tuple[PartitionCopy, Batch]] = []
         size, alone = 0, False
-        for partition in list(link.ready):
-            if size >= PRODUCE_BYTES or len(batches) >= PRODUCE_PARTITIONS:
+        largest = max(PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
+        ready = link.ready
+        for partition in list(ready):
+            if size >= largest or len(batches) >= PRODUCE_PARTITIONS:
                 break
-            del link.ready[partition]
-            if self._destination_of(partition) != link.node_id or not partition.may_send(at, wall):
+            permission = partition.may_send(at, wall) if partition.destination_node == link.node_id else None
+            if permission is None:
+                del ready[partition]
                 continue
-            if partition.goes_alone(wall):
+            if permission is Permission.ALONE:
                 if link.in_flight:
-                    link.ready[partition] = None
                     continue
                 alone = True
             batch = partition.take()
             batches.append((partition, batch))
             size += len(batch.data)
+            del ready[partition]
             if partition.queue:
-                link.ready[partition] = None
-        if len({partition.assignment.topic for partition, _ in batches}) > 1:
-            batches.sort(key=lambda pair: pair[0].assignment.topic)
+                ready[partition] = None
         return batches, alone
 
     def _append(
@@ -517,10 +527,11 @@ class Lane:
     ) -> None:
         appends = []
         for partition, batch in batches:
-            assignment = partition.assignment
-            guard(batch.data, assignment.producer_id, assignment.producer_epoch, partition.sequence_of(batch))
-            topic_id = partition.facts.destination_topic_id if partition.facts else None
-            appends.append(produce.Append(assignment.topic, topic_id or b"", assignment.partition, batch.data))
+            assignment, facts = partition.assignment, partition.facts
+            topic_id = (facts.destination_topic_id if facts else None) or NO_TOPIC_ID
+            appends.append(produce.Append(assignment.topic, topic_id, assignment.partition, batch.data))
+        if self._many_topics:
+            appends.sort(key=lambda append: append.topic)
         config = self._destination_config
         correlation_id = link.stream.connection.next_correlation_id()
         request = produce.request(
@@ -531,7 +542,8 @@ class Lane:
             acks=produce.ACKS_ALL,
             timeout_ms=config.request_timeout_ms,
         )
-        link.in_flight.append(_Request(correlation_id, at, batches, alone))
+        size = sum(len(batch.data) for _, batch in batches)
+        link.in_flight.append(_Request(correlation_id, at, batches, size, link.window.sent(size), alone))
         try:
             if now() < self.control.deadline:
                 link.stream.send(request)
@@ -541,7 +553,8 @@ class Lane:
         except OutcomeUnknown as error:
             self._lose_destination(link, str(error))
             return
-        self._watch(link)
+        if link.stream.sending:
+            self._watch(link)
 
     def _destination_ready(self, link: _DestinationLink, mask: int) -> None:
         if self._destinations.get(link.node_id) is not link:
@@ -563,24 +576,45 @@ class Lane:
             raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
+        told = self._in_order(link, link.in_flight[0].batches, answers)
         request = link.in_flight.popleft()
-        if len(answers) != len(request.batches):
-            link.in_flight.appendleft(request)
-            raise FrameError(f"{link.stream.connection!r} answered for other partitions than asked")
-        by_partition = {(a.topic, a.partition): a for a in answers}
         at = now()
-        for partition, _ in request.batches:
-            assignment = partition.assignment
-            topic: str | bytes = assignment.topic
-            if link.version >= produce.FIRST_VERSION_WITH_TOPIC_IDS:
-                topic = (partition.facts.destination_topic_id if partition.facts else None) or b""
-            found = by_partition[topic, assignment.partition]
-            partition.answered(found.error_code, found.base_offset, found.error_message, at)
+        link.window.answered(request.size, request.delivered, request.sent_at, at)
+        ready = link.ready
+        for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, told, strict=True):
+            partition.answered(code, base_offset, detail, at)
             if partition.queue:
-                link.ready[partition] = None
+                ready[partition] = None
             elif partition.status is not Status.COPYING:
                 self._detach(partition)
         self._collect()
+
+    def _in_order(
+        self,
+        link: _DestinationLink,
+        batches: list[tuple[PartitionCopy, Batch]],
+        answers: list[produce.AppendAnswer],
+    ) -> list[produce.AppendAnswer]:
+        """Return the answers in the order of the batches; a broker may give them in any."""
+        found: dict[object, produce.AppendAnswer]
+        if self._many_topics:
+            found = {(answer.topic, answer.partition): answer for answer in answers}
+            keys: list[object] = [self._answer_key(link, partition) for partition, _ in batches]
+        else:
+            found = {answer.partition: answer for answer in answers}
+            keys = [partition.assignment.partition for partition, _ in batches]
+        try:
+            return [found[key] for key in keys]
+        except KeyError:
+            raise FrameError(f"{link.stream.connection!r} answered for other partitions than asked") from None
+
+    @staticmethod
+    def _answer_key(link: _DestinationLink, partition: PartitionCopy) -> tuple[str | bytes, int]:
+        """Say by what the answers of this link name a partition."""
+        assignment, facts = partition.assignment, partition.facts
+        if link.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
+            return assignment.topic, assignment.partition
+        return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
 
     def _lose_destination(self, link: _DestinationLink, message: str) -> None:
         if self._destinations.get(link.node_id) is not link:
@@ -592,7 +626,7 @@ class Lane:
         self._destinations.pop(link.node_id, None)
         at = now()
         for partition in self.partitions:
-            if self._destination_of(partition) == link.node_id:
+            if partition.destination_node == link.node_id:
                 partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
         self._collect()
 

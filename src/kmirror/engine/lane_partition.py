@@ -27,16 +27,23 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from kmirror.cluster.batch import (
     ATTRIBUTES_POSITION,
+    BASE_OFFSET,
     BATCH_OVERHEAD,
     COMPRESSION_MASK,
     CONTROL,
+    CRC,
+    CRC_POSITION,
     HEADER,
     LOG_APPEND_TIME,
     LOG_OVERHEAD,
     MAGIC_POSITION,
     PREFIX,
+    PRODUCER,
+    PRODUCER_POSITION,
     SEQUENCE_MASK,
     TRANSACTIONAL,
     crc_of,
@@ -76,6 +83,18 @@ class Status(Enum):
     DRAINING = "draining"
     WAITING = "waiting"
     FAILED = "failed"
+
+
+class Permission(Enum):
+    """Say how a batch may go out.
+
+    Brokers delay what lies behind a throttled request; a batch that no memory guards must not lie there.
+    """
+
+    #: Behind others and before others, on one connection.
+    SHARED = "shared"
+    #: With nothing else on its connection that is unanswered.
+    ALONE = "alone"
 
 
 class Frame:
@@ -131,6 +150,8 @@ class PartitionCopy:
         self._retry_timeout = retry_timeout
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
+        self.destination_node: int | None = None
+        self._expiration_ms: int | None = None
         #: Next offset to ask of the source; what the next batch fetched must begin with.
         self.fetch_offset = 0
         self.last_fetched_epoch = -1
@@ -172,6 +193,8 @@ class PartitionCopy:
     def inspected(self, facts: Facts, verdict: Verdict, now: float, now_ms: int) -> None:
         """Take the verdict of an inspection that was begun while INSPECTING."""
         self.facts = facts
+        self.destination_node = facts.destination_leader[0] if not facts.trouble else None
+        self._expiration_ms = facts.producer_id_expiration_ms
         self._tell(f"inspected: {verdict}")
         if isinstance(verdict, Fail):
             self._fail(verdict)
@@ -259,17 +282,25 @@ class PartitionCopy:
             self._troubled_since = None
 
     def _queue_batches(self, records: memoryview, frame: Frame) -> None:
+        """Check and guard batch after batch, in one go: twice over bytes that the processor's cache still holds."""
         position, end = 0, len(records)
         expected, epoch = self.fetch_offset, self.last_fetched_epoch
-        unpack = HEADER.unpack_from
+        assignment = self.assignment
+        producer_id, producer_epoch, filled = (
+            assignment.producer_id,
+            assignment.producer_epoch,
+            assignment.filled_offsets,
+        )
+        queue, queued_bytes = self.queue, self.queued_bytes
+        unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
+        set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
         while end - position >= BATCH_OVERHEAD:
             (base, length, leader_epoch, magic, crc, attributes, delta, _, max_timestamp, _, _, _, count) = unpack(
                 records, position
             )
-            size = LOG_OVERHEAD + length
-            if size > end - position:
+            following = position + LOG_OVERHEAD + length
+            if following > end:
                 break
-            batch = records[position : position + size]
             if (
                 magic != 2
                 or base != expected
@@ -277,20 +308,26 @@ class PartitionCopy:
                 or count != delta + 1
                 or count <= 0
                 or attributes & COMPRESSION_MASK > _HIGHEST_CODEC
-                or size < BATCH_OVERHEAD
-                or crc_of(batch) != crc
+                or length < BATCH_OVERHEAD - LOG_OVERHEAD
+                or crc32c(checked := records[position + ATTRIBUTES_POSITION : following]) != crc
             ):
-                self._refuse_batch(records[position : position + max(size, BATCH_OVERHEAD)], expected)
+                self._refuse_batch(records[position : max(following, position + BATCH_OVERHEAD)], expected)
                 break
+            set_producer(
+                records, position + PRODUCER_POSITION, producer_id, producer_epoch, (base - filled) & SEQUENCE_MASK
+            )
+            set_crc(records, position + CRC_POSITION, crc32c(checked))
+            set_base_offset(records, position, 0)
             expected = base + count
             epoch = leader_epoch
             frame.pending += 1
-            self.queue.append(Batch(base, expected, max_timestamp, leader_epoch, batch, frame))
-            self.queued_bytes += size
-            position += size
+            queue.append(Batch(base, expected, max_timestamp, leader_epoch, records[position:following], frame))
+            queued_bytes += following - position
+            position = following
         else:
             if end - position > MAGIC_POSITION and records[position + MAGIC_POSITION] != 2:
                 self._refuse_batch(records[position:], expected)
+        self.queued_bytes = queued_bytes
         self.fetch_offset, self.last_fetched_epoch = expected, epoch
 
     def _refuse_batch(self, batch: memoryview, expected: int) -> None:
@@ -335,20 +372,20 @@ class PartitionCopy:
 
     # -- destination ----------------------------------------------------------------------------------------------
 
-    def may_send(self, now: float, now_ms: int) -> bool:
-        """Decide whether the first queued batch may go out now."""
-        if self.status is not Status.COPYING or not self.queue:
-            return False
-        if now < self._settle_until and not (
-            self._remembered(now_ms) and self._keeps_memory(self.queue[0].max_timestamp, now_ms)
-        ):
+    def may_send(self, now: float, now_ms: int) -> Permission | None:
+        """Decide whether the first queued batch may go out now, and whether it may share its connection."""
+        queue = self.queue
+        if not queue or self.status is not Status.COPYING:
+            return None
+        remembered = self._remembered(now_ms)
+        if now < self._settle_until and not (remembered and self._keeps_memory(queue[0].max_timestamp, now_ms)):
             if not self.in_flight:
                 self._hold(self._settle_until)
-            return False
-        flying = len(self.in_flight)
-        if flying == 0:
-            return True
-        return self._proven and flying < MAX_IN_FLIGHT and self._remembered(now_ms)
+            return None
+        guarded = remembered and self._proven
+        if self.in_flight and not (guarded and len(self.in_flight) < MAX_IN_FLIGHT):
+            return None
+        return Permission.SHARED if guarded else Permission.ALONE
 
     def take(self) -> Batch:
         """Take the first queued batch for sending; ask `may_send` first."""
@@ -359,12 +396,8 @@ class PartitionCopy:
         self.in_flight.append(batch)
         return batch
 
-    def sequence_of(self, batch: Batch) -> int:
-        """The sequence number that puts this batch at its offset and nowhere else."""
-        return (batch.base_offset - self.assignment.filled_offsets) & SEQUENCE_MASK
-
     def _keeps_memory(self, timestamp_ms: int, now_ms: int) -> bool:
-        expiration = self.facts.producer_id_expiration_ms if self.facts else None
+        expiration = self._expiration_ms
         return expiration is not None and timestamp_ms + expiration - CLOCK_SLACK_MS > now_ms
 
     def _remembered(self, now_ms: int) -> bool:
@@ -376,19 +409,16 @@ class PartitionCopy:
             oldest = self._oldest_in_flight_ms
         if self._lost_ms is not None and self._lost_ms < oldest:
             oldest = self._lost_ms
-        return self._keeps_memory(oldest, now_ms)
-
-    def goes_alone(self, now_ms: int) -> bool:
-        """True when the next batch may share its connection with nothing else that is unanswered.
-
-        Brokers delay what lies behind a throttled request; a batch that no memory guards must not lie there.
-        """
-        return not self._proven or not self._remembered(now_ms)
+        expiration = self._expiration_ms
+        return expiration is not None and oldest + expiration - CLOCK_SLACK_MS > now_ms
 
     def answered(self, code: int, base_offset: int, detail: str | None, now: float) -> None:
         """Take the answer to the oldest batch in flight."""
         batch = self.in_flight.popleft()
-        self._release(batch)
+        frame = batch.frame
+        frame.pending -= 1
+        if frame.pending == 0:
+            self.released.append(frame)
         if code == Code.NONE and base_offset == batch.base_offset:
             self.acknowledged = batch.next_offset
             self.acknowledged_epoch = batch.leader_epoch
