@@ -28,8 +28,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRuntime]:
     """A local Spark with four slots, shared by the tests of this module."""
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"
-    with SparkRuntime(SparkOptions(slots=4, log_file=log_file, app_name="test")) as runtime:
-        yield runtime
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with SparkRuntime(SparkOptions(slots=4, log_file=log_file, app_name="test")) as runtime:
+            yield runtime
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class OddError(Exception):
