@@ -5,6 +5,7 @@ None of them shares code with kmirror. Records of all consumers come as the same
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -30,12 +31,19 @@ _NULL = "kmirror-oracle-null-6b1f0c"
 _FIELD_END = "\t"
 _HEADER_END = "\x01"
 _PATIENCE_S = 60.0
+#: Of these the last but one has certainly been answered.
+_VAIN_FETCHES = 5
+#: By librdkafka's number.
+_TIMESTAMP_TYPES = ("NO_TIMESTAMP", "CreateTime", "LogAppendTime")
 _ESCAPED = re.compile(rb"\\x([0-9A-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """A record as a consumer saw it. `timestamp_type` is CreateTime or LogAppendTime, `timestamp` in epoch ms."""
+    """A record as a consumer saw it. `timestamp` in epoch milliseconds, `timestamp_type` CreateTime or LogAppendTime.
+
+    Records of message format 0 have no timestamp: -1, NO_TIMESTAMP.
+    """
 
     offset: int
     timestamp_type: str
@@ -122,10 +130,12 @@ def librdkafka_records(
 ) -> list[ReadRecord]:
     """Read a partition from its start to its present end with librdkafka, checksums verified.
 
-    The end is the high watermark, or the last stable offset with isolation read_committed.
+    The end is the high watermark, or the last stable offset with isolation read_committed. A consumer is never told of
+    it where the offsets before it hold no batch any more; there it is over when several fetches have brought nothing.
     """
-    from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, TopicPartition
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+    fetches = _Fetches()
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -136,6 +146,9 @@ def librdkafka_records(
             "isolation.level": isolation,
             "check.crcs": True,
             "fetch.message.max.bytes": 8 << 20,
+            "fetch.wait.max.ms": 100,
+            "statistics.interval.ms": 100,
+            "stats_cb": fetches.note,
             **(config or {}),
         }
     )
@@ -147,6 +160,9 @@ def librdkafka_records(
             messages = consumer.consume(1000, timeout=0.1)
             if messages:
                 patience = time.monotonic() + _PATIENCE_S
+                fetches.restart()
+            elif fetches.in_vain >= _VAIN_FETCHES:
+                return records
             assert time.monotonic() < patience, f"{topic}-{partition} has no end; {len(records)} records came"
             for message in messages:
                 if message.error():
@@ -156,8 +172,8 @@ def librdkafka_records(
                 records.append(
                     ReadRecord(
                         offset=message.offset(),
-                        timestamp_type="LogAppendTime" if kind == TIMESTAMP_LOG_APPEND_TIME else "CreateTime",
-                        timestamp=timestamp,
+                        timestamp_type=_TIMESTAMP_TYPES[kind],
+                        timestamp=timestamp if kind else -1,
                         key=message.key(),
                         value=message.value(),
                         headers=tuple(message.headers() or ()),
@@ -165,6 +181,24 @@ def librdkafka_records(
                 )
     finally:
         consumer.close()
+
+
+class _Fetches:
+    """Counts the fetches that a consumer has sent since it brought something, from librdkafka's statistics."""
+
+    def __init__(self) -> None:
+        self.in_vain = 0
+        self._before: int | None = None
+
+    def restart(self) -> None:
+        """Begin to count again."""
+        self.in_vain, self._before = 0, None
+
+    def note(self, statistics: str) -> None:
+        """Take note of new statistics."""
+        sent = sum(broker["req"].get("Fetch", 0) for broker in json.loads(statistics)["brokers"].values())
+        self._before = sent if self._before is None else self._before
+        self.in_vain = sent - self._before
 
 
 def dump_log(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> list[DumpedBatch]:
@@ -205,13 +239,13 @@ def _tool_command() -> tuple[str, ...]:
 
 
 def _read_record(line: bytes) -> ReadRecord:
-    """Read `CreateTime:1\\tOffset:2\\tkey:value\\x01key:value\\tkey\\tvalue`."""
+    """Read `CreateTime:1\\tOffset:2\\tkey:value\\x01key:value\\tkey\\tvalue`; NO_TIMESTAMP is without a number."""
     timestamp, offset, headers, key, value = line.split(_FIELD_END.encode())
     timestamp_type, _, milliseconds = timestamp.decode().partition(":")
     return ReadRecord(
         offset=int(offset.decode().removeprefix("Offset:")),
         timestamp_type=timestamp_type,
-        timestamp=int(milliseconds),
+        timestamp=int(milliseconds or -1),
         key=_unescaped(key),
         value=_unescaped(value),
         headers=tuple(_headers(headers)),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kmirror.cluster.batch import BatchHeader, batch_headers
+from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.fetch import API_KEY, VERSION, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.isolation import Isolation, Kind
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.records import Record, read_records
 from kmirror.errors import BrokerError, OutcomeUnknown
@@ -90,9 +91,9 @@ class Tail:
         if part.error_code:
             raise BrokerError(part.error_code, code_name(part.error_code), f"following {self._partition}")
         records: list[Record] = []
-        visible = _Visible(part)
+        isolation = Isolation(part.aborted_transactions)
         for header in batch_headers(part.records):
-            if visible.shows(header):
+            if isolation.kind(part.records[header.position : header.position + header.size_in_bytes]) is Kind.DATA:
                 records += (r for r in read_records(part.records, header) if r.offset >= offset)
             self._offset = header.next_offset
         end = part.last_stable_offset if self._read_committed else part.high_watermark
@@ -115,19 +116,3 @@ class Tail:
         connection = Connection.open(broker.host, broker.port, self._client.config)
         connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
         return connection
-
-
-class _Visible:
-    """Tell which batches of one answer an application would see."""
-
-    def __init__(self, part: FetchedPartition) -> None:
-        self._aborted = sorted(part.aborted_transactions, key=lambda one: one.first_offset, reverse=True)
-        self._hidden: set[int] = set()
-
-    def shows(self, header: BatchHeader) -> bool:
-        while self._aborted and self._aborted[-1].first_offset < header.next_offset:
-            self._hidden.add(self._aborted.pop().producer_id)
-        if header.is_control:
-            self._hidden.discard(header.producer_id)
-            return False
-        return not (header.is_transactional and header.producer_id in self._hidden)

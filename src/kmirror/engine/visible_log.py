@@ -18,14 +18,17 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
+from kmirror.cluster.batch import BatchHeader, CorruptBatchError, UnsupportedFormatError, batch_headers, crc_of
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.codes import Code
 from kmirror.cluster.fetch import AbortedTransaction
+from kmirror.cluster.isolation import Isolation, Kind
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.records import Record, read_records
-from kmirror.errors import BrokerError, KmirrorError, Reason
+from kmirror.errors import BrokerError, Reason
+
+__all__ = ["Batch", "UnsupportedFormatError", "VisibleLog", "compacted_topics", "visible_batches"]
 
 _FETCH_BYTES = 1 << 20
 _WAIT_MS = 500
@@ -33,10 +36,6 @@ _WAIT_MS = 500
 #: from its followers' next fetch.
 _PATIENCE_S = 3.0
 _TOPIC_RESOURCE = 2
-
-
-class UnsupportedFormatError(KmirrorError):
-    """A batch of a message format older than version 2, which kmirror does not read."""
 
 
 class Batch(NamedTuple):
@@ -69,14 +68,13 @@ def visible_batches(
 ) -> Iterator[Batch]:
     """Yield the batches of one fetch answer that a read_committed consumer sees.
 
-    `aborted_transactions` is the answer's list: in no order, and it may name transactions beyond the answer (KIP-98).
+    `aborted_transactions` is the answer's list.
 
     Raises:
-        CorruptBatchError: a checksum does not fit.
+        CorruptBatchError: a checksum does not fit, or a marker cannot be read.
         UnsupportedFormatError: a message format before version 2.
     """
-    waiting = sorted(aborted_transactions, key=lambda transaction: transaction.first_offset, reverse=True)
-    aborted: set[int] = set()
+    isolation = Isolation(aborted_transactions)
     for header in headers:
         if header.magic != 2:
             raise UnsupportedFormatError(
@@ -88,12 +86,7 @@ def visible_batches(
         crc = crc_of(whole)
         if crc != header.crc:
             raise CorruptBatchError(header.base_offset, f"its checksum is {crc:08x}, its header says {header.crc:08x}")
-        while waiting and waiting[-1].first_offset < header.next_offset:
-            aborted.add(waiting.pop().producer_id)
-        if header.is_control:
-            # whichever marker it is, it ends the transaction of its producer
-            aborted.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in aborted):
+        if isolation.kind(whole) is Kind.DATA:
             yield Batch(data, header)
 
 

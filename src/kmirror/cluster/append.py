@@ -1,0 +1,390 @@
+"""Append records at the offsets they carry, on stock brokers: one partition, one request at a time. Blocking.
+
+    from kmirror.cluster.append import OffsetAppender
+    from kmirror.cluster.client import ClusterClient
+    from kmirror.cluster.metadata import TopicPartition
+    from kmirror.cluster.records import Record
+    from kmirror.cluster.security import client_config
+
+    with ClusterClient(client_config({"bootstrap.servers": "localhost:9092"})) as client:
+        with OffsetAppender(client, TopicPartition("orders", 0), producer_id=(1 << 62) + 1) as out:
+            end = out.append([Record(100, 1_700_000_000_000, b"key", b"value")])   # 101
+
+Where the log ends below the first record's offset, the offsets between are filled with markers, which no consumer is
+shown; where it ends above, the append is refused and told the log end. So when `append` returns, the log ends exactly
+behind the records; or it says why not.
+
+The topic needs `compression.type=producer`, `message.timestamp.type=CreateTime` and wide
+`message.timestamp.before/after.max.ms`, as a mirror topic has them. Nobody else may write to it. The rights needed:
+WRITE, READ (which DescribeProducers asks for) and DESCRIBE on the topic; ALTER or CLUSTER_ACTION on the cluster, for
+filling only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from kmirror.cluster import markers, produce
+from kmirror.cluster.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, guard
+from kmirror.cluster.client import LATEST, ClusterClient, ProducerState, require
+from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.fill_plan import Ask, Done, Failed, FillPlan, Look, Obstacle
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.pieces import Run, pieces
+from kmirror.cluster.records import Record, make_batch, read_records
+from kmirror.cluster.wire import Buffer, FrameError
+from kmirror.errors import (
+    BrokerError,
+    HistoriesDifferError,
+    KmirrorError,
+    OutcomeUnknown,
+    Reason,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+)
+
+#: Brokers hand out producer ids from 0 up; whoever appends by offset takes one of these, and always the same for a
+#: partition.
+FIRST_PRODUCER_ID = 1 << 62
+
+_LARGEST_BATCH = 2**31 - 1
+_TRIES = 20
+#: After so long a request without an answer is not on its way any more.
+_SETTLE_S = 10.0
+_NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
+_PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
+
+
+class InvalidProduceOffsetError(KmirrorError):
+    """Records for offsets that the log has already; nothing was written. `log_end_offset` is the lowest it takes."""
+
+    def __init__(self, partition: TopicPartition, offset: int, log_end_offset: int) -> None:
+        super().__init__(
+            f"{partition} ends at offset {log_end_offset}; records for offset {offset} cannot be appended to it",
+            f"append records from offset {log_end_offset} on",
+        )
+        self.args = (partition, offset, log_end_offset)
+        self.partition = partition
+        self.offset = offset
+        self.log_end_offset = log_end_offset
+
+
+class _Seen(NamedTuple):
+    """What the partition's leader said of it."""
+
+    producer: ProducerState | None
+    log_end: int
+    high_watermark: int
+
+
+class OffsetAppender:
+    """Append to one partition. Its only writer meanwhile; the client is used by nobody else.
+
+    Entering reads where the log ends. After any exception but InvalidProduceOffsetError and CorruptBatchError use a new
+    one; after OutcomeUnknown not before ten seconds have passed.
+    """
+
+    def __init__(self, client: ClusterClient, partition: TopicPartition, *, producer_id: int) -> None:
+        if producer_id < FIRST_PRODUCER_ID:
+            raise UsageError(
+                f"producer id {producer_id} may be one that brokers hand out", f"take one from {FIRST_PRODUCER_ID} up"
+            )
+        self._client = client
+        self._partition = partition
+        self._producer_id = producer_id
+        self._producer_epoch = 0
+        self._coordinator_epoch = 0
+        #: The sequence number of the next record.
+        self._sequence = 0
+        #: True while the leader surely knows our producer id.
+        self._known = False
+        #: The leader's node id, host and port, and the topic's id.
+        self._place: tuple[int, str, int, bytes] | None = None
+        self.log_end_offset = 0
+
+    def __enter__(self) -> Self:
+        """Read where the log ends.
+
+        Raises:
+            BrokerError: refused, for lack of READ or DESCRIBE on the topic for instance.
+            UnreachableError: the partition's leader does not answer.
+        """
+        self._resume(self._replicated())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._place = None
+
+    def append(self, records: Iterable[Record] | memoryview | bytes | bytearray) -> int:
+        """Append records, or one whole batch of format 2, at the offsets they carry; return the new log end.
+
+        The offsets must be consecutive. Those between the log end and the first record are filled.
+
+        Raises:
+            InvalidProduceOffsetError: the log ends above the first offset; nothing was written.
+            CorruptBatchError: the offsets are not consecutive, or the batch is broken; nothing was written.
+            HistoriesDifferError: somebody else wrote to the partition.
+            RefusedError: somebody else uses the producer id, or markers may not be written.
+            BrokerError: the records are refused.
+            OutcomeUnknown: whether the records, or fillings, were or will be written is not known.
+            UnreachableError: the partition's leader does not answer; nothing is on its way.
+        """
+        run = _as_run(records)
+        if run.base_offset < self.log_end_offset:
+            raise InvalidProduceOffsetError(self._partition, run.base_offset, self.log_end_offset)
+        if run.base_offset > self.log_end_offset:
+            self._fill(run.base_offset)
+        self._append(run)
+        return self.log_end_offset
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def _fill(self, end: int) -> None:
+        plan = self._plan(end)
+        troubles, waited = 0, False
+        while not isinstance(plan.step, Done):
+            if troubles > _TRIES:
+                raise _given_up(f"filling {self._partition} up to offset {end} does not get on", plan.in_doubt)
+            match plan.step:
+                case Ask() as ask:
+                    code = self._write_markers(ask)
+                    troubles = 0 if code == Code.NONE else troubles + 1
+                    if code is None:
+                        plan.unanswered()
+                    else:
+                        plan.answered(code)
+                case Look():
+                    plan.looked(*self._see(plan.in_doubt))
+                    troubles += isinstance(plan.step, Look)
+                case Failed() as failed:
+                    if failed.obstacle is not Obstacle.UNDECIDED or waited:
+                        raise self._refusal(failed)
+                    time.sleep(_SETTLE_S)
+                    waited = True
+                    self._coordinator_epoch = plan.unused_coordinator_epoch
+                    self._resume(self._replicated(in_doubt=True))
+                    plan = self._plan(end)
+            if troubles:
+                self._client.pause(troubles)
+                self._place = None
+        self._coordinator_epoch = plan.step.coordinator_epoch
+        if plan.step.producer_epoch != self._producer_epoch or not self._known:
+            self._sequence = 0
+        self._producer_epoch, self._known = plan.step.producer_epoch, True
+        self.log_end_offset = end
+
+    def _plan(self, end: int) -> FillPlan:
+        return FillPlan(
+            self.log_end_offset,
+            end,
+            producer_epoch=self._producer_epoch,
+            coordinator_epoch=self._coordinator_epoch,
+        )
+
+    def _write_markers(self, ask: Ask) -> int | None:
+        """Return the leader's answer; None when there was none. What never left us is answered with "no leader"."""
+        topic, partition = self._partition
+        fill = markers.Fill(topic, partition, self._producer_id, ask.producer_epoch, ask.count, ask.coordinator_epoch)
+
+        def encode(connection: Connection, correlation_id: int, _: bytes) -> tuple[int, Sequence[Buffer]]:
+            lowest, highest = markers.LOWEST_VERSION, markers.HIGHEST_VERSION
+            version = connection.version_for(markers.API_KEY, lowest, highest, "WriteTxnMarkers")
+            return version, [markers.request(correlation_id, version, self._client.config.client_id, [fill])]
+
+        try:
+            version, frame = self._exchange(encode)
+            return markers.answer(frame, version)[topic, partition]
+        except UnreachableError:
+            return Code.LEADER_NOT_AVAILABLE
+        except (OutcomeUnknown, FrameError, KeyError):
+            return None
+
+    def _refusal(self, failed: Failed) -> Exception:
+        message = f"{self._partition} could not be filled: {failed.message}"
+        match failed.obstacle:
+            case Obstacle.NOT_AUTHORIZED:
+                hint = "grant ALTER (or CLUSTER_ACTION) on the cluster"
+                return RefusedError(message, hint, Reason.NOT_AUTHORIZED)
+            case Obstacle.FENCED:
+                return RefusedError(message, "let only one writer use a producer id", Reason.FENCED)
+            case Obstacle.UNDECIDED:
+                return OutcomeUnknown(message)
+            case Obstacle.OVERSHOT | Obstacle.TRUNCATED:
+                return HistoriesDifferError(message, "let nobody else write to it", Reason.OFFSET_MISMATCH)
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def _append(self, run: Run) -> None:
+        in_doubt = False
+        for attempt in range(_TRIES):
+            guard(run.data, self._producer_id, self._producer_epoch, self._sequence)
+            answer = self._produce(run)
+            code = answer.error_code if answer else None
+            if answer and code == Code.NONE:
+                if answer.base_offset != run.base_offset:
+                    raise self._mismatch(f"records for offset {run.base_offset} landed at {answer.base_offset}")
+                self._appended(run)
+                return
+            if code is None or code in _PERHAPS_WRITTEN:
+                in_doubt = True
+                if not self._known:
+                    time.sleep(_SETTLE_S)
+            elif code == Code.INVALID_PRODUCER_EPOCH:
+                raise RefusedError(
+                    f"somebody else writes to {self._partition} with producer id {self._producer_id}",
+                    "let only one writer use a producer id",
+                    Reason.FENCED,
+                )
+            elif code not in _NOTHING_WRITTEN and code != Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                detail = answer.error_message if answer else None
+                raise BrokerError(code, code_name(code), f"appending to {self._partition}", detail)
+            self._client.pause(attempt)
+            self._place = None
+            seen = self._replicated(in_doubt=in_doubt)
+            if in_doubt and seen.log_end == run.next_offset:
+                self._appended(run)
+                return
+            if seen.log_end != run.base_offset:
+                raise self._mismatch(f"it ends at offset {seen.log_end} instead of {run.base_offset}")
+            if not in_doubt:
+                self._resume(seen)
+        raise _given_up(f"appending to {self._partition} does not get on", in_doubt)
+
+    def _produce(self, run: Run) -> produce.AppendAnswer | None:
+        """Return the leader's answer; None when there was none. What never left us is answered with "no leader"."""
+        topic, partition = self._partition
+
+        def encode(connection: Connection, correlation_id: int, topic_id: bytes) -> tuple[int, Sequence[Buffer]]:
+            lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
+            version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
+            append = produce.Append(topic, topic_id, partition, run.data)
+            timeout_ms = self._client.config.request_timeout_ms
+            return version, produce.request(
+                correlation_id,
+                version,
+                self._client.config.client_id,
+                [append],
+                acks=produce.ACKS_ALL,
+                timeout_ms=timeout_ms,
+            )
+
+        try:
+            version, frame = self._exchange(encode)
+            (answer,), throttle_time_ms = produce.answer(frame, version)
+        except UnreachableError:
+            return produce.AppendAnswer(topic, partition, Code.LEADER_NOT_AVAILABLE, -1, None)
+        except (OutcomeUnknown, FrameError, ValueError):
+            return None
+        if self._place:
+            self._client.connect(*self._place[:3]).note_throttle(throttle_time_ms)
+        return answer
+
+    def _appended(self, run: Run) -> None:
+        self._sequence = (self._sequence + run.next_offset - run.base_offset) & SEQUENCE_MASK
+        self._known = True
+        self.log_end_offset = run.next_offset
+
+    def _mismatch(self, what: str) -> HistoriesDifferError:
+        return HistoriesDifferError(
+            f"{self._partition}: {what}", "somebody else writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
+        )
+
+    # -- the leader -----------------------------------------------------------------------------------------------
+
+    def _see(self, in_doubt: bool) -> _Seen:
+        """Ask for the memory of our producer, the log end and the high watermark, in this order."""
+        partition = self._partition
+        try:
+            producers = self._client.describe_producers([partition])[partition]
+            require(producers.error_code, f"asking for the producers of {partition}")
+            ends = []
+            for log_end in (True, False):
+                found = self._client.list_offsets({partition: LATEST}, log_end=log_end)[partition]
+                require(found.error_code, f"looking up the end of {partition}")
+                ends.append(found.offset or 0)
+        except KmirrorError as error:
+            if in_doubt:
+                raise OutcomeUnknown(f"something was sent to {partition}, then: {error}") from error
+            raise
+        known = (producer for producer in producers.producers if producer.producer_id == self._producer_id)
+        return _Seen(next(known, None), ends[0], ends[1])
+
+    def _replicated(self, *, in_doubt: bool = False) -> _Seen:
+        """Look until the log is replicated up to its end."""
+        for attempt in range(_TRIES):
+            seen = self._see(in_doubt)
+            if seen.high_watermark >= seen.log_end:
+                return seen
+            self._client.pause(attempt)
+        raise _given_up(f"{self._partition} lacks in-sync replicas", in_doubt)
+
+    def _resume(self, seen: _Seen) -> None:
+        """Go on from what the leader knows."""
+        self.log_end_offset = seen.log_end
+        producer = seen.producer
+        self._known = producer is not None
+        if producer:
+            self._producer_epoch = max(self._producer_epoch, producer.producer_epoch)
+            self._sequence = (producer.last_sequence + 1) & SEQUENCE_MASK
+        self._coordinator_epoch = max(self._coordinator_epoch, (producer.coordinator_epoch if producer else -1) + 1)
+
+    def _exchange(
+        self, encode: Callable[[Connection, int, bytes], tuple[int, Sequence[Buffer]]]
+    ) -> tuple[int, memoryview]:
+        """Send one request to the leader and return its version and the answer's frame.
+
+        Raises:
+            UnreachableError: nothing was sent.
+            OutcomeUnknown: it was sent, and not answered.
+        """
+        self._place = node_id, host, port, topic_id = self._place or self._leader()
+        connection = self._client.connect(node_id, host, port)
+        connection.wait_for_throttle()
+        correlation_id = connection.next_correlation_id()
+        version, request = encode(connection, correlation_id, topic_id)
+        timeout = self._client.config.request_timeout_ms / 1000
+        return version, connection.exchange_frame(request, correlation_id, timeout)
+
+    def _leader(self) -> tuple[int, str, int, bytes]:
+        metadata = self._client.metadata([self._partition.topic])
+        leader = metadata.leader(self._partition)
+        if leader is None or leader.leader_id is None:
+            raise ConnectFailedError(f"{self._partition} has no leader", "are all brokers up?")
+        broker = metadata.brokers[leader.leader_id]
+        return broker.node_id, broker.host, broker.port, metadata.topics[self._partition.topic].topic_id
+
+
+def _given_up(message: str, in_doubt: bool) -> Exception:
+    return OutcomeUnknown(message) if in_doubt else UnreachableError(message, "is the partition's leader up?")
+
+
+def _as_run(records: Iterable[Record] | memoryview | bytes | bytearray) -> Run:
+    """Make one dense batch of what is to be appended, and be sure of the offsets in it."""
+    if isinstance(records, memoryview | bytes | bytearray):
+        batch = memoryview(bytearray(records))
+    else:
+        made = list(records)
+        offset = made[0].offset if made else -1
+        try:
+            batch = memoryview(make_batch(made))
+        except ValueError as error:
+            raise CorruptBatchError(offset, str(error)) from None
+    headers = list(batch_headers(batch))
+    offset = headers[0].base_offset if headers else -1
+    if len(headers) != 1 or headers[0].size_in_bytes != len(batch) or headers[0].magic != 2:
+        raise CorruptBatchError(offset, "it is not one whole batch of format 2")
+    found = pieces(batch, start=offset, max_bytes=_LARGEST_BATCH)
+    if len(found) != 1 or not isinstance(found[0], Run):
+        raise CorruptBatchError(offset, "a batch to append needs records at consecutive offsets")
+    run = found[0]
+    written = next(batch_headers(run.data))
+    if any(record.offset != offset + index for index, record in enumerate(read_records(run.data, written))):
+        raise CorruptBatchError(offset, "a batch to append needs records at consecutive offsets")
+    return run

@@ -1,0 +1,260 @@
+"""Delete records below an offset, also where the topic's cleanup policy forbids it. Blocking.
+
+DeleteRecords is refused (44) while a topic's cleanup.policy lacks `delete`. So for the moment `delete` is added, with
+retention.ms and retention.bytes so large that nothing else is ever deleted by it; then everything is put back exactly.
+
+These large values also are the memory of what to put back. Their upper bits are a mark that nobody sets by chance, the
+lower ones say what the setting was, and whether the topic had it of its own. So what a crash in the middle leaves is
+known by its mark, on any machine, without any other record: `unfinished_trims` finds it, `restore_settings` repairs it,
+and so does the next `trim_compacted` of that topic. Until then the topic keeps all its records, and goes on being
+compacted.
+
+Needs DELETE on the topic, and for a compacted one ALTER_CONFIGS and DESCRIBE_CONFIGS.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kmirror.cluster.client import ClusterClient, require
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+
+#: DeleteRecords' answer where cleanup.policy lacks `delete`.
+POLICY_VIOLATION = 44
+
+_TOPIC = 2
+_DYNAMIC_TOPIC_CONFIG = 1
+_SET, _DELETE = 0, 1
+_POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
+_COMPACT, _BOTH = "compact", "compact,delete"
+_STEP_S = 0.1
+_TIMEOUT_S = 30.0
+
+# A marked value, from its highest bits: 16 bits "km", 1 bit whether cleanup.policy was the topic's own, 46 bits for the
+# setting: 0 not the topic's own, all ones the largest number there is, else the setting plus two (it may be -1).
+_VALUE_BITS = 46
+_VALUE_MASK = (1 << _VALUE_BITS) - 1
+_OWN_POLICY = 1 << _VALUE_BITS
+_MARK_SHIFT = _VALUE_BITS + 1
+_MARK = 0x6B6D
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What became of one partition: its log start now, None with an error code."""
+
+    error_code: int
+    log_start_offset: int | None
+
+
+class _Settings(NamedTuple):
+    """The three settings as the topic itself has them; None where it has the brokers' default."""
+
+    policy: str | None
+    retention_ms: int | None
+    retention_bytes: int | None
+
+    def marked(self, topic: str) -> dict[str, str]:
+        """Return the settings for the moment, which tell what they stand for; raises RefusedError."""
+        if self.policy not in {None, _COMPACT}:
+            raise RefusedError(
+                f"topic {topic} cannot be trimmed: its {_POLICY} is {self.policy!r}",
+                f"Set {_POLICY} to {_COMPACT} or {_BOTH}.",
+            )
+        own_policy = _OWN_POLICY if self.policy is not None else 0
+        return {
+            _POLICY: _BOTH,
+            _TIME: str(_marked(topic, _TIME, self.retention_ms) | own_policy),
+            _BYTES: str(_marked(topic, _BYTES, self.retention_bytes)),
+        }
+
+    def to_restore(self) -> dict[str, str | None]:
+        """Return what to set, and with None what to take away."""
+        time_and_bytes = (self.retention_ms, self.retention_bytes)
+        texts = [None if value is None else str(value) for value in time_and_bytes]
+        return dict(zip((_POLICY, _TIME, _BYTES), (self.policy, *texts), strict=True))
+
+
+def delete_records(
+    client: ClusterClient, offsets: Mapping[TopicPartition, int], *, timeout_s: float = _TIMEOUT_S
+) -> dict[TopicPartition, Trimmed]:
+    """Delete the records below these offsets; a log that starts higher already stays as it is.
+
+    Lost answers are asked for again: deleting twice changes nothing. What is led by nobody in time has an error code.
+
+    Raises:
+        UnreachableError: no broker of the cluster answers at all.
+    """
+    from kafka.protocol.admin import DeleteRecordsRequest
+
+    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+    partition_type = topic_type.DeleteRecordsPartition
+
+    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+        topics = [
+            topic_type(
+                name=topic,
+                partitions=[partition_type(partition_index=p, offset=offsets[TopicPartition(topic, p)]) for p in some],
+            )
+            for topic, some in by_topic.items()
+        ]
+        return DeleteRecordsRequest(topics=topics, timeout_ms=int(timeout_s * 1000))
+
+    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, int]]:
+        for topic in answer.topics:
+            for p in topic.partitions:
+                yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
+
+    found = client.per_leader(offsets, build, read, timeout=timeout_s)
+    return {p: Trimmed(code, None if code else low_watermark) for p, (code, low_watermark) in found.items()}
+
+
+def trim_compacted(
+    client: ClusterClient, offsets: Mapping[TopicPartition, int], *, timeout_s: float = _TIMEOUT_S
+) -> dict[TopicPartition, Trimmed]:
+    """Delete the records below these offsets whatever the topics' cleanup policy; it is the same again afterwards.
+
+    Raises:
+        BrokerError: the settings of a topic may not be read or changed.
+        RefusedError: a setting that could not be put back exactly; nothing was changed.
+        UnreachableError: the cluster does not answer; `unfinished_trims` tells what is left to be put back.
+    """
+    deadline = time.monotonic() + timeout_s
+    found = delete_records(client, offsets, timeout_s=timeout_s)
+    refused = {p: offsets[p] for p, trimmed in found.items() if trimmed.error_code == POLICY_VIOLATION}
+    # a trim that did not end has left its settings, with which nothing is refused
+    unfinished = unfinished_trims(client, {p.topic for p in offsets})
+    before = _settings(client, {p.topic for p in refused}.union(unfinished))
+    marked = {topic: settings.marked(topic) for topic, settings in before.items()}
+    try:
+        _alter(client, marked)
+        while refused:
+            found |= delete_records(client, refused, timeout_s=max(deadline - time.monotonic(), _STEP_S))
+            refused = {p: offset for p, offset in refused.items() if found[p].error_code == POLICY_VIOLATION}
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_STEP_S)  # each broker learns of new settings in its own time
+    except BaseException as error:
+        try:
+            _restore(client, before)
+        except (KmirrorError, OutcomeUnknown) as second:
+            error.add_note(f"the settings of {', '.join(sorted(before))} could not be put back: {second}")
+        raise
+    _restore(client, before)
+    return found
+
+
+def unfinished_trims(client: ClusterClient, topics: Collection[str]) -> list[str]:
+    """Return those of the topics whose settings are still the ones for the moment of a trim.
+
+    Raises:
+        BrokerError: the settings of a topic may not be read.
+        UnreachableError: the cluster does not answer.
+    """
+    return sorted(topic for topic, values in _own_values(client, topics).items() if _is_marked(values.get(_TIME)))
+
+
+def restore_settings(client: ClusterClient, topics: Collection[str]) -> list[str]:
+    """Put back the settings of those of the topics that a trim left half-way; return them.
+
+    Brokers learn of it in their own time: asked again at once, they may name the same topics.
+
+    Raises:
+        BrokerError: the settings of a topic may not be read or changed.
+        UnreachableError: the cluster does not answer.
+    """
+    unfinished = unfinished_trims(client, topics)
+    _restore(client, _settings(client, unfinished))
+    return unfinished
+
+
+def _settings(client: ClusterClient, topics: Collection[str]) -> dict[str, _Settings]:
+    """Read what the topics have of their own; what an unfinished trim left is read as what it stands for."""
+    return {topic: _understood(values) for topic, values in _own_values(client, topics).items()}
+
+
+def _understood(values: Mapping[str, str]) -> _Settings:
+    retention_ms, retention_bytes = values.get(_TIME), values.get(_BYTES)
+    if not _is_marked(retention_ms):
+        return _Settings(values.get(_POLICY), _number(retention_ms), _number(retention_bytes))
+    policy = _COMPACT if int(retention_ms or 0) & _OWN_POLICY else None
+    return _Settings(policy, _unmarked(retention_ms), _unmarked(retention_bytes))
+
+
+def _number(value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _is_marked(value: str | None) -> bool:
+    return value is not None and int(value) >> _MARK_SHIFT == _MARK
+
+
+def _marked(topic: str, name: str, value: int | None) -> int:
+    if value is None:
+        code = 0
+    elif value == _LARGEST:
+        code = _VALUE_MASK
+    elif value + 2 < _VALUE_MASK:
+        code = value + 2
+    else:
+        raise RefusedError(
+            f"topic {topic} cannot be trimmed: its {name} is {value}, which could not be put back exactly",
+            f"Set {name} to -1, which keeps everything too, or below {_VALUE_MASK - 2}.",
+        )
+    return _MARK << _MARK_SHIFT | code
+
+
+def _unmarked(value: str | None) -> int | None:
+    code = int(value or 0) & _VALUE_MASK
+    return None if code == 0 else _LARGEST if code == _VALUE_MASK else code - 2
+
+
+def _own_values(client: ClusterClient, topics: Collection[str]) -> dict[str, dict[str, str]]:
+    from kafka.protocol.admin import DescribeConfigsRequest
+
+    if not topics:
+        return {}
+    resource_type = DescribeConfigsRequest.DescribeConfigsResource
+    keys = [_POLICY, _TIME, _BYTES]
+    resources = [
+        resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=keys) for topic in sorted(topics)
+    ]
+    found = {}
+    for result in client.ask_any(DescribeConfigsRequest(resources=resources), highest=4).results:
+        require(result.error_code, f"reading the settings of {result.resource_name}", result.error_message)
+        own = (config for config in result.configs if config.config_source == _DYNAMIC_TOPIC_CONFIG)
+        found[result.resource_name] = {config.name: config.value for config in own if config.value is not None}
+    return found
+
+
+def _restore(client: ClusterClient, settings: Mapping[str, _Settings]) -> None:
+    _alter(client, {topic: own.to_restore() for topic, own in settings.items()})
+
+
+def _alter(client: ClusterClient, changes: Mapping[str, Mapping[str, str | None]]) -> None:
+    """Set these settings, all of one topic at once; one that is None is the brokers' default again."""
+    from kafka.protocol.admin import IncrementalAlterConfigsRequest
+
+    resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
+    config_type = resource_type.AlterableConfig
+    resources = [
+        resource_type(
+            resource_type=_TOPIC,
+            resource_name=topic,
+            configs=[
+                config_type(name=name, config_operation=_DELETE if value is None else _SET, value=value)
+                for name, value in settings.items()
+            ],
+        )
+        for topic, settings in changes.items()
+    ]
+    if not resources:
+        return
+    answer = client.ask_any(IncrementalAlterConfigsRequest(resources=resources, validate_only=False))
+    for result in answer.responses:
+        require(result.error_code, f"changing the settings of {result.resource_name}", result.error_message)

@@ -1,0 +1,214 @@
+"""Offsets are filled by transactions without records where markers may not be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.ports import free_ports
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.late_wire import Fate, LateWire
+from tests.support.leader import Leader, batch_of, create_topic
+from tests.support.oracle import console_consumer, librdkafka_records
+
+ADD_PARTITIONS, END, BEGIN = 24, 26, 22
+
+
+@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+def wired(
+    request: pytest.FixtureRequest, make_module_cluster: MakeCluster
+) -> Iterator[tuple[SandboxCluster, LateWire]]:
+    """Return a cluster whose broker is reached through a wire only."""
+    ports = free_ports(2)
+    with closing(LateWire("127.0.0.1", ports[0])) as wire:
+        properties = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}"}
+        name = f"transactions-{request.param}"
+        yield make_module_cluster(name, ports=ports, kafka_version=request.param, properties=properties), wire
+
+
+@pytest.fixture
+def cluster(wired: tuple[SandboxCluster, LateWire]) -> SandboxCluster:
+    return wired[0]
+
+
+@pytest.fixture
+def wire(wired: tuple[SandboxCluster, LateWire]) -> Iterator[LateWire]:
+    yield wired[1]
+    assert wired[1].all_met
+
+
+@pytest.fixture
+def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
+    with ClusterClient(client_config(cluster.client_properties())) as made:
+        yield made
+
+
+def places_of(topic: str, partitions: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, index) for index in range(partitions)]
+
+
+def ends(client: ClusterClient, places: list[TopicPartition]) -> list[int | None]:
+    found = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    return [found[place].offset for place in places]
+
+
+@pytest.fixture
+def transactions(client: ClusterClient) -> EmptyTransactions:
+    made = EmptyTransactions(client, unique_topic("mirror"))
+    made.settle()
+    return made
+
+
+def test_each_partition_gets_one_marker_that_nobody_is_shown(
+    cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
+) -> None:
+    topic = create_topic(cluster, partitions=3)
+    places = places_of(topic, 3)
+    with Leader(cluster, topic) as leader:
+        assert leader.append(batch_of(2), 0) == (0, 0)
+        for number in range(1, 4):
+            transactions.fill_once(places)
+            assert ends(client, places) == [2 + number, number, number]
+        transactions.fill_once(places[1:])
+        assert ends(client, places) == [5, 4, 4]
+        assert leader.append(batch_of(1), 2) == (0, 5)
+    for isolation in ("read_committed", "read_uncommitted"):
+        records = librdkafka_records(cluster.bootstrap_servers, topic, 0, isolation)
+        assert [record.offset for record in records] == [0, 1, 5]
+        assert console_consumer(cluster, topic, 0, isolation) == records
+        assert librdkafka_records(cluster.bootstrap_servers, topic, 1, isolation) == []
+
+
+def test_many_partitions_in_one_transaction(
+    cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
+) -> None:
+    places = places_of(create_topic(cluster, partitions=50), 50)
+    for _ in range(4):
+        transactions.fill_once(places)
+    assert ends(client, places) == [4] * 50
+    transactions.fill_once([])
+    assert ends(client, places) == [4] * 50
+
+
+@pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED, Fate.LATE])
+def test_an_end_without_an_answer_is_asked_for_again(
+    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, transactions: EmptyTransactions, fate: Fate
+) -> None:
+    places = places_of(create_topic(cluster, partitions=2), 2)
+    wire.plan(fate, api_key=END)
+    transactions.fill_once(places)
+    assert ends(client, places) == [1, 1]
+    wire.deliver()
+    assert ends(client, places) == [1, 1]
+    transactions.fill_once(places)
+    assert ends(client, places) == [2, 2]
+
+
+@pytest.mark.parametrize(("fate", "written"), [(Fate.LOST, 0), (Fate.UNANSWERED, 1), (Fate.LATE, 0)])
+def test_a_beginning_without_an_answer_is_settled_and_told(
+    cluster: SandboxCluster,
+    client: ClusterClient,
+    wire: LateWire,
+    transactions: EmptyTransactions,
+    fate: Fate,
+    written: int,
+) -> None:
+    places = places_of(create_topic(cluster, partitions=2), 2)
+    wire.plan(fate, api_key=ADD_PARTITIONS)
+    with pytest.raises(OutcomeUnknown):
+        transactions.fill_once(places)
+    assert ends(client, places) == [written] * 2
+    wire.deliver()  # shut out by then: it begins nothing
+    transactions.fill_once(places)
+    assert ends(client, places) == [written + 1] * 2
+
+
+@pytest.mark.parametrize("fate", [Fate.LOST, Fate.UNANSWERED])
+def test_settling_without_an_answer_is_asked_for_again(
+    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, fate: Fate
+) -> None:
+    places = places_of(create_topic(cluster), 1)
+    transactions = EmptyTransactions(client, unique_topic("mirror"))
+    wire.plan(fate, api_key=BEGIN)
+    transactions.settle()
+    transactions.fill_once(places)
+    assert ends(client, places) == [1]
+
+
+def test_what_a_predecessor_left_open_is_ended_by_settling(
+    cluster: SandboxCluster, client: ClusterClient, wire: LateWire, transactions: EmptyTransactions
+) -> None:
+    places = places_of(create_topic(cluster, partitions=2), 2)
+    successor = EmptyTransactions(client, transactions._transactional_id)
+    wire.plan(Fate.LOST, api_key=END)
+    added = transactions._add
+
+    def add_and_be_overtaken(*args: object) -> None:
+        added(*args)  # type: ignore[arg-type]
+        successor.settle()
+
+    transactions._add = add_and_be_overtaken  # type: ignore[assignment]
+    with pytest.raises(RefusedError, match="somebody else uses") as caught:
+        transactions.fill_once(places)
+    assert caught.value.reason is Reason.FENCED
+    assert ends(client, places) == [1, 1]
+    successor.fill_once(places)
+    assert ends(client, places) == [2, 2]
+
+
+def test_a_partition_that_is_not_there(
+    cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
+) -> None:
+    (place,) = places_of(create_topic(cluster), 1)
+    with pytest.raises(BrokerError) as caught:
+        transactions.fill_once([place, TopicPartition(place.topic, 7)])
+    assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    transactions.settle()
+    assert ends(client, [place]) == [0]
+
+
+def test_the_rights_needed_are_write_on_the_id_and_on_the_topic(make_cluster: MakeCluster) -> None:
+    secured = make_cluster("rights", secured=True, authorizer=True)
+    admin = AdminClient(client_config(secured.client_properties()).librdkafka())
+    topic, name = create_topic(secured), unique_topic("mirror")
+
+    def grant(kind: ResourceType, resource: str, *operations: str) -> None:
+        literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        rules = [
+            AclBinding(kind, resource, literal, "User:kmirror", "*", AclOperation[one], allow) for one in operations
+        ]
+        for done in admin.create_acls(rules).values():
+            done.result(30)
+
+    places = places_of(topic, 1)
+    grant(ResourceType.TOPIC, topic, "DESCRIBE")
+    with ClusterClient(client_config(secured.client_properties("kmirror"))) as client:
+        transactions = EmptyTransactions(client, name)
+        with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+            transactions.settle()
+        grant(ResourceType.TRANSACTIONAL_ID, name, "WRITE")
+        transactions.settle()
+        with pytest.raises(BrokerError) as caught:
+            transactions.fill_once(places)
+        assert caught.value.code == Code.TOPIC_AUTHORIZATION_FAILED
+        grant(ResourceType.TOPIC, topic, "WRITE")
+        transactions.settle()
+        transactions.fill_once(places)
+        assert ends(client, places) == [1]

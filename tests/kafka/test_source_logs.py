@@ -1,0 +1,109 @@
+"""The random logs that judge mirrors are what they say: brokers recover them, consumers see what is expected.
+
+Kafka's own log dump, its console consumer and librdkafka are asked, on a broker of each supported major version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.engine.visible_log import VisibleLog
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.installed_logs import install
+from tests.support.log_batches import VisibleRecord
+from tests.support.log_features import FEATURES
+from tests.support.logs import LONG_SEEDS, QUICK_SEEDS, BuiltLog, build_log
+from tests.support.oracle import dump_log
+from tests.support.visible import COMMITTED, Bounds, bounds_of, difference, shown, shown_by_console
+
+#: One at least of every feature.
+LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
+
+
+@pytest.fixture(scope="module", params=[None, "3.9.2"], ids=["default version", "3.9.2"])
+def holder(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> Iterator[SandboxCluster]:
+    cluster = make_module_cluster("holder", kafka_version=request.param)
+    install(cluster, LOGS)
+    yield cluster
+    cluster.stop()
+
+
+def test_consumers_see_what_is_expected(holder: SandboxCluster) -> None:
+    def check(topic: str, log: BuiltLog) -> None:
+        seen = shown(holder, topic)
+        assert difference(log.expected, seen) is None, difference(log.expected, seen, f"seed {log.seed}")
+        assert bounds_of(holder, topic) == Bounds(log.log_start_offset, log.log_end_offset)
+        assert bounds_of(holder, topic, isolation=COMMITTED) == Bounds(log.log_start_offset, log.last_stable_offset)
+
+    with ThreadPoolExecutor(8) as pool:  # it is mostly waiting
+        list(pool.map(check, LOGS, LOGS.values()))
+
+
+def test_the_console_consumer_agrees(holder: SandboxCluster) -> None:
+    def seen(topic: str, log: BuiltLog) -> str | None:
+        records = shown_by_console(holder, topic, records=len(log.expected))
+        return difference(log.expected, records, f"seed {log.seed}")
+
+    chosen = dict(list(LOGS.items())[:: 1 if holder.kafka_version.startswith("4") else 9])
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(seen, chosen, chosen.values())) == {None}
+
+
+def read_by_verify(holder: SandboxCluster, topic: str, log: BuiltLog) -> list[VisibleRecord]:
+    """Read a log as `kmirror verify` does."""
+    start, end = log.log_start_offset, log.last_stable_offset
+    with ClusterClient(client_config(holder.client_properties())) as client, ThreadPoolExecutor(1) as executor:
+        batches = VisibleLog(client, TopicPartition(topic, 0), start, end, executor).batches()
+        records = [record for batch in batches for record in batch.records() if start <= record.offset < end]
+    return [VisibleRecord(one.offset, one.timestamp, one.key, one.value, one.headers) for one in records]
+
+
+def test_verify_reads_what_consumers_see(holder: SandboxCluster) -> None:
+    for topic, log in LOGS.items():
+        if not log.has_old_format:
+            seen = read_by_verify(holder, topic, log)
+            assert difference(log.expected, seen, f"seed {log.seed}") is None, difference(log.expected, seen)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_two_hundred_logs(make_cluster: MakeCluster) -> None:
+    holder = make_cluster("holder")
+    logs = {f"seed-{seed}": build_log(seed) for seed in LONG_SEEDS}
+    install(holder, logs)
+
+    def check(topic: str, log: BuiltLog) -> None:
+        seen = shown(holder, topic)
+        assert difference(log.expected, seen, topic) is None, difference(log.expected, seen, topic)
+        if not log.has_old_format:
+            seen = read_by_verify(holder, topic, log)
+            assert difference(log.expected, seen, topic) is None, difference(log.expected, seen, topic)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(check, logs, logs.values()))
+
+
+def test_the_log_dump_finds_the_features(holder: SandboxCluster) -> None:
+    dumped = 0
+    for topic, log in LOGS.items():
+        if log.has_old_format or not any(log.segments.values()):
+            continue  # it tells other things of these
+        dumped += 1
+        batches = [batch for batch in dump_log(holder, topic) if batch.last_offset >= log.log_start_offset]
+        assert all(batch.is_valid for batch in batches)
+        found = {f"codec {batch.compression.lower()}" for batch in batches if batch.count and not batch.is_control}
+        found |= {"empty batch" for batch in batches if batch.count == 0}
+        found |= {"delete horizon" for batch in batches if batch.delete_horizon_ms is not None}
+        found |= {"LogAppendTime" for batch in batches if batch.timestamp_type == "LogAppendTime"}
+        found |= {"start in a batch" for batch in batches[:1] if batch.base_offset < log.log_start_offset}
+        checked = {name for name in FEATURES if name.startswith("codec ")}
+        checked |= {"empty batch", "delete horizon", "LogAppendTime", "start in a batch"}
+        assert log.features & checked <= found, log.seed
+    assert dumped >= len(LOGS) // 2

@@ -1,0 +1,167 @@
+"""A mirror of many topics between two clusters, worked through the command line, and judged by what consumers see."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, TopicMetadata
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import unique_topic
+from tests.support.engine import Engine, kmirror
+from tests.support.log_batches import VisibleRecord
+from tests.support.visible import COMMITTED, UNCOMMITTED, assert_mirrored, bounds
+
+#: Reading a partition is mostly waiting; what starts a JVM is not.
+_READERS, _JVMS = 8, 2
+#: How often somebody who waits looks whether waiting is in vain.
+_LOOK_S = 5.0
+
+Place = tuple[str, int]
+
+
+class Mirrored:
+    """One mirror; `topics` are its topics with their partition counts."""
+
+    def __init__(
+        self, source: SandboxCluster, destination: SandboxCluster, folder: Path, topics: Mapping[str, int]
+    ) -> None:
+        self.source, self.destination, self.topics = source, destination, dict(topics)
+        self.name = unique_topic("m")
+        self._folder = folder
+        self._engines: list[Engine] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for engine in self._engines:
+            engine.destroy()
+
+    @property
+    def places(self) -> list[Place]:
+        """Every partition of every topic."""
+        return [(topic, partition) for topic, count in self.topics.items() for partition in range(count)]
+
+    # -- the command line ----------------------------------------------------------------------------------------------
+
+    def create(self, *settings: str) -> None:
+        """Create the mirror and add the topics."""
+        file = self._folder / f"{self.name}.properties"
+        file.write_text(f"bootstrap.servers={self.source.bootstrap_servers}\n")
+        options = [word for setting in settings for word in ("--config", setting)]
+        self._run("create", "--mirror-config", str(file), *options)
+        names = self._folder / f"{self.name}.topics"
+        names.write_text("".join(f"{topic}\n" for topic in self.topics))
+        self._run("add", "--topics", f"@{names}")
+
+    def engine(self, *arguments: str) -> Engine:
+        """Start an engine."""
+        engine = Engine(self.destination, self.name, self._folder / f"{self.name}.out", *arguments)
+        self._engines.append(engine)
+        return engine
+
+    def copy(self, seconds: int = 120, *, exit_codes: Collection[int] = (0,)) -> Engine:
+        """Copy all that is there, and return the engine, which has ended."""
+        engine = self.engine("--until-caught-up", "--timeout", f"{seconds}s")
+        code = engine.wait(seconds + 30)
+        assert code in exit_codes, f"the engine ended with {code}:\n{self._failures()}\n{engine.output[-4000:]}"
+        return engine
+
+    def verify(self) -> None:
+        """Let kmirror compare both sides itself."""
+        self._run("verify", "--full")
+
+    def rows(self) -> dict[Place, dict[str, Any]]:
+        """Return what `describe` says, by partition."""
+        rows = json.loads(self._run("describe", "--json"))
+        return {(row["topic"], row["partition"]): row for row in rows}
+
+    def _run(self, verb: str, *arguments: str) -> str:
+        done = kmirror(self.destination, verb, "--mirror", self.name, *arguments)
+        assert done.returncode == 0, f"{verb} ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
+        return done.stdout
+
+    def _failures(self) -> str:
+        return kmirror(self.destination, "describe", "--mirror", self.name, "--failed").stdout
+
+    # -- waiting and comparing -----------------------------------------------------------------------------------------
+
+    def wait_until_equal(
+        self, engine: Engine, topics: Iterable[str] | None = None, *, seconds: float = 60, stable: bool = False
+    ) -> None:
+        """Wait until topics end where consumers' view of the source ends.
+
+        With `stable` the source has no open transaction any more, and ends where its log does.
+        """
+        chosen = list(self.topics if topics is None else topics)
+
+        def is_equal() -> bool:
+            return all(
+                self._ends(self.destination, topic) == self._ends(self.source, topic, COMMITTED)
+                and (not stable or self._ends(self.source, topic) == self._ends(self.source, topic, COMMITTED))
+                for topic in chosen
+            )
+
+        self.wait(engine, is_equal, seconds, topics=chosen)
+
+    def wait(
+        self,
+        engine: Engine,
+        condition: Callable[[], object],
+        seconds: float = 60,
+        *,
+        topics: Collection[str] | None = None,
+    ) -> None:
+        """Wait until something holds while the engine runs; not any longer when a partition (of these topics) fails."""
+        deadline = time.monotonic() + seconds
+        next_look = time.monotonic() + _LOOK_S
+        while not condition():
+            assert engine.process.poll() is None, f"the engine ended by itself:\n{engine.output[-4000:]}"
+            if time.monotonic() > min(deadline, next_look):
+                rows = [row for row in self.rows().values() if topics is None or row["topic"] in topics]
+                failed = [row for row in rows if row["state"] == "FAILED"]
+                assert not failed, [(row["topic"], row["partition"], row["errorMessage"]) for row in failed]
+                assert time.monotonic() < deadline, f"not within {seconds} s:\n{rows}\n{engine.output[-2000:]}"
+                next_look = time.monotonic() + _LOOK_S
+            time.sleep(0.1)
+
+    def _ends(self, cluster: SandboxCluster, topic: str, isolation: str = UNCOMMITTED) -> dict[TopicPartition, int]:
+        found = bounds(cluster, [topic], self.topics[topic], isolation)
+        return {place: bound.end for place, bound in found.items()}
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Return who leads a partition at the destination."""
+        return int(self._metadata()[topic].partitions[partition].leader)
+
+    def is_in_sync(self, replicas: int) -> bool:
+        """Tell whether all partitions have this many replicas in sync at the destination."""
+        topics = self._metadata()
+        return all(
+            len(partition.isrs) >= replicas for topic in self.topics for partition in topics[topic].partitions.values()
+        )
+
+    def _metadata(self) -> dict[str, TopicMetadata]:
+        admin = AdminClient({"bootstrap.servers": self.destination.bootstrap_servers, "log_level": 0})
+        return dict(admin.list_topics(timeout=30).topics)
+
+    def compare(
+        self, places: Sequence[Place] | None = None, *, with_console: bool = False
+    ) -> dict[Place, list[VisibleRecord]]:
+        """Compare partitions (default: all) as consumers see them, and return what they see."""
+        chosen = self.places if places is None else list(places)
+
+        def one(place: Place) -> list[VisibleRecord]:
+            return assert_mirrored(self.source, self.destination, *place, with_console=with_console)
+
+        with ThreadPoolExecutor(_JVMS if with_console else _READERS) as pool:
+            return dict(zip(chosen, pool.map(one, chosen), strict=True))

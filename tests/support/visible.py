@@ -1,0 +1,229 @@
+"""What applications are shown on both sides of a mirror, and how it is compared.
+
+Records come from librdkafka and from Kafka's console consumer, log ends and starts from librdkafka's admin client, the
+logs of replicas from the folders of stopped brokers. None of that is kmirror's.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.log_batches import VisibleRecord
+from tests.support.oracle import ReadRecord, console_consumer, dump_log, librdkafka_records, segment_files
+
+COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
+
+_LEVELS = {COMMITTED: IsolationLevel.READ_COMMITTED, UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED}
+_LONGEST_SHOWN = 60
+_PATIENCE_S = 30.0
+
+
+class Bounds(NamedTuple):
+    """Where a partition starts and ends for consumers; with read_committed the end is the last stable offset."""
+
+    start: int
+    end: int
+
+
+def bounds(
+    cluster: SandboxCluster, topics: Iterable[str], partitions: int = 1, isolation: str = UNCOMMITTED
+) -> dict[TopicPartition, Bounds]:
+    """Ask for the start and end of partitions; ask again while their leaders change."""
+    places = [TopicPartition(topic, index) for topic in topics for index in range(partitions)]
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        admin = _admin(cluster.bootstrap_servers)
+        starts, ends = (
+            admin.list_offsets(dict.fromkeys(places, spec), isolation_level=_LEVELS[isolation], request_timeout=10)
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+        )
+        try:
+            return {place: Bounds(starts[place].result(30).offset, ends[place].result(30).offset) for place in places}
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+        _admin.cache_clear()  # it may take its time to look for another leader
+        time.sleep(0.1)
+
+
+@lru_cache(8)
+def _admin(bootstrap_servers: str) -> AdminClient:
+    """Return a client that is used again by those who ask over and over; it says nothing of brokers that are gone."""
+    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+
+
+def bounds_of(cluster: SandboxCluster, topic: str, partition: int = 0, isolation: str = UNCOMMITTED) -> Bounds:
+    """Ask for the start and end of one partition."""
+    return bounds(cluster, [topic], partition + 1, isolation)[TopicPartition(topic, partition)]
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def visible(records: Iterable[ReadRecord]) -> list[VisibleRecord]:
+    """Return what matters to an application."""
+    return [VisibleRecord(one.offset, one.timestamp, one.key, one.value, one.headers) for one in records]
+
+
+def shown(cluster: SandboxCluster, topic: str, partition: int = 0, isolation: str = COMMITTED) -> list[VisibleRecord]:
+    """Read a partition with librdkafka, to its end."""
+    return visible(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation))
+
+
+def shown_by_console(
+    cluster: SandboxCluster, topic: str, partition: int = 0, isolation: str = COMMITTED, *, records: int
+) -> list[VisibleRecord]:
+    """Read so many records of a partition with Kafka's own console consumer."""
+    return visible(console_consumer(cluster, topic, partition, isolation, max_messages=records))
+
+
+def difference(wanted: Sequence[VisibleRecord], found: Sequence[VisibleRecord], what: str = "the log") -> str | None:
+    """Return where two views part, in a line one can read; None when they are equal."""
+    for one, other in zip_longest(wanted, found):
+        if one != other:
+            return f"{what}: wanted {_told(one)}, found {_told(other)} ({len(wanted)} and {len(found)} records)"
+    return None
+
+
+def _told(record: VisibleRecord | None) -> str:
+    if record is None:
+        return "no more record"
+    key, value = (_short(content) for content in (record.key, record.value))
+    return f"offset {record.offset} timestamp {record.timestamp} key {key} value {value} headers {record.headers}"
+
+
+def _short(content: bytes | None) -> str:
+    if content is None or len(content) <= _LONGEST_SHOWN:
+        return repr(content)
+    return f"{content[:20]!r}… ({len(content)} bytes, CRC {zlib.crc32(content):08x})"
+
+
+# -- a mirror and its source -------------------------------------------------------------------------------------------
+
+
+def assert_mirrored(
+    source: SandboxCluster, destination: SandboxCluster, topic: str, partition: int = 0, *, with_console: bool = False
+) -> list[VisibleRecord]:
+    """Compare a partition on both sides, and return what is visible of it.
+
+    At the source it is what read_committed consumers see; the destination has to show the same in both isolation
+    levels, start and end at the same offsets, and hold no batch that is not sound.
+    """
+    name = f"{topic}-{partition}"
+    wanted = shown(source, topic, partition)
+    assert_shows(destination, topic, partition, wanted, with_console=with_console)
+    if with_console:
+        seen = shown_by_console(source, topic, partition, records=len(wanted))
+        assert difference(wanted, seen, f"{name} at the source") is None
+    assert bounds_of(destination, topic, partition) == bounds_of(source, topic, partition, COMMITTED), name
+    return wanted
+
+
+def assert_shows(
+    cluster: SandboxCluster,
+    topic: str,
+    partition: int,
+    wanted: Sequence[VisibleRecord],
+    *,
+    with_console: bool = False,
+) -> None:
+    """Compare what a mirror's consumers are shown, in both isolation levels, with what they should be."""
+    for isolation in (COMMITTED, UNCOMMITTED):
+        what = f"{topic}-{partition} of {cluster.name}, {isolation}"
+        records = librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation)
+        assert difference(wanted, visible(records), what) is None, difference(wanted, visible(records), what)
+        assert {record.timestamp_type for record in records} <= {"CreateTime"}, what
+        if with_console:
+            seen = shown_by_console(cluster, topic, partition, isolation, records=len(wanted))
+            assert difference(wanted, seen, what) is None, difference(wanted, seen, what)
+
+
+def assert_sound(cluster: SandboxCluster, topic: str, partition: int = 0) -> None:
+    """Let Kafka's log dump look at a mirror's batches: intact, without holes inside, nothing of a transaction."""
+    for batch in dump_log(cluster, topic, partition):
+        assert batch.is_valid, batch
+        assert batch.is_control or not batch.is_transactional, batch
+
+
+# -- compacted topics, where both cleaners work on their own -----------------------------------------------------------
+
+
+def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleRecord]) -> str | None:
+    """Compare two views of a log whose cleaners have each removed what they may; None when nothing is wrong.
+
+    A record that one side lacks must have a later one of its key there, or delete its key itself.
+    """
+    at_source, at_destination = ({record.offset: record for record in view} for view in (source, destination))
+    for offset in sorted(at_source.keys() & at_destination.keys()):
+        if at_source[offset] != at_destination[offset]:
+            return f"wanted {_told(at_source[offset])}, found {_told(at_destination[offset])}"
+    for having, lacking, side in ((at_source, at_destination, "destination"), (at_destination, at_source, "source")):
+        last = {record.key: offset for offset, record in lacking.items()}
+        for offset in sorted(having.keys() - lacking.keys()):
+            record = having[offset]
+            if record.value is not None and last.get(record.key, -1) < offset:
+                return f"the {side} lacks {_told(record)}, and nothing later of that key"
+    return None
+
+
+def latest_values(records: Iterable[VisibleRecord]) -> dict[bytes | None, bytes]:
+    """Return what somebody knows who has read a compacted topic: the latest value of each key."""
+    latest: dict[bytes | None, bytes] = {}
+    for record in records:
+        if record.value is None:
+            latest.pop(record.key, None)
+        else:
+            latest[record.key] = record.value
+    return latest
+
+
+# -- replicas ----------------------------------------------------------------------------------------------------------
+
+
+def replica_difference(cluster: SandboxCluster, topic: str, partition: int = 0) -> str | None:
+    """Compare the files that stopped brokers have of a partition, byte by byte; None when they are equal."""
+    running = [broker.node_id for broker in cluster.brokers if broker.pid is not None]
+    assert not running, f"brokers {running} run; their files may change"
+    nodes = [broker.node_id for broker in cluster.brokers]
+    return files_difference({node: segment_files(cluster, topic, partition, node) for node in nodes})
+
+
+def files_difference(replicas: Mapping[int, Iterable[Path]]) -> str | None:
+    """Compare the segment files of several brokers, up to the log end; None when they are equal.
+
+    Brokers cut segments where they like and delete old ones at different times: the bytes are compared batch by batch,
+    from the latest first one on.
+    """
+    logs = {node: dict(_raw_batches(files)) for node, files in replicas.items()}
+    assert all(logs.values()), f"nothing is stored by {[node for node, log in logs.items() if not log]}"
+    first = max(min(log) for log in logs.values())
+    wanted_of, *others = logs
+    for other in others:
+        for offset in sorted(offset for offset in logs[wanted_of].keys() | logs[other].keys() if offset >= first):
+            if logs[wanted_of].get(offset) != logs[other].get(offset):
+                return f"brokers {wanted_of} and {other} differ in the batch at offset {offset}"
+    return None
+
+
+def _raw_batches(files: Iterable[Path]) -> Iterator[tuple[int, bytes]]:
+    for file in files:
+        data = file.read_bytes()
+        position = 0
+        while position + 12 <= len(data):
+            base_offset, length = struct.unpack_from(">qi", data, position)
+            end = position + 12 + length
+            if length <= 0 or end > len(data):
+                break  # the half-written end of the active segment
+            yield base_offset, data[position:end]
+            position = end

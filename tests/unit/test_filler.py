@@ -1,0 +1,84 @@
+"""Filler is made quickly, read by anybody, and known again for certain."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from kmirror.cluster.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, guard
+from kmirror.cluster.filler import FILLER_KEY, FILLER_RECORDS, filler_batch, is_filler
+from kmirror.cluster.records import Record, make_batch, read_records
+
+
+def read(batch: bytearray) -> tuple[BatchHeader, list[Record]]:
+    view = memoryview(batch)
+    (header,) = batch_headers(view)
+    assert header.crc == crc_of(view)
+    return header, list(read_records(view, header))
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 66, 8191, 8192, 8193, 8194, FILLER_RECORDS])
+def test_every_offset_is_taken_by_a_record_with_the_key_and_nothing_else(count: int) -> None:
+    before = time.time_ns() // 1_000_000
+    batch = filler_batch(count, base_offset=700)
+    header, records = read(batch)
+    assert (header.base_offset, header.next_offset, header.record_count) == (700, 700 + count, count)
+    assert not header.has_holes
+    assert [record.offset for record in records] == list(range(700, 700 + count))
+    assert {(record.key, record.value, record.headers) for record in records} == {(FILLER_KEY, None, ())}
+    assert {record.timestamp for record in records} == {header.max_timestamp}
+    assert before <= header.max_timestamp <= time.time_ns() // 1_000_000
+    assert is_filler(memoryview(batch))
+
+
+def test_a_full_batch_is_small_and_each_one_is_its_own() -> None:
+    one, other = filler_batch(FILLER_RECORDS), filler_batch(FILLER_RECORDS)
+    assert len(one) < 100_000
+    guard(memoryview(one), 1 << 62, 0, 5)
+    assert is_filler(memoryview(one))
+    assert read(other)[0].producer_id == -1
+
+
+@pytest.mark.parametrize("count", [0, -1, FILLER_RECORDS + 1])
+def test_a_batch_has_a_bounded_number_of_records(count: int) -> None:
+    with pytest.raises(ValueError, match="filler batch has 1 to"):
+        filler_batch(count)
+
+
+def made(
+    *, key: bytes | None = FILLER_KEY, value: bytes | None = None, codec: str = "zstd", count: int = 3
+) -> bytearray:
+    return make_batch([Record(i, 5, key, value) for i in range(count)], compression_type=codec)
+
+
+def test_filler_is_known_by_its_records_whoever_wrote_them() -> None:
+    assert is_filler(memoryview(made()))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        made(key=FILLER_KEY + b"!"),
+        made(key=None),
+        made(value=b""),
+        made(codec="none"),
+        make_batch([Record(0, 5, FILLER_KEY, None), Record(1, 6, FILLER_KEY, None)], compression_type="zstd"),
+        make_batch([Record(0, 5, FILLER_KEY, None, (("h", None),))], compression_type="zstd"),
+        make_batch([Record(0, 5, FILLER_KEY, None), Record(1, 5, b"k", b"v")], compression_type="zstd"),
+        made()[:BATCH_OVERHEAD],
+        made()[:30],
+        made(count=1, value=bytes(64 << 20)),
+    ],
+    ids=["key", "no key", "value", "codec", "timestamp", "header", "second record", "no records", "cut off", "bomb"],
+)
+def test_what_differs_in_anything_is_none(other: bytearray) -> None:
+    assert not is_filler(memoryview(other))
+
+
+@pytest.mark.parametrize(("position", "value"), [(57, 2), (57, 4), (57, 0), (23, 7), (16, 1)])
+def test_a_header_that_says_something_else_is_none(position: int, value: int) -> None:
+    batch = made()
+    struct.pack_into(">b" if position == 16 else ">i", batch, position, value)
+    assert not is_filler(memoryview(batch))
