@@ -11,6 +11,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records
+from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 KEYS = (None, b"", b"key", bytes(range(256)))
@@ -102,6 +103,6 @@ def test_partitions_added_at_the_source_are_followed(
     pair.add_partitions(5)
     pair.fill(5000)
     pair.wait_until_equal(engine)
-    assert "3 more partitions" in engine.output
+    wait_until(lambda: "3 more partitions" in engine.output)
     assert engine.stop() == 0
     pair.assert_equal()

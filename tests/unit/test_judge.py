@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
+from kmirror.cluster.batch import SEQUENCE_MASK
 from kmirror.cluster.client import ProducerState
-from kmirror.engine.judge import Copy, Facts, Fail, Tail, Trouble, Verdict, Wait, judge
+from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Trouble, Verdict, Wait, judge
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from tests.support.histories import OWN_ID, WHOLE, History, build, compare
 
 SOURCE_ID, DESTINATION_ID, ANOTHER_ID = b"\x01" * 16, b"\x02" * 16, b"\x03" * 16
-PRODUCER_ID = (1 << 62) + 5
-ASSIGNMENT = Assignment("mirrored", 3, "orders", SOURCE_ID, DESTINATION_ID, PRODUCER_ID)
+ASSIGNMENT = Assignment("mirrored", 3, "orders", SOURCE_ID, DESTINATION_ID, OWN_ID)
 AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
+FOREIGN_ID = 7
 
 
-def producer(last_sequence: int, epoch: int = 0) -> ProducerState:
-    return ProducerState(PRODUCER_ID, epoch, last_sequence, 1_700_000_000_000, -1, None)
+def producer(last_sequence: int, epoch: int = 0, coordinator_epoch: int = -1) -> ProducerState:
+    return ProducerState(OWN_ID, epoch, last_sequence, 1_700_000_000_000, coordinator_epoch, None)
 
 
 #: A destination that ends at 100, all of it ours and the same as in the source, which ends at 150.
@@ -33,25 +36,34 @@ FINE = Facts(
     producer=producer(99),
     tail=Tail.SAME,
     tail_epoch=4,
+    tail_producer_id=OWN_ID,
 )
 
 RECREATED = {"source_topic_id": ANOTHER_ID}
 REPLACED = {"destination_topic_id": ANOTHER_ID}
 FENCED = {"producer": producer(99, epoch=1)}
-FOREIGN = {"producer": producer(90)}
-REWRITTEN = {"tail": Tail.DIFFERENT}
-NOT_OURS = {"tail": Tail.DIFFERENT, "producer": None}
+REWRITTEN = {"tail": Tail.DIFFERENT, "differs_at": 95}
+NOT_OURS = REWRITTEN | {"tail_producer_id": FOREIGN_ID}
+ANONYMOUS = REWRITTEN | {"tail_producer_id": -1}
+SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": Tail.NOTHING}
+OVERGROWN = SHORTER | {"tail_producer_id": FOREIGN_ID, "unproven": True}
+HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": -1, "high_watermark": 80, "last_stable_offset": 80}
+UNPROVEN = {"tail": Tail.NOTHING, "tail_producer_id": FOREIGN_ID, "unproven": True}
 LOST = {"tail": Tail.NOTHING, "source_log_start": 100}
-SHORTER = {"source_log_end": 98, "high_watermark": 98, "tail": Tail.NOTHING}
 TRIMMED = {"source_log_start": 101, "tail": Tail.NOTHING}
+#: The first 100 of 120 offsets are filled.
+FILLING = {"only_filler": True, "source_log_start": 120, "tail": Tail.NOTHING}
 
 
 def seen(**changes: object) -> Facts:
     return replace(FINE, **changes)  # type: ignore[arg-type]
 
 
-def verdict(facts: Facts, acknowledged: int | None = None) -> Verdict:
-    return judge(ASSIGNMENT, acknowledged, facts)
+def verdict(facts: Facts, acknowledged: int | None = None, **others: object) -> Verdict:
+    return judge(ASSIGNMENT, acknowledged, facts, **others)  # type: ignore[arg-type]
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,11 +72,13 @@ def verdict(facts: Facts, acknowledged: int | None = None) -> Verdict:
         (RECREATED, None, Reason.SOURCE_TOPIC_RECREATED, 100, "orders was deleted and created again"),
         (REPLACED, None, Reason.DESTINATION_TOPIC_DELETED, 100, "mirrored was deleted and created again"),
         (FENCED, None, Reason.FENCED, 100, "producer epoch 1, ours is 0"),
-        (FOREIGN, None, Reason.DESTINATION_WRITTEN, 100, "ends at offset 100"),
-        (REWRITTEN, None, Reason.SOURCE_DIVERGED, 100, "orders-3 was rewritten"),
-        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 100, "mirrored-3 just below offset 100"),
-        (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost its offsets 100 to 119"),
+        (REWRITTEN, None, Reason.SOURCE_DIVERGED, 100, "orders-3 was rewritten: at offset 95"),
+        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 100, "mirrored-3 (producer id 7): at offset 95"),
+        (ANONYMOUS, None, Reason.DESTINATION_WRITTEN, 100, "mirrored-3 (a producer without an id)"),
         (SHORTER, None, Reason.SOURCE_DIVERGED, 98, "2 records that it had are gone"),
+        (OVERGROWN, None, Reason.DESTINATION_WRITTEN, 98, "it ends at offset 100, and its source at 98"),
+        (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "not this mirror's (producer id 7)"),
+        (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost its offsets 100 to 119"),
         (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 records 100 to 100 were deleted"),
     ],
 )
@@ -84,14 +98,17 @@ def test_each_misfit_has_its_reason(
         (RECREATED, FENCED, Reason.SOURCE_TOPIC_RECREATED),
         (RECREATED, REWRITTEN, Reason.SOURCE_TOPIC_RECREATED),
         (RECREATED, SHORTER, Reason.SOURCE_TOPIC_RECREATED),
+        (RECREATED, HIDDEN, Reason.SOURCE_TOPIC_RECREATED),
+        (RECREATED, FILLING, Reason.SOURCE_TOPIC_RECREATED),
         (REPLACED, FENCED, Reason.DESTINATION_TOPIC_DELETED),
         (REPLACED, SHORTER, Reason.DESTINATION_TOPIC_DELETED),
         (FENCED, REWRITTEN, Reason.FENCED),
-        (FENCED, {"producer": producer(90, epoch=1)}, Reason.FENCED),
         (FENCED, SHORTER, Reason.FENCED),
-        (FOREIGN, REWRITTEN, Reason.DESTINATION_WRITTEN),
-        (FOREIGN, SHORTER, Reason.DESTINATION_WRITTEN),
+        (FENCED, HIDDEN, Reason.FENCED),
+        (FENCED, FILLING, Reason.FENCED),
+        (NOT_OURS, {"source_log_end": 98}, Reason.DESTINATION_WRITTEN),
         (REWRITTEN, {"source_log_end": 98}, Reason.SOURCE_DIVERGED),
+        (REWRITTEN, {"last_stable_offset": 98}, Reason.SOURCE_DIVERGED),
         (SHORTER, {"source_log_start": 101}, Reason.SOURCE_DIVERGED),
     ],
 )
@@ -103,14 +120,19 @@ def test_of_two_misfits_the_earlier_rule_decides(
     assert both.reason is reason
 
 
-@pytest.mark.parametrize("changes", [{}, RECREATED, REPLACED, FENCED, FOREIGN, REWRITTEN, NOT_OURS, SHORTER, TRIMMED])
+@pytest.mark.parametrize(
+    "changes", [{}, RECREATED, REPLACED, FENCED, REWRITTEN, NOT_OURS, SHORTER, HIDDEN, UNPROVEN, TRIMMED, FILLING]
+)
 def test_a_failed_look_up_goes_before_everything(changes: dict[str, object]) -> None:
     assert verdict(seen(trouble=AWAY, **changes), 120) == Wait(AWAY)
 
 
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
 def test_one_history_goes_on_where_the_destination_ends() -> None:
     assert verdict(FINE) == Copy(100)
-    assert verdict(seen(tail=Tail.SAME), 100) == Copy(100)
+    assert verdict(FINE, 100) == Copy(100)
 
 
 def test_the_start_of_a_mirror() -> None:
@@ -127,192 +149,265 @@ def test_an_unknown_topic_id_proves_nothing() -> None:
     assert verdict(seen(source_topic_id=None)) == Copy(100)
 
 
-def test_a_producer_the_broker_forgot_proves_nothing() -> None:
-    assert verdict(seen(producer=None)) == Copy(100)
+def test_nothing_to_compare_is_no_alarm() -> None:
+    """Markers, aborted transactions and cleaners leave logs like that, and a source that was emptied."""
+    assert verdict(seen(tail=Tail.NOTHING)) == Copy(100)
+    assert verdict(seen(source_log_start=100, tail=Tail.NOTHING)) == Copy(100)
+    emptied = seen(source_log_start=100, destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None)
+    assert verdict(emptied) == Copy(100)
 
 
-@pytest.mark.parametrize(("epoch", "ours"), [(0, 0), (0, 1), (1, 1)])
-def test_a_producer_epoch_up_to_ours_is_not_a_fence(epoch: int, ours: int) -> None:
+@pytest.mark.parametrize(("epoch", "ours"), [(0, 0), (1, 1)])
+def test_our_own_producer_epoch_is_not_a_fence(epoch: int, ours: int) -> None:
     assignment = replace(ASSIGNMENT, producer_epoch=ours)
     assert judge(assignment, None, seen(producer=producer(99, epoch))) == Copy(100)
 
 
-@pytest.mark.parametrize(
-    ("end", "filled", "last_sequence"),
-    [
-        (100, 0, 99),
-        (100, 40, 59),
-        (100, 100, -1),
-        (1 << 31, 0, 0x7FFFFFFF),
-        ((1 << 31) + 1, 0, 0),
-        ((1 << 33) + 7, 7, 0x7FFFFFFF),
-    ],
-)
-def test_sequences_count_data_offsets_and_wrap(end: int, filled: int, last_sequence: int) -> None:
-    assignment = replace(ASSIGNMENT, filled_offsets=filled)
-    facts = seen(destination_log_end=end, source_log_end=1 << 40, high_watermark=1 << 40)
-    assert judge(assignment, None, replace(facts, producer=producer(last_sequence))) == Copy(end)
-    wrong = judge(assignment, None, replace(facts, producer=producer((last_sequence + 1) & 0x7FFFFFFF)))
-    assert isinstance(wrong, Fail)
-    assert wrong.reason is Reason.DESTINATION_WRITTEN
-
-
 def test_records_the_destination_lost_are_copied_again() -> None:
-    assert verdict(FINE, acknowledged=130) == Copy(100, copied_again=30)
-    assert verdict(FINE, acknowledged=100) == Copy(100, copied_again=0)
-    assert verdict(FINE, acknowledged=90) == Copy(100, copied_again=0)
+    assert verdict(FINE, 130) == Copy(100, copied_again=30)
+    assert verdict(FINE, 100) == Copy(100, copied_again=0)
+    assert verdict(FINE, 90) == Copy(100, copied_again=0)
 
 
 def test_a_destination_that_lost_everything_is_filled_again() -> None:
-    empty = seen(destination_log_end=0, producer=None, tail=Tail.NOTHING)
-    assert verdict(empty, acknowledged=100) == Copy(0, copied_again=100)
+    empty = seen(destination_log_end=0, producer=None, tail=Tail.NOTHING, tail_producer_id=None)
+    assert verdict(empty, 100) == Copy(0, copied_again=100)
 
 
-def test_a_source_that_was_trimmed_up_to_the_destinations_end_goes_on() -> None:
-    assert verdict(seen(source_log_start=100, tail=Tail.NOTHING)) == Copy(100)
+def test_a_destination_that_lost_everything_is_not_begun_further_on_unasked() -> None:
+    empty = seen(destination_log_end=0, producer=None, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=30)
+    found = verdict(empty, 100)
+    assert isinstance(found, Fail)
+    assert (found.reason, found.offset) == (Reason.DESTINATION_TRUNCATED, 0)
 
 
-def test_a_source_that_does_not_show_the_tail_yet_is_waited_for() -> None:
+@pytest.mark.parametrize(
+    "changes", [HIDDEN, HIDDEN | {"tail": Tail.SAME}, HIDDEN | UNPROVEN | {"last_stable_offset": 80}]
+)
+def test_a_source_that_does_not_show_the_tail_yet_is_waited_for(changes: dict[str, object]) -> None:
     """After an unclean election the new leader's high watermark may lag: it has other records there, and hides them.
 
     Going on without the comparison would append the new history behind the old one's tail.
     """
-    found = verdict(seen(tail=Tail.NOTHING, tail_epoch=-1, high_watermark=80, last_stable_offset=80))
+    found = verdict(seen(**changes))
     assert isinstance(found, Wait)
+    assert not found.trouble.permanent_after_retries
+
+
+# -- sequence numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "last_sequence", "filled"),
+    [
+        (100, 99, 0),
+        (100, 59, 40),
+        (100, -1, 100),
+        (1 << 31, 0x7FFFFFFF, 0),
+        ((1 << 31) + 1, 0, 0),
+        ((1 << 31) + 41, 0x7FFFFFFF, 41),
+        ((1 << 33) + 7, 0x7FFFFFFF, 7),
+        (100, 0x7FFFFFFF, 100),
+        (3, 0x7FFFFFFE, 4),
+    ],
+)
+def test_the_next_sequence_follows_the_one_that_is_remembered(end: int, last_sequence: int, filled: int) -> None:
+    facts = seen(destination_log_end=end, source_log_end=1 << 40, last_stable_offset=1 << 40)
+    found = verdict(replace(facts, producer=producer(last_sequence)))
+    assert found == Copy(end, filled_offsets=filled)
+    assert (end - filled) & SEQUENCE_MASK == (last_sequence + 1) & SEQUENCE_MASK
+
+
+def test_a_producer_that_is_not_remembered_begins_with_the_offset() -> None:
+    assert verdict(seen(producer=None)) == Copy(100)
+
+
+def test_a_new_producer_epoch_begins_with_sequence_0() -> None:
+    found = judge(replace(ASSIGNMENT, producer_epoch=1), None, seen(producer=producer(59)))
+    assert found == Copy(100, filled_offsets=100)
+
+
+def test_markers_go_above_the_coordinator_epoch_that_is_remembered() -> None:
+    assert seen(producer=producer(59, coordinator_epoch=6)).coordinator_epoch == 6
+    assert seen(producer=None).coordinator_epoch == -1
+
+
+# -- the beginning of a log --------------------------------------------------------------------------------------------
+
+
+EMPTY = {"destination_log_end": 0, "producer": None, "tail": Tail.NOTHING, "tail_producer_id": None}
+
+
+def test_an_empty_destination_is_brought_to_where_the_source_starts() -> None:
+    assert verdict(seen(**EMPTY, source_log_start=40)) == Raise(40)
+
+
+def test_a_half_filled_destination_is_filled_on_and_keeps_its_sequence_numbers() -> None:
+    assert verdict(seen(**FILLING)) == Raise(120)
+    assert verdict(seen(**FILLING | {"producer": producer(59)})) == Raise(120, filled_offsets=40)
+
+
+def test_filler_that_reaches_far_enough_has_still_to_be_trimmed() -> None:
+    assert verdict(seen(**FILLING | {"source_log_start": 100})) == Raise(100)
+
+
+def test_a_source_that_moved_on_meanwhile_is_followed() -> None:
+    assert verdict(seen(**FILLING | {"source_log_start": 140})) == Raise(140)
+    trimmed = seen(destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=140)
+    assert verdict(trimmed, 100) == Raise(140)
+
+
+def test_filler_that_its_leader_lost_is_written_again() -> None:
+    assert verdict(seen(**FILLING), 120) == Raise(120)
+
+
+def test_an_empty_log_that_had_records_has_lost_those_that_came_since() -> None:
+    emptied = seen(destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=140)
+    found = verdict(emptied, begun=True)
+    assert isinstance(found, Fail)
+    assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
+    assert "its 40 records 100 to 139 were deleted" in found.message
+
+
+def test_filler_beyond_the_sources_start_is_not_built_upon() -> None:
+    """A source start goes back when a new leader has not caught up with the deletions of the old one."""
+    found = verdict(seen(**FILLING | {"source_log_start": 90}))
+    assert isinstance(found, Wait)
+    assert (found.trouble.reason, found.trouble.permanent_after_retries) == (Reason.SOURCE_DIVERGED, True)
+    assert "ready to begin at offset 100" in found.trouble.message
+
+
+def test_a_mirror_may_begin_further_on_than_its_source() -> None:
+    assert verdict(seen(**EMPTY), first_offset=60) == Raise(60)
+    assert verdict(seen(**FILLING | {"source_log_start": 0}), first_offset=100) == Raise(100)
+    assert verdict(seen(**FILLING | {"source_log_start": 130}), first_offset=110) == Raise(130)
+    begun = seen(destination_log_start=60, source_log_start=10)
+    assert verdict(begun, first_offset=60) == Copy(100)
+
+
+def test_a_log_with_records_is_never_raised() -> None:
+    for changes in (TRIMMED, TRIMMED | {"destination_log_start": 99}):
+        found = verdict(seen(**changes))
+        assert isinstance(found, Fail)
+        assert found.reason is Reason.SOURCE_TRUNCATED
 
 
 # -- random histories --------------------------------------------------------------------------------------------------
 
-
-@dataclass
-class History:
-    """Two logs as lists of record names, and what is known and remembered of them."""
-
-    source: list[str]
-    source_start: int
-    source_visible: int
-    destination: list[str]
-    same_source: bool
-    same_destination: bool
-    epoch: int
-    last_sequence: int | None
-    acknowledged: int | None
-
-    @classmethod
-    def of(cls, rng: random.Random) -> History:
-        source = [f"s{i}" for i in range(rng.randrange(12))]
-        destination = source[: rng.randrange(len(source) + 1)]
-        last_sequence: int | None = len(destination) - 1
-        acknowledged = rng.choice([None, len(destination), rng.randrange(14)])
-        if rng.random() < 0.2:  # somebody else wrote to the destination
-            destination = [*destination, *(f"x{i}" for i in range(rng.randrange(1, 4)))]
-        if rng.random() < 0.2:  # the source forked, and may have grown since
-            fork = rng.randrange(len(source) + 1)
-            source = [*source[:fork], *(f"f{i}" for i in range(rng.randrange(8)))]
-        if rng.random() < 0.2:  # the destination lost its tail, and its leader knows
-            destination = destination[: rng.randrange(len(destination) + 1)]
-            last_sequence = min(last_sequence or 0, len(destination) - 1)
-        start = rng.randrange(len(source) + 1) if rng.random() < 0.2 else 0
-        visible = len(source) if rng.random() < 0.8 else rng.randrange(start, len(source) + 1)
-        return cls(
-            source,
-            start,
-            visible,
-            destination,
-            rng.random() < 0.9,
-            rng.random() < 0.9,
-            1 if rng.random() < 0.1 else 0,
-            None if rng.random() < 0.4 or last_sequence == -1 else last_sequence,
-            acknowledged,
-        )
-
-    @property
-    def end(self) -> int:
-        return len(self.destination)
-
-    @property
-    def tail(self) -> Tail:
-        if self.acknowledged == self.end:
-            return Tail.SAME
-        if not self.source_start < self.end <= self.source_visible:
-            return Tail.NOTHING
-        return Tail.SAME if self.source[self.end - 1] == self.destination[-1] else Tail.DIFFERENT
-
-    @property
-    def facts(self) -> Facts:
-        return Facts(
-            source_topic_id=SOURCE_ID if self.same_source else ANOTHER_ID,
-            destination_topic_id=DESTINATION_ID if self.same_destination else ANOTHER_ID,
-            source_log_start=self.source_start,
-            source_log_end=len(self.source),
-            high_watermark=self.source_visible,
-            last_stable_offset=self.source_visible,
-            destination_log_end=self.end,
-            producer=None if self.last_sequence is None else producer(self.last_sequence, self.epoch),
-            tail=self.tail,
-        )
-
-    @property
-    def fits(self) -> bool:
-        """Tell whether a look from above finds nothing wrong at all."""
-        lost = self.acknowledged is not None and self.end < self.acknowledged
-        return (
-            self.same_source
-            and self.same_destination
-            and (self.last_sequence is None or self.epoch == 0)
-            and self.last_sequence in {None, self.end - 1}
-            and self.source[: self.end] == self.destination
-            and self.source_start <= self.end
-            and (self.source_visible >= self.end or self.tail is Tail.SAME)
-            and not (lost and self.tail is Tail.NOTHING and self.end > 0)
-        )
+SEEDS = range(2000)
+#: Read whole logs at once, or hardly more than a batch at a time.
+SIZES = [WHOLE, 300]
 
 
-HISTORIES = [History.of(random.Random(seed)) for seed in range(5000)]
+@cache
+def judged(seed: int, section_bytes: int) -> tuple[History, Facts, Verdict]:
+    history = build(seed)
+    source, destination = history.source, history.destination
+    finding, _ = compare(source, destination, section_bytes)
+    facts = Facts(
+        source_topic_id=SOURCE_ID,
+        destination_topic_id=DESTINATION_ID,
+        source_log_start=source.start,
+        source_log_end=source.end,
+        last_stable_offset=source.shown_end,
+        high_watermark=source.shown_end,
+        destination_log_start=destination.start,
+        destination_log_end=destination.end,
+        producer=None if history.last_sequence is None else producer(history.last_sequence),
+        tail=finding.tail,
+        tail_epoch=finding.epoch,
+        tail_producer_id=finding.producer_id,
+        differs_at=finding.differs_at,
+        only_filler=finding.only_filler,
+        unproven=finding.unproven,
+    )
+    return history, facts, verdict(facts)
 
 
 def test_the_histories_are_of_all_kinds() -> None:
-    assert {h.tail for h in HISTORIES} == set(Tail)
-    found = {verdict(h.facts, h.acknowledged) for h in HISTORIES}
-    assert {v.reason for v in found if isinstance(v, Fail)} == {
-        Reason.SOURCE_TOPIC_RECREATED,
-        Reason.DESTINATION_TOPIC_DELETED,
-        Reason.FENCED,
-        Reason.DESTINATION_WRITTEN,
-        Reason.SOURCE_DIVERGED,
-        Reason.DESTINATION_TRUNCATED,
-        Reason.SOURCE_TRUNCATED,
+    held = Counter(what for seed in SEEDS for what in judged(seed, WHOLE)[0].happened)
+    assert min(held.values()) >= 50, held
+    found = Counter(
+        (type(v).__name__, v.reason if isinstance(v, Fail) else None) for v in (judged(s, WHOLE)[2] for s in SEEDS)
+    )
+    assert set(found) == {
+        ("Copy", None),
+        ("Raise", None),
+        ("Wait", None),
+        ("Fail", Reason.DESTINATION_WRITTEN),
+        ("Fail", Reason.SOURCE_DIVERGED),
+        ("Fail", Reason.SOURCE_TRUNCATED),
     }
-    assert 500 < sum(h.fits for h in HISTORIES) < 4500
+    assert min(found.values()) >= 20, found
 
 
-@pytest.mark.parametrize("troubled", [False, True])
-def test_what_fits_is_copied_and_what_does_not_is_not(troubled: bool) -> None:
-    for h in HISTORIES:
-        facts = replace(h.facts, trouble=AWAY) if troubled else h.facts
-        found = verdict(facts, h.acknowledged)
-        if troubled:
-            assert found == Wait(AWAY)
-        elif h.fits:
-            assert isinstance(found, Copy), (h, found)
-        if isinstance(found, Copy):
-            assert found.offset == h.end
-            assert found.copied_again == max(0, (h.acknowledged or 0) - h.end)
-            assert h.same_source, h
-            assert h.same_destination, h
-            assert h.tail is not Tail.DIFFERENT, h
-            assert h.source_start <= h.end <= len(h.source), h
-            assert h.last_sequence is None or (h.last_sequence, h.epoch) == (h.end - 1, 0), h
+@pytest.mark.parametrize("section_bytes", SIZES)
+def test_nothing_is_copied_behind_what_is_not_the_sources(section_bytes: int) -> None:
+    for seed in SEEDS:
+        h, facts, found = judged(seed, section_bytes)
+        if not isinstance(found, Copy):
+            continue
+        end = h.destination.end
+        assert found.offset == end, seed
+        assert h.source.start <= end <= h.source.shown_end, (seed, h.happened)
+        assert not h.destination.filler_end or "foreign" in h.happened, (seed, h.happened)
+        if h.last_sequence is not None:
+            assert (end - found.filled_offsets) & SEQUENCE_MASK == h.last_sequence + 1, seed
+        said = h.evidence()
+        dense = h.happened.isdisjoint({"source cleaned before", "source cleaned", "destination cleaned"})
+        if said and (dense or section_bytes == WHOLE):
+            assert said[max(said)], (seed, h.happened, facts)
+        # others' records stay only where nobody can tell: below the source's start, or adopted like the rest
+        floor = max(h.source.start, h.destination.start)
+        strange = [
+            o for o, r in h.destination.shown().items() if o >= floor and (r.value or b"").startswith(b"foreign")
+        ]
+        assert not strange or "adopted" in h.happened, (seed, h.happened)
 
 
-def test_no_copy_goes_on_behind_a_tail_that_could_be_compared_and_was_not() -> None:
-    for h in HISTORIES:
-        if h.tail is Tail.NOTHING and h.source_start < h.end:
-            assert not isinstance(verdict(h.facts, h.acknowledged), Copy), h
+@pytest.mark.parametrize("section_bytes", SIZES)
+def test_what_only_time_has_changed_goes_on(section_bytes: int) -> None:
+    alarming = {"foreign", "source forked", "hidden", "still filling", "adopted"}
+    calm = 0
+    for seed in SEEDS:
+        h, facts, found = judged(seed, section_bytes)
+        if alarming & h.happened or h.source.start > h.destination.end:
+            continue
+        calm += 1
+        assert isinstance(found, Copy), (seed, h.happened, facts, found)
+    assert calm > 300
 
 
-def test_a_failure_names_an_offset_both_could_have() -> None:
-    for h in HISTORIES:
-        found = verdict(h.facts, h.acknowledged)
-        if isinstance(found, Fail):
-            assert 0 <= found.offset <= h.end
+@pytest.mark.parametrize("section_bytes", SIZES)
+def test_each_verdict_is_true(section_bytes: int) -> None:
+    for seed in SEEDS:
+        h, facts, found = judged(seed, section_bytes)
+        about = (seed, h.happened, facts, found)
+        end = h.destination.end
+        if isinstance(found, Wait):
+            assert h.source.shown_end < end or h.destination.filler_end > h.source.start, about
+        elif isinstance(found, Raise):
+            assert end in {h.destination.filler_end, h.destination.start}, about
+            assert end <= found.to == h.source.start, about
+        elif isinstance(found, Fail):
+            assert 0 <= found.offset <= end, about
+            if found.reason is Reason.DESTINATION_WRITTEN:
+                assert not h.happened.isdisjoint({"foreign", "adopted"}), about
+                assert "foreign" in h.happened or "source forked" in h.happened or facts.unproven, about
+            elif found.reason is Reason.SOURCE_DIVERGED:
+                # or nobody can tell: others wrote to what others wrote before, or nothing is left of it
+                nobody_can_tell = {"foreign", "adopted"} <= h.happened or h.destination.start == end
+                assert "source forked" in h.happened or nobody_can_tell, about
+            else:
+                assert found.reason is Reason.SOURCE_TRUNCATED, about
+                assert h.source.start > end, about
+
+
+def test_adopted_records_are_taken_as_they_are() -> None:
+    """Also where the source's cleaner has removed the last of them since."""
+    alarming = {"foreign", "source forked", "hidden", "still filling"}
+    adopted = [judged(seed, WHOLE) for seed in SEEDS if "adopted" in judged(seed, WHOLE)[0].happened]
+    calm = [(h, f, v) for h, f, v in adopted if not alarming & h.happened and h.source.start <= h.destination.end]
+    assert len(calm) > 50
+    for h, facts, found in calm:
+        assert isinstance(found, Copy) or facts.unproven, (h.happened, facts, found)

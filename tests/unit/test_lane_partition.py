@@ -101,7 +101,8 @@ class Shell:
         """Go through an inspection; without a verdict, the copy goes on where the destination ends."""
         self.copy.begin_inspection(self.now)
         self.check()
-        self.copy.inspected(seen, verdict or Copy(seen.destination_log_end), self.now, self.wall)
+        usual = Copy(seen.destination_log_end, 0, seen.filled_offsets(0))
+        self.copy.inspected(seen, verdict or usual, self.now, self.wall)
         self.check()
 
     def fetch(self, *batches: bytes | bytearray, **fields: object) -> None:
@@ -276,8 +277,7 @@ def test_memory_ages_while_the_copy_rests(copying: Shell) -> None:
 
 def test_sequences_count_records_and_wrap(shell: Shell) -> None:
     end = (1 << 31) + 41
-    shell.copy.assignment = replace(ASSIGNMENT, filled_offsets=41)
-    shell.inspect(facts(end - 2))
+    shell.inspect(facts(end - 2, producer=remembered(end - 2 - 41, EPOCH_MS)))
     shell.fetch(stored(end - 2, 2), stored(end))
     (last,) = shell.send()
     assert sequence_of(last) == 0x7FFFFFFE

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, batch_headers, crc_of
+from kmirror.cluster.batch import UnsupportedFormatError
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.metadata import ClusterMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.reader import read_batch_at
-from kmirror.engine.judge import Facts, Tail, Trouble
+from kmirror.engine.judge import Facts, Trouble
 from kmirror.engine.spec import Assignment
+from kmirror.engine.tail_reader import Obstacle, TailReader
+from kmirror.engine.tails import DamagedLogError, Ends, Finding
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 
 _EXPIRATION = "producer.id.expiration.ms"
@@ -24,6 +26,7 @@ class Inspector:
         self._source = source
         self._destination = destination
         self._source_cluster_id = source_cluster_id
+        self._tails = TailReader(source, destination)
         self._expiration_ms: dict[int, int | None] = {}
         self.source_metadata: ClusterMetadata | None = None
         self.destination_metadata: ClusterMetadata | None = None
@@ -55,11 +58,12 @@ class Inspector:
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = _link_trouble(error, Reason.DESTINATION_UNREACHABLE)
             return [Facts(trouble=troubles[a] or trouble) for a in assignments]
+        seen = {a: self._facts(a, views, source, destination) for a in good}
+        ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
+        compared = self._tails.compare(ends, source, destination)
         return [
-            Facts(trouble=troubles[assignment])
-            if troubles[assignment]
-            else self._facts(assignment, views, source, destination)
-            for assignment in assignments
+            _with_tail(a, seen[a], compared[a]) if a in compared else seen.get(a, Facts(trouble=troubles[a]))
+            for a in assignments
         ]
 
     def _views(self, assignments: Iterable[Assignment]) -> _Views:
@@ -91,6 +95,7 @@ class Inspector:
         source: ClusterMetadata,
         destination: ClusterMetadata,
     ) -> Facts:
+        """Return all that the look-ups say; how the ends compare is not in it yet."""
         numbers: list[int] = []
         for partition, answers, reason in (
             (assignment.source, views.source_start, Reason.SOURCE_UNREACHABLE),
@@ -120,48 +125,21 @@ class Inspector:
         if not source_leader or not destination_leader:
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, "a leader is being elected"))
         log_start, last_stable, high_watermark, source_end, destination_start, destination_end, _ = numbers
-        try:
-            tail, epoch = self._compare_tail(assignment, max(log_start, destination_start), destination_end)
-        except (KmirrorError, OutcomeUnknown) as error:
-            return Facts(trouble=_link_trouble(error, Reason.SOURCE_UNREACHABLE))
         leader_id = destination_leader.leader_id or 0
         return Facts(
-            None,
-            source.topics[assignment.source_topic].topic_id,
-            destination.topics[assignment.topic].topic_id,
-            (source_leader.leader_id or 0, source_leader.leader_epoch),
-            (leader_id, destination_leader.leader_epoch),
-            log_start,
-            source_end,
-            last_stable,
-            high_watermark,
-            destination_start,
-            destination_end,
-            next((p for p in remembered.producers if p.producer_id == assignment.producer_id), None),
-            tail,
-            epoch,
-            self._expiration(leader_id),
+            source_topic_id=source.topics[assignment.source_topic].topic_id,
+            destination_topic_id=destination.topics[assignment.topic].topic_id,
+            source_leader=(source_leader.leader_id or 0, source_leader.leader_epoch),
+            destination_leader=(leader_id, destination_leader.leader_epoch),
+            source_log_start=log_start,
+            source_log_end=source_end,
+            last_stable_offset=last_stable,
+            high_watermark=high_watermark,
+            destination_log_start=destination_start,
+            destination_log_end=destination_end,
+            producer=next((p for p in remembered.producers if p.producer_id == assignment.producer_id), None),
+            producer_id_expiration_ms=self._expiration(leader_id),
         )
-
-    def _compare_tail(self, assignment: Assignment, start: int, end: int) -> tuple[Tail, int]:
-        """Compare the batches that hold offset `end - 1` on both sides."""
-        if end <= start:
-            return Tail.NOTHING, -1
-        ours = read_batch_at(self._destination, assignment.destination, end - 1)
-        theirs = read_batch_at(self._source, assignment.source, end - 1)
-        if ours is None or theirs is None:
-            return Tail.NOTHING, -1
-        one, other = next(batch_headers(ours)), next(batch_headers(theirs))
-        same = (
-            one.base_offset == other.base_offset
-            and one.record_count == other.record_count
-            and one.base_timestamp == other.base_timestamp
-            and one.max_timestamp == other.max_timestamp
-            and one.attributes == other.attributes
-            and ours[BATCH_OVERHEAD : one.size_in_bytes] == theirs[BATCH_OVERHEAD : other.size_in_bytes]
-            and crc_of(theirs[: other.size_in_bytes]) == other.crc
-        )
-        return (Tail.SAME, other.partition_leader_epoch) if same else (Tail.DIFFERENT, -1)
 
     def _expiration(self, node_id: int) -> int | None:
         if node_id not in self._expiration_ms:
@@ -204,6 +182,37 @@ class _Views:
         self.destination_end = destination_end
         self.destination_end_after = destination_end_after
         self.producers = producers
+
+
+def _ends(facts: Facts) -> Ends:
+    return Ends(
+        facts.source_log_start, facts.last_stable_offset, facts.destination_log_start, facts.destination_log_end
+    )
+
+
+def _with_tail(assignment: Assignment, facts: Facts, found: Finding | Obstacle) -> Facts:
+    if isinstance(found, Obstacle):
+        return Facts(trouble=_tail_trouble(assignment, found))
+    return replace(
+        facts,
+        tail=found.tail,
+        tail_epoch=found.epoch,
+        tail_producer_id=found.producer_id,
+        differs_at=found.differs_at,
+        only_filler=found.only_filler,
+        unproven=found.unproven,
+    )
+
+
+def _tail_trouble(assignment: Assignment, obstacle: Obstacle) -> Trouble:
+    side, error = obstacle
+    partition = assignment.source if side == "source" else assignment.destination
+    reason = Reason.SOURCE_UNREACHABLE if side == "source" else Reason.DESTINATION_UNREACHABLE
+    if isinstance(error, BrokerError):
+        return _partition_trouble(partition, error.code, reason, "READ")
+    if isinstance(error, DamagedLogError | UnsupportedFormatError) and error.reason:
+        return Trouble(error.reason, f"comparing {assignment.destination} with {assignment.source}: {error}", True)
+    return _link_trouble(error, reason)
 
 
 def _link_trouble(error: KmirrorError | OutcomeUnknown, default: Reason) -> Trouble:

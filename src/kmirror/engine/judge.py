@@ -1,11 +1,13 @@
 """Judge two logs: may the copy go on, and from where? Facts in, verdict out; no I/O, no clock.
 
 Facts are what an inspection saw of one partition: who it is (topic ids), where both logs start and end, what the
-destination's leader remembers of our producer, and whether the last records of both sides are the same (`Tail`).
+destination's leader remembers of our producer, and how the ends of both logs compare (`tails`).
 The verdict is one of:
 
 * `Copy(offset)`: both logs tell one history up to `offset`, the destination's log end; go on there;
-* `Wait(reason)`: a look-up failed or a cluster does not answer: nothing is known, so nothing is done; look again;
+* `Raise(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled up to
+  there, and then trimmed;
+* `Wait(trouble)`: not everything is known yet, so nothing is done; look again;
 * `Fail(reason, offset)`: the logs do not fit. Nothing is repaired here.
 
 Rules are tried in this order, the first that fits decides; identity goes before numbers, because numbers of another
@@ -14,13 +16,22 @@ topic mean nothing, and a failed look-up goes before everything.
 1. something could not be looked up → Wait
 2. topic id of source or destination is not the one we know → Fail
 3. somebody with a higher epoch of our producer id was here → Fail FENCED
-4. the destination ends where our own appends cannot have brought it → Fail DESTINATION_WRITTEN
-5. the tails differ → Fail SOURCE_DIVERGED (the records are ours) or DESTINATION_WRITTEN (they are not)
-6. the destination lost records of ours, and the rest could not be compared → Fail DESTINATION_TRUNCATED
-7. the source ends before the destination → Fail SOURCE_DIVERGED
-8. the source starts after the destination's end → Fail SOURCE_TRUNCATED
-9. the source has records below the destination's end that it does not show yet, so nothing was compared → Wait
-10. else → Copy
+4. the tails differ → Fail SOURCE_DIVERGED (what differs is ours) or DESTINATION_WRITTEN (it is not)
+5. the source ends before the destination → Fail SOURCE_DIVERGED, or DESTINATION_WRITTEN where rule 7 would fit too
+6. the source has records below the destination's end that it does not show yet, so they were not compared → Wait
+7. the destination ends with records of another writer, and nothing of either log could be compared
+   → Fail DESTINATION_WRITTEN
+8. the destination lost records of ours, and what is left of it proves nothing → Fail DESTINATION_TRUNCATED
+9. the destination ends with filler, beyond the offset that it was to lead to: the source starts lower than it did. A
+   new leader whose retention lags will catch up; anything else would skip records that are there
+   → Wait, for as long as a failure is retried
+10. the destination ends with filler, or is empty, and has to begin further on than it ends → Raise. With filler that
+    leads there exactly → Raise too: the filler has still to be taken away
+11. the source starts after the destination's end → Fail SOURCE_TRUNCATED
+12. else → Copy
+
+That nothing could be compared is no misfit by itself (rule 12): markers, aborted transactions and cleaners leave logs
+like that, and a log that one side has emptied.
 """
 
 from __future__ import annotations
@@ -36,11 +47,11 @@ from kmirror.errors import Reason
 
 
 class Tail(Enum):
-    """Say how the last batch of the destination compares with the source's at the same offset."""
+    """Say how the destination's last records compare with the source's at the same offsets."""
 
     SAME = "same"
     DIFFERENT = "different"
-    #: Nothing to compare: the destination is empty, or the source no longer has (or not yet shows) that offset.
+    #: Nothing to compare: no offset was found at which both show a record, and none that they contradict each other at.
     NOTHING = "nothing"
 
 
@@ -68,20 +79,55 @@ class Facts:
     high_watermark: int = 0
     destination_log_start: int = 0
     destination_log_end: int = 0
+    #: What the destination's leader remembers of our producer.
     producer: ProducerState | None = None
     tail: Tail = Tail.NOTHING
-    #: Source leader epoch of the last batch compared; −1 when none was.
+    #: Epoch of the source's batch that holds the offset before the destination's end; −1 when there is none.
     tail_epoch: int = -1
     producer_id_expiration_ms: int | None = None
+    #: Who wrote the destination's batch that differs, or else its last one; None when it holds no batch.
+    tail_producer_id: int | None = None
+    #: The lowest offset that was found to differ.
+    differs_at: int | None = None
+    #: The destination ends with filler of ours: nothing of the source is in it.
+    only_filler: bool = False
+    #: Another writer's records stand at the destination's end, and nothing was found to compare.
+    unproven: bool = False
+
+    @property
+    def coordinator_epoch(self) -> int:
+        """The highest epoch that the destination's leader has seen in a marker of ours, −1 for none: go above it."""
+        return self.producer.coordinator_epoch if self.producer else -1
+
+    def filled_offsets(self, producer_epoch: int) -> int:
+        """Return what to subtract from an offset for its sequence number, modulo 2^31: the offsets that have none.
+
+        Markers take offsets, but no sequence numbers. A producer that the leader does not remember may begin with any;
+        one that comes with a new epoch has to begin with 0.
+        """
+        if self.producer is None:
+            return 0
+        is_new_epoch = self.producer.producer_epoch < producer_epoch
+        next_sequence = 0 if is_new_epoch else self.producer.last_sequence + 1
+        return (self.destination_log_end - next_sequence) & SEQUENCE_MASK
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Go on at `offset`."""
+    """Go on at `offset`, with sequence numbers `filled_offsets` lower than offsets (modulo 2^31)."""
 
     offset: int
     #: The destination lost this many of our records and gets them again; 0 in the normal case.
     copied_again: int = 0
+    filled_offsets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Make the destination's log start at `to`, and look again; sequence numbers as in `Copy`."""
+
+    to: int
+    filled_offsets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +139,38 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Stop this partition at `offset`, its first offset that is in doubt."""
+    """Stop this partition, which cannot go on from `offset`."""
 
     reason: Reason
     message: str
     offset: int
 
 
-Verdict = Copy | Wait | Fail
+Verdict = Copy | Raise | Wait | Fail
 
 
-def judge(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Verdict:
-    """Decide how to go on with a partition; `acknowledged` is the end of what this lane knows to be appended."""
+def judge(
+    assignment: Assignment, acknowledged: int | None, facts: Facts, *, first_offset: int = 0, begun: bool = False
+) -> Verdict:
+    """Decide how to go on with a partition.
+
+    `acknowledged` is the end of what this lane knows to be appended, None before its first look. A mirror that is to
+    begin above the source's log start begins at `first_offset`. `begun`: records of the source were in the destination
+    before, so that an empty one is not the beginning.
+    """
     if facts.trouble:
         return Wait(facts.trouble)
-    end = facts.destination_log_end
     return (
         _wrong_identity(assignment, facts)
         or _fenced(assignment, facts)
-        or _foreign_tail(assignment, facts)
-        or _lost_tail(acknowledged, facts)
-        or _wrong_range(facts)
+        or _different_tail(assignment, facts)
+        or _source_too_short(assignment, facts)
         or _hidden_tail(assignment, facts)
-        or Copy(end, max(0, (acknowledged or 0) - end))
+        or _unproven_tail(assignment, facts)
+        or _lost_tail(acknowledged, facts)
+        or _beginning(assignment, facts, first_offset, begun)
+        or _source_too_late(facts)
+        or _go_on(assignment, acknowledged, facts)
     )
 
 
@@ -151,76 +206,115 @@ def _fenced(assignment: Assignment, facts: Facts) -> Fail | None:
     return None
 
 
-def _sequence_fits(assignment: Assignment, facts: Facts) -> bool | None:
-    """Say whether the last append was ours; None when the destination's leader does not remember us."""
-    if facts.producer is None:
+def _is_foreign(assignment: Assignment, facts: Facts) -> bool:
+    return facts.tail_producer_id is not None and facts.tail_producer_id != assignment.producer_id
+
+
+def _writer(facts: Facts) -> str:
+    known = facts.tail_producer_id is not None and facts.tail_producer_id >= 0
+    return f"producer id {facts.tail_producer_id}" if known else "a producer without an id"
+
+
+def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
+    if facts.tail is not Tail.DIFFERENT:
         return None
-    expected = (facts.destination_log_end - assignment.filled_offsets) & SEQUENCE_MASK
-    return (facts.producer.last_sequence + 1) & SEQUENCE_MASK == expected
-
-
-def _foreign_tail(assignment: Assignment, facts: Facts) -> Fail | None:
-    end = facts.destination_log_end
-    fits = _sequence_fits(assignment, facts)
-    if fits is False:
+    end, at = facts.destination_log_end, facts.differs_at
+    if _is_foreign(assignment, facts):
         return Fail(
             Reason.DESTINATION_WRITTEN,
-            f"somebody else wrote to mirror topic {assignment.destination}: it ends at offset {end}, "
-            "which this mirror's own writes do not reach",
+            f"somebody else wrote to mirror topic {assignment.destination} ({_writer(facts)}): "
+            f"at offset {at} it does not hold what {assignment.source} does",
             end,
         )
-    if facts.tail is Tail.DIFFERENT:
-        if fits:
-            return Fail(
-                Reason.SOURCE_DIVERGED,
-                f"the history of {assignment.source} was rewritten: its records just below offset {end} "
-                "are not the ones copied from it",
-                end,
-            )
+    return Fail(
+        Reason.SOURCE_DIVERGED,
+        f"the history of {assignment.source} was rewritten: at offset {at} it does not hold what was copied from it",
+        end,
+    )
+
+
+def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
+    end, source_end = facts.destination_log_end, facts.source_log_end
+    if source_end >= end:
+        return None
+    if facts.unproven:
         return Fail(
             Reason.DESTINATION_WRITTEN,
-            f"the records of {assignment.destination} just below offset {end} are not the source's",
-            end,
+            f"somebody else wrote to mirror topic {assignment.destination} ({_writer(facts)}): "
+            f"it ends at offset {end}, and its source at {source_end}",
+            source_end,
+        )
+    return Fail(
+        Reason.SOURCE_DIVERGED,
+        f"the source ends at offset {source_end}, but {end} had been copied from it: "
+        f"{end - source_end} records that it had are gone",
+        source_end,
+    )
+
+
+def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
+    """After an election a leader may hide its last records for a while; they may be others than the ones copied."""
+    end = facts.destination_log_end
+    if facts.last_stable_offset < end:
+        message = f"{assignment.source} does not show its records below offset {end} yet"
+        return Wait(Trouble(Reason.SOURCE_UNREACHABLE, message))
+    return None
+
+
+def _unproven_tail(assignment: Assignment, facts: Facts) -> Fail | None:
+    if facts.unproven:
+        return Fail(
+            Reason.DESTINATION_WRITTEN,
+            f"the last records of {assignment.destination} are not this mirror's ({_writer(facts)}), "
+            "and the source has nothing left to compare them with",
+            facts.destination_log_end,
         )
     return None
 
 
 def _lost_tail(acknowledged: int | None, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
-    if acknowledged is not None and end < acknowledged and facts.tail is Tail.NOTHING and end > 0:
-        return Fail(
-            Reason.DESTINATION_TRUNCATED,
-            f"the destination lost its offsets {end} to {acknowledged - 1}, "
-            "and what remains cannot be compared with the source",
-            end,
-        )
-    return None
+    if acknowledged is None or end >= acknowledged or facts.tail is not Tail.NOTHING or facts.only_filler:
+        return None
+    if end == 0 and facts.source_log_start == 0:
+        return None  # all of it is still there to be copied again
+    return Fail(
+        Reason.DESTINATION_TRUNCATED,
+        f"the destination lost its offsets {end} to {acknowledged - 1}, "
+        "and what remains cannot be compared with the source",
+        end,
+    )
 
 
-def _wrong_range(facts: Facts) -> Fail | None:
+def _beginning(assignment: Assignment, facts: Facts, first_offset: int, begun: bool) -> Raise | Wait | None:
     end = facts.destination_log_end
-    if facts.source_log_end < end:
-        return Fail(
-            Reason.SOURCE_DIVERGED,
-            f"the source ends at offset {facts.source_log_end}, but {end} had been copied from it: "
-            f"{end - facts.source_log_end} records that it had are gone",
-            facts.source_log_end,
+    to = max(facts.source_log_start, first_offset)
+    if facts.only_filler and end > to:
+        message = (
+            f"mirror topic {assignment.destination} was made ready to begin at offset {end}, where the source's log "
+            f"began; now that begins at {to}"
         )
-    if facts.source_log_start > end:
-        lost = facts.source_log_start - end
-        return Fail(
-            Reason.SOURCE_TRUNCATED,
-            f"the source starts at offset {facts.source_log_start}: its {lost} records "
-            f"{end} to {facts.source_log_start - 1} were deleted before they were copied",
-            end,
-        )
+        return Wait(Trouble(Reason.SOURCE_DIVERGED, message, permanent_after_retries=True))
+    is_empty = facts.destination_log_start == end
+    if facts.only_filler or (is_empty and end < to and (end == 0 or not begun)):
+        return Raise(to, facts.filled_offsets(assignment.producer_epoch))
     return None
 
 
-def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
-    """After an election a leader may hide its last records for a while; they may be others than the ones copied."""
+def _source_too_late(facts: Facts) -> Fail | None:
     end = facts.destination_log_end
-    if facts.tail is Tail.NOTHING and end > max(facts.source_log_start, facts.destination_log_start):
-        message = f"{assignment.source} does not show its records below offset {end} yet"
-        return Wait(Trouble(Reason.SOURCE_UNREACHABLE, message))
-    return None
+    if facts.source_log_start <= end:
+        return None
+    lost = facts.source_log_start - end
+    return Fail(
+        Reason.SOURCE_TRUNCATED,
+        f"the source starts at offset {facts.source_log_start}: its {lost} records "
+        f"{end} to {facts.source_log_start - 1} were deleted before they were copied",
+        end,
+    )
+
+
+def _go_on(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Copy:
+    end = facts.destination_log_end
+    filled_offsets = facts.filled_offsets(assignment.producer_epoch)
+    return Copy(end, max(0, (acknowledged or 0) - end), filled_offsets)

@@ -50,7 +50,7 @@ from kmirror.cluster.batch import (
 )
 from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.fetch import FetchedPartition, FetchPosition
-from kmirror.engine.judge import Copy, Facts, Fail, Tail, Trouble, Verdict
+from kmirror.engine.judge import Facts, Fail, Raise, Tail, Trouble, Verdict, Wait
 from kmirror.engine.spec import Assignment, PartitionReport
 from kmirror.errors import Reason
 
@@ -160,6 +160,8 @@ class PartitionCopy:
         #: Source leader epoch and maximum timestamp of the last batch known to be appended.
         self.acknowledged_epoch = -1
         self.acknowledged_timestamp: int | None = None
+        #: What to subtract from an offset for its sequence number.
+        self._filled_offsets = 0
         self.queue: deque[Batch] = deque()
         self.queued_bytes = 0
         self.in_flight: deque[Batch] = deque()
@@ -199,7 +201,15 @@ class PartitionCopy:
         if isinstance(verdict, Fail):
             self._fail(verdict)
             return
-        if not isinstance(verdict, Copy):
+        if isinstance(verdict, Raise):
+            self._fail_at(
+                Reason.SOURCE_TRUNCATED,
+                f"{self.assignment.source} starts at offset {verdict.to}, "
+                "and a mirror topic that begins above 0 cannot be made yet",
+                facts.destination_log_end,
+            )
+            return
+        if isinstance(verdict, Wait):
             self._troubled(verdict.trouble, now)
             return
         self.last_stable_offset = facts.last_stable_offset
@@ -207,6 +217,7 @@ class PartitionCopy:
         self.log_start = facts.source_log_start
         self.trouble = None
         self.fetch_offset = self.acknowledged = verdict.offset
+        self._filled_offsets = verdict.filled_offsets
         if facts.tail is Tail.SAME:
             self.acknowledged_epoch = facts.tail_epoch
         self.last_fetched_epoch = -1 if facts.tail is Tail.NOTHING else self.acknowledged_epoch
@@ -289,7 +300,7 @@ class PartitionCopy:
         producer_id, producer_epoch, filled = (
             assignment.producer_id,
             assignment.producer_epoch,
-            assignment.filled_offsets,
+            self._filled_offsets,
         )
         queue, queued_bytes = self.queue, self.queued_bytes
         unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into

@@ -216,7 +216,6 @@ class MirrorEngine:
                         parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None,
                         guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
                         guard.producer_epoch if guard else 0,
-                        guard.filled_offsets if guard else 0,
                     )
                 )
         return found

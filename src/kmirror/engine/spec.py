@@ -30,7 +30,6 @@ class Assignment:
     destination_topic_id: bytes | None
     producer_id: int
     producer_epoch: int = 0
-    filled_offsets: int = 0
 
     @property
     def source(self) -> TopicPartition:
