@@ -12,14 +12,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
 from kmirror.client_keys import is_client_key, meant_client_key
+from kmirror.durations import parse_timestamp
 from kmirror.errors import RefusedError, UsageError
 from kmirror.patterns import TopicSelector, split_patterns
 
 _LONGEST_PREFIX = 100
+_EPOCH = datetime(1970, 1, 1)
+_LATEST_TIMESTAMP_MS = (datetime.max - _EPOCH) // timedelta(milliseconds=1)
+_START_HINT = "it is one of: earliest, latest, timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """Where the copy of a topic begins: `earliest`, `latest`, or at the first record of `timestamp_ms` or later."""
+
+    word: str = "earliest"
+    #: Epoch milliseconds; None unless the word is `timestamp`.
+    timestamp_ms: int | None = None
+
+    @property
+    def is_earliest(self) -> bool:
+        """Tell whether the copy begins where the source's log does."""
+        return self.word == "earliest"
+
+    def __str__(self) -> str:
+        if self.timestamp_ms is None:
+            return self.word
+        moment = _EPOCH + timedelta(milliseconds=self.timestamp_ms)
+        precision = "milliseconds" if self.timestamp_ms % 1000 else "seconds"
+        return f"{self.word}:{moment.isoformat(timespec=precision)}Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +97,50 @@ def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
     return Kind("int", f"{lowest} – {highest}", read)
 
 
-def _choice(*choices: str) -> Kind:
-    def read(key: str, text: str) -> str:
-        if text.lower() not in choices:
-            raise UsageError(f"{key}={text} is not known", f"it is one of: {', '.join(choices)}")
-        return text.lower()
+def parse_start_from(key: str, text: str) -> StartFrom:
+    """Return where a copy begins, as `earliest`, `latest` or `timestamp:T` tell it; `key` is the flag or setting.
 
-    return Kind("choice", " | ".join(choices), read)
+    Raises:
+        UsageError: it is none of these.
+    """
+    word, colon, moment = text.strip().partition(":")
+    word = word.lower()
+    if word in ("earliest", "latest") and not colon:
+        return StartFrom(word)
+    timestamp_ms = _timestamp_ms(moment) if word == "timestamp" else None
+    if timestamp_ms is None:
+        raise UsageError(f"{key}={text} is not known", _START_HINT)
+    return StartFrom(word, timestamp_ms)
+
+
+def _timestamp_ms(text: str) -> int | None:
+    """Read a point in time, which is the same whenever it is read; None when it is none, or not in 1970 – 9999."""
+    if not re.fullmatch("[0-9]{12,15}", text) and not re.search("[-T]", text):
+        return None
+    try:
+        timestamp_ms = parse_timestamp(text, 0)
+    except UsageError:
+        return None
+    return timestamp_ms if 0 <= timestamp_ms <= _LATEST_TIMESTAMP_MS else None
+
+
+def _start_offset_spec(key: str, text: str) -> str:
+    """Translate Confluent's word, which has a bare time where ours says `timestamp:`."""
+    known = text if text.lower() in ("earliest", "latest") else f"timestamp:{text}"
+    try:
+        return str(parse_start_from(key, known))
+    except UsageError:
+        hint = "it is one of: earliest, latest, a time such as 2026-03-01T12:00:00Z, epoch milliseconds"
+        raise UsageError(f"{key}={text} is not known", hint) from None
+
+
+def _boolean() -> Kind:
+    def read(key: str, text: str) -> bool:
+        if text.lower() not in {"true", "false"}:
+            raise UsageError(f"{key}={text} is not known", "it is one of: true, false")
+        return text.lower() == "true"
+
+    return Kind("boolean", "true | false", read, lambda value: str(value).lower())
 
 
 def _topics() -> Kind:
@@ -129,12 +192,12 @@ class Settings:
         Alias("cluster.link.prefix"),
         changeable=False,
     )
-    start_from: str = _row(
+    start_from: StartFrom = _row(  # noqa: RUF009 - the row is a field
         "start.from",
-        _choice("earliest"),
-        "earliest",
-        "Where the copy of a topic begins.",
-        Alias("mirror.start.offset.spec"),
+        Kind("start", "earliest | latest | timestamp:T", parse_start_from),
+        StartFrom(),
+        "Where the copy of a topic begins; looked up once, when the topic is added.",
+        Alias("mirror.start.offset.spec", _start_offset_spec),
     )
     replication_factor: int = _row(
         "replication.factor",
@@ -155,6 +218,18 @@ class Settings:
         300_000,
         "How long trouble that may pass is borne before a partition is FAILED.",
         Alias("cluster.link.retry.timeout.ms"),
+    )
+    follow_log_start: bool = _row(
+        "follow.log.start",
+        _boolean(),
+        True,
+        "Whether records that the source has deleted, after they were copied, are deleted in the mirror too.",
+    )
+    follow_log_start_delay_ms: int = _row(
+        "follow.log.start.delay.ms",
+        _integer(0, 31_536_000_000, "milliseconds"),
+        3_600_000,
+        "How long after the source such records are kept in the mirror.",
     )
     copy_lanes: int = _row(
         "copy.lanes",

@@ -106,6 +106,11 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "give names or regular expressions, separated by commas, or @FILE with one per line",
         ),
         (
+            ("add", "--mirror", "m", "--topics", "a", "--start-from", "yesterday", *DESTINATION),
+            "--start-from=yesterday is not known",
+            "it is one of: earliest, latest, timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds",
+        ),
+        (
             ("wait", "--mirror", "m", "--for", "caught-up", "--timeout", "soon", *DESTINATION),
             "--timeout: 'soon' is not a duration",
             "give a duration such as 500ms, 10s, 5m or 1h30m",

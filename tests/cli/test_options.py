@@ -15,6 +15,7 @@ from kmirror.cli.output import JsonOutput
 from kmirror.cli.screen import Screen
 from kmirror.errors import RefusedError, UsageError
 from kmirror.patterns import TopicSelector
+from kmirror.settings import StartFrom
 
 TOML = """
 [clusters.prod]
@@ -93,6 +94,12 @@ def test_topics_are_taken_from_every_flag_that_names_some(tmp_path: Path) -> Non
     given = _parsed("add", "--mirror", "m", "--topics", "a,b", "--topic", "c.*", "--topics", "@list")
     assert given["topics"] == TopicSelector(("a", "b", "c.*", "orders"))
     assert given["exclude"] is None
+    assert given["start_from"] is None
+
+
+def test_where_copies_begin_is_read_at_once() -> None:
+    given = _parsed("add", "--mirror", "m", "--topics", "a", "--start-from", "timestamp:2025-01-01T00:00:00Z")
+    assert given["start_from"] == StartFrom("timestamp", 1_735_689_600_000)
 
 
 def test_durations_and_assignments() -> None:

@@ -367,6 +367,7 @@ def test_what_the_sandbox_would_do() -> None:
 LINES = (
     CheckLine("source", "reachable", ok=True, message="cluster-a answers"),
     CheckLine("destination", "broker 1", ok=False, message="it is Kafka 2.8", hint="3.9 is needed"),
+    CheckLine("destination", "filling offsets", ok=True, message="slowly", hint="kafka-acls one\nkafka-acls two"),
 )
 REPORT = CheckReport(LINES, ExitCode.REFUSED)
 
@@ -381,7 +382,10 @@ def test_check_as_it_goes() -> None:
         "ok    source       reachable          cluster-a answers\n"
         "FAIL  destination  broker 1           it is Kafka 2.8\n"
         "      3.9 is needed\n"
-        "1 of 2 checks failed\n"
+        "warn  destination  filling offsets    slowly\n"
+        "      kafka-acls one\n"
+        "      kafka-acls two\n"
+        "1 of 3 checks failed\n"
     )
 
 

@@ -34,6 +34,7 @@ from tests.support.installed_logs import install
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.logs import QUICK_SEEDS, build_log
 from tests.support.oracle import librdkafka_records, segment_files
+from tests.support.producers import WHOLE_BATCHES
 from tests.support.waiting import wait_until
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
@@ -125,9 +126,9 @@ def fill(leader: Leader, end: int) -> None:
 def produce(
     cluster: SandboxCluster, topic: str, number: int, name: str = "v", partition: int = 0, **config: str
 ) -> None:
-    """Write records with librdkafka, some in a batch."""
+    """Write records with librdkafka, forty in a batch."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", **settings})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **WHOLE_BATCHES, **settings})
     for index in range(number):
         producer.produce(topic, f"{name}-{index}".encode() * 9, b"%d" % index, partition, headers=[("h", None)])
         if index % 40 == 39:
@@ -136,8 +137,11 @@ def produce(
 
 
 def transact(cluster: SandboxCluster, topic: str, number: int, *, commit: bool = True) -> None:
-    """Write records in a transaction of their own."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"t-{time.time_ns()}"})
+    """Write records in a transaction of their own, in one batch."""
+    transactional_id = f"t-{time.time_ns()}"
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": transactional_id, **WHOLE_BATCHES}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     for index in range(number):
@@ -405,6 +409,7 @@ def test_a_record_of_an_aborted_transaction_is_not_the_sources(pair: Pair) -> No
     with pair.at(topic) as source, pair.at_copy(topic) as copy:
         records = source.fetch(10).records
         header = next(batch_headers(records))
+        assert (header.base_offset, header.record_count) == (10, 4)
         batch = bytearray(records[header.position : header.position + header.size_in_bytes])
         batch[22] &= ~0x10  # not transactional any more
         assert copy.append(batch, 10) == (0, 10)

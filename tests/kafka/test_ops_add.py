@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
 from kmirror.ops import add_steps
@@ -73,7 +76,7 @@ def test_add_creates_the_topic_as_mirroring_needs_it_and_remembers_the_rest(
         "message.timestamp.after.max.ms": ENDLESS,
         "retention.ms": "-1",
         "retention.bytes": "-1",
-        "max.message.bytes": "2000000",
+        "max.message.bytes": "2147483647",
         "segment.ms": "7200000",
     }
     assert {key: found[key] for key in expected} == expected
@@ -86,9 +89,54 @@ def test_add_creates_the_topic_as_mirroring_needs_it_and_remembers_the_rest(
     assert record.source_topic_id == topic_id(*there)
     assert record.destination_topic_id == topic_id(cluster_pair.destination, f"a.{topic}")
     assert record.deferred is not None
-    assert record.deferred["compression.type"] == "zstd"
-    assert record.deferred["message.timestamp.type"] == "LogAppendTime"
-    assert record.deferred["retention.ms"] == "60000"
+    # what the source says, for the stop; what it leaves to its brokers too
+    assert record.deferred == {
+        "compression.type": "zstd",
+        "max.message.bytes": "2000000",
+        "message.timestamp.type": "LogAppendTime",
+        "message.timestamp.before.max.ms": ENDLESS,
+        "message.timestamp.after.max.ms": "3600000",
+        "retention.ms": "60000",
+        "retention.bytes": "-1",
+    }
+
+
+def test_a_mirror_topic_takes_batches_larger_than_its_source_takes_today(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic, value = unique_topic(), random.Random(1).randbytes(3_000_000)
+    make_topic(cluster_pair.source, topic, max_message_bytes="4000000")
+    put(cluster_pair.source, topic, value)
+    set_topic(cluster_pair.source, topic, "max.message.bytes", "1000")
+    with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
+        put(cluster_pair.source, topic, value)
+    name = new_mirror(destination, cluster_pair.source)
+    dry = add(destination, name, selector(topic), dry_run=True)
+    assert "max.message.bytes=2147483647" in (dry.results[0].message or "")
+    assert "the source may hold batches larger than it takes today" in (dry.results[0].message or "")
+    assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
+    put(cluster_pair.destination, topic, value)
+    record = destination.state().topic(name, topic)
+    assert record is not None
+    assert record.deferred is not None
+    assert record.deferred["max.message.bytes"] == "1000"
+
+
+def put(cluster: SandboxCluster, topic: str, value: bytes) -> None:
+    refused: list[str] = []
+    producer = Producer({**properties_of(cluster), "message.max.bytes": 10_000_000})
+    producer.produce(topic, value, on_delivery=lambda error, _: refused.append(error.name()) if error else None)
+    assert producer.flush(30) == 0
+    assert refused == []
+
+
+def set_topic(cluster: SandboxCluster, topic: str, key: str, value: str) -> None:
+    entry = ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient(properties_of(cluster))
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    while settings_of(cluster, topic)[key] != value:
+        pass
 
 
 def topic_id(cluster: SandboxCluster, topic: str) -> str | None:
@@ -296,7 +344,6 @@ def pretend_the_source_was_another(destination: Destination, name: str) -> None:
 
 BAD: dict[str, tuple[Callable[[Destination, str], Any], type[Exception]]] = {
     "an unknown mirror": (lambda d, name: add(d, f"{name}x", selector("t")), RefusedError),
-    "a bad start": (lambda d, name: add(d, name, selector("t"), start_from="yesterday"), UsageError),
     "a contradiction": (
         lambda d, name: add(d, name, selector("t.*"), exclude=selector("t.*"), dry_run=True),
         UsageError,
@@ -345,7 +392,8 @@ def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
     old = make_cluster("old", kafka_version="3.9.2", properties={"log.message.timestamp.difference.max.ms": "86400000"})
     topic, back = unique_topic(), unique_topic("back")
     make_topic(cluster_pair.source, topic)
-    make_topic(old, back, message_timestamp_difference_max_ms="1000")
+    # Kafka 4 refuses segments of less than a megabyte
+    make_topic(old, back, message_timestamp_difference_max_ms="1000", segment_bytes="10000")
     with Destination.open(properties_of(old)) as destination:
         name = new_mirror(destination, cluster_pair.source)
         assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
@@ -356,4 +404,6 @@ def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
         create(destination, name, properties_of(old))
         result = add(destination, name, selector(back))
         assert (result.exit_code, outcomes(result)) == (0, {back: "DONE"})
-        assert "message.timestamp.difference.max.ms" not in settings_of(cluster_pair.destination, back)
+        found = settings_of(cluster_pair.destination, back)
+        assert "message.timestamp.difference.max.ms" not in found
+        assert found["segment.bytes"] == "1048576"

@@ -36,6 +36,9 @@ def test_a_mirror_that_works_is_well_on_both_sides(cluster_pair: ClusterPair) ->
         assert "Kafka 4.0 or later (Produce up to" in said[side, "broker 1"]
         assert "1 topics" in said[side, "rights on topics"]
     assert name in said["destination", "kmirror's memory"]
+    assert said["destination", "filling offsets"] == "by markers"
+    assert said["destination", "trimming logs"] == "we have DELETE on 1 topics"
+    assert [line.what for line in report.lines if line.hint] == []  # nothing to warn of
     assert list(report.to_json()) == ["exitCode", "checks"]
     assert list(report.lines[0].to_json()) == ["cluster", "check", "ok", "message", "hint", "reason"]
 

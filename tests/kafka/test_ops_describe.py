@@ -6,9 +6,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from kmirror.cli.main import main
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add import add
 from kmirror.ops.context import Destination, change, now_ms
@@ -17,6 +22,7 @@ from kmirror.ops.describe import describe
 from kmirror.ops.listing import list_mirrors
 from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.wait import Condition, wait
+from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import (
     DesiredState,
@@ -29,6 +35,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
+from tests.support.transactions import OpenTransaction
 
 
 @pytest.fixture
@@ -100,6 +107,61 @@ def test_a_topic_with_an_open_transaction_counts_to_its_last_stable_offset(
     row = row_of(destination, mirror)
     assert (row.source_offset, row.source_high_watermark, row.lag) == (5, 6, 5)
     producer.abort_transaction(30)
+
+
+def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    remember(destination, mirror, *(aligned(mirror, topic, index) for index in range(2)))
+    produce(cluster_pair.destination, topic, [f"value {i}" for i in range(4)], partition=1)
+    with OpenTransaction(cluster_pair.source, topic, partitions=2) as transaction:
+        lagging, held = describe(destination, mirror, transactions_after_ms=0)[::-1]
+        assert (lagging.reason, lagging.lag) == (Reason.NO_ENGINE, 1)
+        assert (held.reason, held.source_offset, held.source_high_watermark) == (Reason.OPEN_TRANSACTION, 0, 10)
+        assert exit_code_of_describe(cluster_pair, mirror) == 0
+
+        produce(cluster_pair.destination, topic, ["value 4"], partition=1)
+        row = describe(destination, mirror, transactions_after_ms=0)[1]
+        assert (row.state, row.topic_state, row.lag) == (PartitionState.MIRRORING, TopicState.ACTIVE, 0)
+        assert row.reason is Reason.OPEN_TRANSACTION
+        producer_id = open_producer(cluster_pair.source, TopicPartition(topic, 1))
+        message = row.error_message or ""
+        assert f"held back at offset 5 by an open transaction of producer id {producer_id}, begun " in message
+        assert "ago at offset 5; its application has to end it, or: kafka-transactions.sh " in message
+        assert f"abort --topic {topic} --partition 1 --start-offset 5" in message
+        assert "besides, no engine copies" in message
+        # an application that is at work is nothing to tell, nor is it a failure to anybody
+        assert row_of(destination, mirror).reason is Reason.NO_ENGINE
+        assert describe(destination, mirror, failed=True, transactions_after_ms=0) == ()
+        assert wait(destination, mirror, Condition.CAUGHT_UP, 100).exit_code == ExitCode.OK
+        transaction.commit()
+    row = describe(destination, mirror, transactions_after_ms=0)[1]
+    assert (row.reason, row.source_offset, row.lag) == (Reason.NO_ENGINE, 16, 11)
+
+
+def open_producer(source: SandboxCluster, partition: TopicPartition) -> int:
+    with ClusterClient(client_config(properties_of(source))) as client:
+        found = client.describe_producers([partition])[partition].producers
+    (producer_id,) = [one.producer_id for one in found if one.current_txn_start_offset is not None]
+    return producer_id
+
+
+def exit_code_of_describe(pair: ClusterPair, mirror: str) -> int:
+    return main(["describe", "--mirror", mirror, "--bootstrap-server", pair.destination.bootstrap_servers])
+
+
+def test_a_look_for_transactions_that_fails_spoils_nothing(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(destination, mirror, *(aligned(mirror, topic, index) for index in range(2)))
+    with OpenTransaction(cluster_pair.source, topic):
+
+        def refuse(*_: object, **__: object) -> NoReturn:
+            raise UnreachableError("no broker answers")
+
+        monkeypatch.setattr(ClusterClient, "describe_producers", refuse)
+        row = describe(destination, mirror, transactions_after_ms=0)[0]
+        assert (row.reason, row.source_high_watermark, row.topic_state) == (Reason.NO_ENGINE, 10, TopicState.ACTIVE)
 
 
 def test_rows_are_sorted_and_filtered_by_destination_name(
@@ -199,6 +261,7 @@ def test_another_cluster_behind_the_address_is_a_failed_link(destination: Destin
 def test_wait_ends_when_the_source_end_seen_first_is_reached(
     cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
 ) -> None:
+    remember(destination, mirror, aligned(mirror, topic, 0))
     missing = wait(destination, mirror, Condition.CAUGHT_UP, 300)
     assert missing.exit_code == ExitCode.TIMED_OUT
     assert missing.results[0].message is not None
@@ -212,10 +275,16 @@ def test_wait_ends_when_the_source_end_seen_first_is_reached(
         if looks == 1:  # the source grows, and what was there at first is copied
             produce(cluster_pair.source, topic, ["more"], partition=1)
             produce(cluster_pair.destination, topic, [f"value {i}" for i in range(5)], partition=1)
+        if looks == 2:  # as long as a log is being aligned, what it holds may be filler
+            remember(destination, mirror, aligned(mirror, topic, 1))
 
     reached = wait(destination, mirror, Condition.CAUGHT_UP, 60_000, on_look=catch_up)
-    assert (reached.exit_code, outcomes(reached), looks) == (0, {topic: "DONE"}, 2)
+    assert (reached.exit_code, outcomes(reached), looks) == (0, {topic: "DONE"}, 3)
     assert reached.results[0].lag == 1
+
+
+def aligned(mirror: str, topic: str, partition: int) -> PartitionRecord:
+    return PartitionRecord(mirror, topic, partition, PartitionState.MIRRORING, now_ms(), aligned=True)
 
 
 def test_wait_says_at_once_that_the_source_it_needs_is_down(destination: Destination, mirror: str) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -20,15 +22,18 @@ from kmirror.cluster.security import client_config
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add import add
 from kmirror.ops.check import check
-from kmirror.ops.context import Destination
+from kmirror.ops.context import Destination, change
 from kmirror.ops.create import create
 from kmirror.ops.describe import describe
 from kmirror.ops.results import TopicState
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import PartitionRecord, PartitionState
+from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, made_clusters, unique_topic
 from tests.support.mirrors import make_topic, outcomes, properties_of, selector
 
 Grant = Callable[..., None]
+ANY_RULE = AclPermissionType.ANY
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,101 @@ def test_missing_rights_on_the_destination_are_named(
         grant(topic, "READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
         assert problems() == {}
         assert outcomes(add(destination, name, selector(topic))) == {topic: "NOOP"}
+
+
+def test_how_offsets_will_be_filled_is_told(
+    cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
+) -> None:
+    topic = unique_topic()
+    name, cluster_rule = f"m-{topic}", ("kafka-cluster", ResourcePatternType.LITERAL, "User:kmirror", "*")
+    make_topic(cluster_pair.source, topic)
+    grant("__kmirror_", "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", prefixed=True)
+    grant("kmirror-", "WRITE", "DESCRIBE", kind=ResourceType.TRANSACTIONAL_ID, prefixed=True)
+    grant(topic, "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+
+    def only(*operations: str) -> None:
+        everything = AclBindingFilter(ResourceType.BROKER, *cluster_rule, AclOperation.ANY, ANY_RULE)
+        for done in admin.delete_acls([everything]).values():
+            done.result(30)
+        if operations:
+            grant("kafka-cluster", *operations, kind=ResourceType.BROKER)
+
+    def told(what: str, mirror: str | None = name) -> tuple[str, list[str]]:
+        report = check(as_kmirror, mirror=mirror)
+        (line,) = [line for line in report.lines if line.what == what]
+        assert (line.cluster, line.ok, line.reason) == ("destination", True, None)
+        assert report.exit_code == ExitCode.OK
+        return line.message, (line.hint or "").splitlines()
+
+    with Destination.open(as_kmirror) as destination:
+        create(destination, name, properties_of(cluster_pair.source))
+        assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
+
+    acls = "kafka-acls --add --allow-principal User:NAME"
+    slow = "by empty transactions, which is slow: about 100 offsets a second per partition"
+    only("DESCRIBE", "CREATE")
+    message, hint = told("filling offsets")
+    assert message.startswith(f"{slow} (neither ALTER nor CLUSTER_ACTION on the cluster is granted)")
+    assert f"the transactional ids kmirror-{name}-fill-* is granted cannot be known from here" in message
+    assert hint == [
+        "to fill by markers:",
+        f"{acls} --operation Alter --cluster",
+        "to fill by empty transactions:",
+        f"{acls} --operation Write --operation Describe --transactional-id kmirror-{name}-fill- "
+        "--resource-pattern-type prefixed",
+        f"{acls} --operation Write --topic {topic}",
+    ]
+    _, hint = told("filling offsets", mirror=None)
+    assert [line.split(" --operation ")[-1] for line in hint[3:]] == [
+        "Describe --transactional-id kmirror-MIRROR-fill- --resource-pattern-type prefixed",
+        "Write --topic TOPIC",
+    ]
+    only()
+    message, hint = told("filling offsets")
+    assert message.startswith(f"{slow} (unless ALTER or CLUSTER_ACTION on the cluster is granted, not told to")
+    assert f"{acls} --operation Alter --cluster" in hint
+    for either in ("ALTER", "CLUSTER_ACTION"):
+        only(either, "DESCRIBE", "CREATE")
+        assert told("filling offsets") == ("by markers", [])
+
+    message, hint = told("trimming logs")
+    assert message.startswith("we lack DELETE on 1 of 1 topics: it is needed where the log is to begin above 0")
+    assert "for compact-only topics ALTER_CONFIGS too" in message
+    assert hint == [f"{acls} --operation Delete --topic {topic}"]
+    grant(topic, "DELETE")
+    assert told("trimming logs") == ("we have DELETE on 1 topics", [])
+    only()
+
+
+def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
+    cluster_pair: ClusterPair, guarded: SandboxCluster, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
+) -> None:
+    topic = unique_topic()
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    grant(topic, "READ", "DESCRIBE_CONFIGS")
+    login = client_config(guarded.client_properties()).librdkafka()
+    producer = Producer({**login, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "undecided")
+    assert producer.flush(30) == 0
+    with Destination.open(properties_of(cluster_pair.destination)) as destination:
+        name = f"m-{topic}"
+        create(destination, name, as_kmirror)
+        add(destination, name, selector(topic))
+        aligned = PartitionRecord(name, topic, 0, PartitionState.MIRRORING, 0)
+        change(destination, name, lambda _: Changes((aligned,)))
+        (row,) = describe(destination, name, transactions_after_ms=0)
+        assert row.reason is Reason.OPEN_TRANSACTION
+        take_back = AclBindingFilter(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:kmirror", "*", AclOperation.READ, ANY_RULE
+        )
+        for done in admin.delete_acls([take_back]).values():
+            assert len(done.result(30)) == 1
+        grant(topic, "DESCRIBE")
+        (row,) = describe(destination, name, transactions_after_ms=0)
+        assert (row.reason, row.lag, row.source_high_watermark) == (Reason.NO_ENGINE, 0, 1)
+    producer.abort_transaction(30)
 
 
 def test_a_source_that_refuses_the_password_is_a_failed_link(

@@ -13,6 +13,7 @@ from kmirror.ops.create import create
 from kmirror.ops.results import VerbResult
 from kmirror.patterns import TopicSelector
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.producers import WHOLE_BATCHES
 
 
 def properties_of(cluster: SandboxCluster) -> dict[str, str]:
@@ -50,7 +51,7 @@ def delete_topic(cluster: SandboxCluster, topic: str) -> None:
 
 def produce(cluster: SandboxCluster, topic: str, values: Sequence[str], partition: int = 0) -> None:
     """Append records whose key and timestamp follow from their value, so that two clusters can hold the same ones."""
-    producer = Producer({**properties_of(cluster), "linger.ms": 20, "acks": "all"})
+    producer = Producer({**properties_of(cluster), **WHOLE_BATCHES})
     for value in values:
         producer.produce(topic, value, key=value, partition=partition, timestamp=1_700_000_000_000 + len(value))
     assert producer.flush(30) == 0

@@ -19,6 +19,7 @@ from tests.support.installed_logs import create_topics, read_checkpoint
 from tests.support.leader import Leader
 from tests.support.log_batches import LogBatch, VisibleRecord, encode
 from tests.support.oracle import segment_files
+from tests.support.producers import WHOLE_BATCHES
 from tests.support.stored import log_dir_of
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
@@ -37,15 +38,16 @@ DAY_MS = 86_400_000
 
 _KEYS = 300
 _RECORDS = 200
+_RECORDS_A_BATCH = 40
 _ROUND_MS = 1000
 _FROZEN = {"min.compaction.lag.ms": str(9 * 10**15), "retention.ms": "-1"}
 _FILLER_RECORDS = 100_000
 
 
 def producer_of(cluster: SandboxCluster, **config: object) -> Producer:
-    """Return a librdkafka producer; settings with `_` for `.`."""
+    """Return a librdkafka producer, to be flushed; settings with `_` for `.`."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    return Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "linger.ms": 20, **settings})
+    return Producer({"bootstrap.servers": cluster.bootstrap_servers, **WHOLE_BATCHES, **settings})
 
 
 def set_topic(cluster: SandboxCluster, topic: str, settings: Mapping[str, str]) -> None:
@@ -85,13 +87,16 @@ class CompactedTopic:
     def write_round(self, *, commit: bool | None = None, days_old: int = 0) -> int:
         """Write a segment of values and tombstones; in a transaction unless `commit` is None. Return its first offset.
 
-        Its records are younger than those of the round before, and than that round's marker.
+        Its batches have the round's codec: CODECS one after the other. Its records are younger than those of the round
+        before, and than that round's marker.
         """
         first = bounds_of(self.cluster, self.topic).end
         self.clock = max(self.clock + _ROUND_MS, int(time.time() * 1000) + _ROUND_MS // 2 - days_old * DAY_MS)
         in_transaction = {} if commit is None else {"transactional.id": f"{self.topic}-{self.rounds}"}
         codec = CODECS[self.rounds % len(CODECS)]
-        producer = producer_of(self.cluster, compression_type=codec, batch_num_messages=40, **in_transaction)
+        producer = producer_of(
+            self.cluster, compression_type=codec, batch_num_messages=_RECORDS_A_BATCH, **in_transaction
+        )
         if commit is not None:
             producer.init_transactions(30)
             producer.begin_transaction()

@@ -10,6 +10,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,10 @@ class Written:
 
 
 class TransactionWriters(_Process):
-    """So many producers that write transactions to the partitions of a topic, all at the same time."""
+    """So many producers that write transactions to the partitions of a topic, all at the same time.
+
+    With `in_halves` they pause half-way, until `wait` is called.
+    """
 
     def __init__(
         self,
@@ -74,19 +78,15 @@ class TransactionWriters(_Process):
         *,
         producers: int = 5,
         aborted: float = 0.3,
+        in_halves: bool = False,
     ) -> None:
-        numbers = (partitions, transactions, producers)
+        numbers = (partitions, transactions, producers, int(in_halves))
         super().__init__("write", cluster.bootstrap_servers, topic, *map(str, numbers), str(aborted))
 
     def wait(self, seconds: float) -> Written:
         """Wait until all is written."""
         told = json.loads(self._end("", seconds))
         return Written({int(partition): count for partition, count in told["kept"].items()}, told["dropped"])
-
-    @property
-    def is_writing(self) -> bool:
-        """True until all is written."""
-        return self.process.poll() is None
 
 
 class OpenTransaction(_Process):
@@ -116,9 +116,17 @@ class OpenTransaction(_Process):
 
 
 def _write(
-    bootstrap_servers: str, topic: str, partitions: int, transactions: int, producers: int, aborted: float
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int,
+    transactions: int,
+    producers: int,
+    aborted: float,
+    *,
+    in_halves: bool,
 ) -> None:
     share = -(-transactions // producers)
+    may_go_on = threading.Event()
 
     def produce(number: int) -> tuple[Counter[int], int]:
         chance = random.Random(number)
@@ -128,6 +136,8 @@ def _write(
         kept: Counter[int] = Counter()
         dropped = 0
         for transaction in range(min(share, transactions - number * share)):
+            if in_halves and transaction == share // 2:
+                may_go_on.wait()
             outcome = DROPPED if chance.random() < aborted else KEPT
             places = [chance.randrange(partitions) for _ in range(chance.randint(1, _RECORDS_AT_MOST))]
             producer.begin_transaction()
@@ -144,7 +154,10 @@ def _write(
         return kept, dropped
 
     with ThreadPoolExecutor(producers) as pool:
-        results = list(pool.map(produce, range(producers)))
+        begun = [pool.submit(produce, number) for number in range(producers)]
+        sys.stdin.read()  # closed by whoever waits for the end
+        may_go_on.set()
+        results = [one.result() for one in begun]
     kept_by_partition = sum((kept for kept, _ in results), Counter[int]())
     json.dump({"kept": kept_by_partition, "dropped": sum(dropped for _, dropped in results)}, sys.stdout)
 
@@ -166,8 +179,9 @@ def _hold(bootstrap_servers: str, topic: str, partitions: int, records: int, tim
 if __name__ == "__main__":
     _, verb, servers, name, *rest = sys.argv
     if verb == "write":
-        partition_count, transaction_count, producer_count = map(int, rest[:3])
-        _write(servers, name, partition_count, transaction_count, producer_count, float(rest[3]))
+        partition_count, transaction_count, producer_count, halves = map(int, rest[:4])
+        numbers = (partition_count, transaction_count, producer_count)
+        _write(servers, name, *numbers, float(rest[4]), in_halves=bool(halves))
     else:
         partition_count, record_count, timeout = map(int, rest)
         _hold(servers, name, partition_count, record_count, timeout)

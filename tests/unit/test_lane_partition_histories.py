@@ -1,9 +1,9 @@
 """Whatever happens on the way, the destination is a prefix of the source: random histories against a model of brokers.
 
-The model knows what a broker does with sequence numbers (KIP-98), and plays against the copy everything that was seen
-to go wrong: it forgets producer ids whose last record is old, loses connections before or after an append, lets
-requests of a lost connection arrive seconds later, and lets a predecessor write on until its time is over. It stands
-for no broker in any other test; what real ones do is tested against real ones.
+The model knows what a broker does with sequence numbers and markers (KIP-98), and plays against the copy everything
+that was seen to go wrong: it forgets producer ids whose last record is old, loses connections before or after an
+append, lets requests of a lost connection arrive seconds later, and lets a predecessor write on until its time is over.
+It stands for no broker in any other test; what real ones do is tested against real ones.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from kmirror.cluster.batch import SEQUENCE_MASK, batch_headers
 from kmirror.cluster.client import ProducerState
 from kmirror.cluster.codes import Code
 from kmirror.cluster.fetch import FetchedPartition, FetchKey
+from kmirror.cluster.fill_plan import Ask, Look
+from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.records import Record, make_batch
 from kmirror.engine.judge import Facts, Tail, judge
-from kmirror.engine.lane_partition import MAX_IN_FLIGHT, Batch, Frame, PartitionCopy, Status
+from kmirror.engine.lane_intake import Batch, Frame
+from kmirror.engine.lane_partition import MAX_IN_FLIGHT, PartitionCopy, Status
 from kmirror.engine.spec import Assignment
 
 ID = b"\x01" * 16
@@ -39,18 +42,29 @@ def sequence_of(batch: Batch) -> int:
     return next(batch_headers(batch.data)).base_sequence
 
 
+def counted(batch: bytes) -> int:
+    """Read how many offsets a batch takes."""
+    header = next(batch_headers(memoryview(batch)))
+    return header.next_offset - header.base_offset
+
+
 @dataclass
 class Source:
-    """A log of small batches."""
+    """A log of small batches; with `holes`, offsets are missing between them."""
 
     batches: list[bytes] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     end: int = 0
+    missing: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, rng: random.Random, ages: str) -> Source:
+    def of(cls, rng: random.Random, ages: str, *, holes: bool) -> Source:
         made = cls()
         for _ in range(BATCHES):
+            if holes and rng.random() < 0.4:
+                hole = rng.choice([1, 1, 2, 3, 7])
+                made.missing.update(range(made.end, made.end + hole))
+                made.end += hole
             old = {"young": False, "old": True, "mixed": rng.random() < 0.3}[ages]
             timestamp = EPOCH_MS + 2_000_000 - (OLD_MS if old else 0)
             count = rng.randrange(1, 4)
@@ -60,10 +74,18 @@ class Source:
             made.end += count
         return made
 
+    def compact(self, offset: int) -> None:
+        """Take the batch away that begins there, if one does and it is not the last, as a cleaner does."""
+        if offset not in self.starts[:-1]:
+            return
+        index = self.starts.index(offset)
+        self.missing.update(range(self.starts[index], self.starts[index] + counted(self.batches[index])))
+        del self.batches[index], self.starts[index]
+
     def read(self, offset: int, batches: int) -> bytes:
         if offset == self.end:
             return b""
-        first = self.starts.index(offset)
+        first = next(i for i, batch in enumerate(self.batches) if self.starts[i] + counted(batch) > offset)
         return b"".join(self.batches[first : first + batches])
 
 
@@ -71,15 +93,18 @@ class Source:
 class Destination:
     """A partition's leader: its log, and what it remembers of our producer id."""
 
+    missing: set[int]
     end: int = 0
     wrong: str | None = None
+    #: −1 when only markers of ours are remembered, None when nothing is.
     last_sequence: int | None = None
+    coordinator_epoch: int = -1
     last_timestamp: int = -1
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
 
     def forget(self, wall: int) -> None:
         if self.last_sequence is not None and self.last_timestamp + EXPIRATION_MS <= wall:
-            self.last_sequence = None
+            self.last_sequence, self.coordinator_epoch = None, -1
             self.recent.clear()
 
     def append(self, batch: Batch, sequence: int, who: str) -> tuple[int, int]:
@@ -100,11 +125,23 @@ class Destination:
         self.recent.append((sequence, last, offset))
         return 0, offset
 
+    def mark(self, coordinator_epoch: int, wall: int, who: str) -> int:
+        """Write one marker; return an error code."""
+        if coordinator_epoch < self.coordinator_epoch:
+            return TRANSACTION_COORDINATOR_FENCED
+        if self.end not in self.missing:
+            self.wrong = f"{who} filled offset {self.end}, at which the source has a record"
+        self.end += 1
+        self.coordinator_epoch, self.last_timestamp = coordinator_epoch, wall
+        self.last_sequence = -1 if self.last_sequence is None else self.last_sequence
+        return 0
+
     @property
     def producer(self) -> ProducerState | None:
         if self.last_sequence is None:
             return None
-        return ProducerState(ASSIGNMENT.producer_id, 0, self.last_sequence, self.last_timestamp, -1, None)
+        epoch = self.coordinator_epoch
+        return ProducerState(ASSIGNMENT.producer_id, 0, self.last_sequence, self.last_timestamp, epoch, None)
 
 
 @dataclass
@@ -113,6 +150,15 @@ class Sent:
 
     batch: Batch
     sequence: int
+    dies_at: float | None = None
+
+
+@dataclass
+class Asked:
+    """A request for markers, or a look, on its way; the markers that are still to be written."""
+
+    step: Ask | Look
+    left: int
     dies_at: float | None = None
 
 
@@ -127,16 +173,46 @@ class Writer:
         self.requests: deque[Sent] = deque()
         self.answers: deque[tuple[int, int]] = deque()
         self.adrift: list[Sent] = []
+        self.asked: Asked | None = None
+        self.told: tuple[int, int] | None = None
+        self.markers_adrift: list[Asked] = []
         self.facts: Facts | None = None
         self.copy.begin_inspection(world.now)
 
     def send(self) -> None:
         world, copy = self.world, self.copy
-        while world.now < self.deadline and copy.may_send(world.now, world.wall):
+        while world.now < self.deadline and copy.may_send(world.wall):
             assert copy.status is Status.COPYING
             batch = copy.take()
             assert len(copy.in_flight) <= MAX_IN_FLIGHT
             self.requests.append(Sent(batch, sequence_of(batch)))
+
+    def fill(self) -> None:
+        """Ask for markers or look, have the request arrive, or take its answer: one of these at a time."""
+        world, copy = self.world, self.copy
+        if self.told is not None and self.asked is not None:
+            step, (code, end), self.asked, self.told = self.asked.step, self.told, None, None
+            if isinstance(step, Ask):
+                copy.fill_answered(code, world.now, world.wall)
+            else:
+                copy.log_end_seen(0, end, world.now)
+        elif self.asked is not None:
+            code = self.mark(self.asked, self.asked.left)
+            self.told = code, world.destination.end
+        elif world.now < self.deadline and (wanted := copy.next_fill_step()):
+            copy.fill_sent()
+            self.asked = Asked(wanted, wanted.count if isinstance(wanted, Ask) else 0)
+
+    def mark(self, asked: Asked, count: int) -> int:
+        """Write some of the markers asked for; a success hides the refusals before it."""
+        world, code = self.world, 0
+        for _ in range(count):
+            asked.left -= 1
+            refused = world.rng.random() < 0.01
+            assert isinstance(asked.step, Ask)
+            epoch = asked.step.coordinator_epoch
+            code = Code.NOT_ENOUGH_REPLICAS if refused else world.destination.mark(epoch, world.wall, self.name)
+        return code
 
     def fetch(self) -> None:
         copy = self.copy
@@ -161,12 +237,18 @@ class Writer:
         code, offset = world.destination.append(sent.batch, sent.sequence, self.name)
         self.answers.append((Code.REQUEST_TIMED_OUT, -1) if not code and luck < 0.06 else (code, offset))
 
+    def lose_source(self) -> None:
+        self.copy.source_lost("lost", self.world.now)
+
     def drift(self) -> None:
         """Let a request of a lost connection arrive after all."""
         self.adrift = [sent for sent in self.adrift if (sent.dies_at or 0) > self.world.now]
         if self.adrift:
             sent = self.adrift.pop(0)
             self.world.destination.append(sent.batch, sent.sequence, f"{self.name}, adrift,")
+        self.markers_adrift = [a for a in self.markers_adrift if a.left and (a.dies_at or 0) > self.world.now]
+        if self.markers_adrift:
+            self.mark(self.markers_adrift[0], 1)
 
     def answer(self) -> None:
         if self.answers:
@@ -183,6 +265,11 @@ class Writer:
             self.adrift.append(sent)
         self.requests.clear()
         self.answers.clear()
+        if self.asked and self.told is None and world.rng.random() < 0.7:
+            self.mark(self.asked, world.rng.randrange(self.asked.left + 1))
+            self.asked.dies_at = last
+            self.markers_adrift.append(self.asked)
+        self.asked = self.told = None
         self.copy.outcome_unknown("lost", world.now)
 
     def look(self) -> None:
@@ -211,11 +298,11 @@ class Writer:
 class World:
     """Source, destination, a clock, and the incarnations that write, the last one for good."""
 
-    def __init__(self, rng: random.Random, ages: str) -> None:
+    def __init__(self, rng: random.Random, ages: str, *, holes: bool) -> None:
         self.rng = rng
         self.now = 1000.0
-        self.source = Source.of(rng, ages)
-        self.destination = Destination()
+        self.source = Source.of(rng, ages, holes=holes)
+        self.destination = Destination(self.source.missing)
         self.writers: list[Writer] = []
 
     @property
@@ -237,19 +324,32 @@ class World:
             return
         if self.now >= writer.deadline:
             writer.requests.clear()  # it hangs up at its deadline
-        chances = {"send": 4, "fetch": 4, "arrive": 6, "answer": 6, "look": 4, "lose": 0.2, "drift": 1}
+            writer.asked = writer.told = None
+        chances = {
+            "send": 4,
+            "fill": 6,
+            "fetch": 4,
+            "arrive": 6,
+            "answer": 6,
+            "look": 4,
+            "lose": 0.2,
+            "lose_source": 0.2,
+            "drift": 1,
+        }
         getattr(writer, rng.choices(list(chances), list(chances.values()))[0])()
         if rng.random() < 0.2:
             self.destination.forget(self.wall)
+        if self.source.missing and rng.random() < 0.02 and len(self.source.batches) > BATCHES // 2:
+            self.source.compact(rng.choice([self.destination.end, rng.choice(self.source.starts)]))
         self.now += rng.choice([0, 0, 0.01, 0.1, 0.5])
 
     def story(self) -> str:
         return "\n".join(line for writer in self.writers for line in (f"-- {writer.name}", *writer.copy.story))
 
 
-def run(seed: int, ages: str, successions: int) -> World:
+def run(seed: int, ages: str, successions: int, *, holes: bool) -> World:
     rng = random.Random(f"{seed} {ages} {successions}")
-    world = World(rng, ages)
+    world = World(rng, ages, holes=holes)
     world.succeed("first")
     left = successions
     for _ in range(30_000):
@@ -263,17 +363,19 @@ def run(seed: int, ages: str, successions: int) -> World:
     return world
 
 
+@pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])
-def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str) -> None:
+def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str, holes: bool) -> None:
     for seed in range(60):
-        world = run(seed, ages, successions=0)
+        world = run(seed, ages, successions=0, holes=holes)
         assert world.destination.end == world.source.end, world.story()
         assert world.writers[-1].copy.failure is None
 
 
+@pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])
-def test_a_predecessor_that_writes_on_shifts_nothing(ages: str) -> None:
+def test_a_predecessor_that_writes_on_shifts_nothing(ages: str, holes: bool) -> None:
     for seed in range(60):
-        world = run(seed, ages, successions=3)
+        world = run(seed, ages, successions=3, holes=holes)
         assert world.destination.end == world.source.end, world.story()
         assert world.writers[-1].copy.failure is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata
+from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.wire import format_topic_id
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add_plan import Action, Facts, Selection, TopicPlan, decide, loops_of, select
@@ -16,7 +17,7 @@ from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.topic_settings import SettingsPlan
 from kmirror.patterns import TopicSelector
-from kmirror.settings import Settings, parse_settings
+from kmirror.settings import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -74,7 +75,7 @@ def decided(
         "m",
         settings or Settings(),
         destination={} if here is None else {here.name: here},
-        destination_ends={} if here is None else {here.name: end},
+        destination_ends={} if here is None else {TopicPartition(here.name, 1): end},
         **facts,
     )
     return decide(known, name, adopt=adopt, named=named)
@@ -195,6 +196,50 @@ def test_an_interrupted_add_is_finished_without_adopt_while_its_topic_is_empty()
     begun = decided(records=(claim,))
     assert isinstance(begun, TopicPlan)
     assert begun.action is Action.CREATE
+
+
+LATEST: dict[str, Any] = {"start_from": StartFrom("latest")}
+NAMED: dict[str, Any] = {**LATEST, "start_is_named": True}
+
+
+def planned(outcome: TopicPlan | TopicResult) -> TopicPlan:
+    assert isinstance(outcome, TopicPlan)
+    return outcome
+
+
+def test_a_new_topic_begins_where_it_is_told_to() -> None:
+    assert not planned(decided()).is_start_open
+    assert planned(decided(**LATEST)).is_start_open
+    assert planned(decided(here=existing(), adopt=True, **LATEST)).is_start_open
+
+
+def test_records_that_are_there_decide_where_an_adopted_topic_goes_on() -> None:
+    plan = planned(decided(here=existing(), adopt=True, end=5, **LATEST))
+    assert (plan.is_start_open, plan.begun) == (False, frozenset({1}))
+    row = refused(decided(here=existing(), adopt=True, end=5, **NAMED))
+    assert "leave --start-from latest out" in (row.hint or "")
+    earliest: dict[str, Any] = {"start_from": StartFrom(), "start_is_named": True}
+    assert planned(decided(here=existing(), adopt=True, end=5, **earliest)).action is Action.ADOPT
+
+
+def test_adding_a_mirror_topic_again_does_not_move_its_beginning() -> None:
+    outcome = decided(here=existing(), records=(record("orders"),), **NAMED)
+    assert isinstance(outcome, TopicResult)
+    assert outcome.result is Outcome.NOOP
+    assert outcome.message == ("orders is a mirror topic already; --start-from latest does not change where it began")
+
+
+@pytest.mark.parametrize("fixed", [{0: 4, 1: 9}, None])
+def test_an_interrupted_add_keeps_where_it_had_decided_to_begin(fixed: dict[int, int] | None) -> None:
+    claim = record("orders", pending=PENDING_ADD, topic_id=None)
+    claim = replace(claim, source_topic_id=format_topic_id(SOURCE_ID), first_offsets=fixed)
+    for here in (None, existing()):
+        plan = planned(decided(here=here, records=(claim,), **NAMED))
+        assert (plan.first_offsets, plan.is_start_open, plan.is_start_fixed) == (fixed or {}, False, True)
+    # those were offsets of another topic
+    recreated: dict[str, Any] = {"source": {"orders": topic("orders", topic_id=bytes(15) + b"\7")}}
+    plan = planned(decided(records=(claim,), **recreated, **NAMED))
+    assert (plan.first_offsets, plan.is_start_open, plan.is_start_fixed) == ({}, True, False)
 
 
 def test_a_stopped_topic_comes_back_only_by_name_and_with_adopt() -> None:

@@ -165,8 +165,23 @@ def test_without_a_fresh_engine_the_reason_is_no_engine(engine: EngineRecord | N
 
 def test_before_the_first_alignment_the_topic_is_pending() -> None:
     assert row(ENGINE).topic_state is TopicState.PENDING_MIRROR
-    aligned = partition(PartitionState.LOG_ALIGNMENT, initial_copy_complete=True)
-    assert row(ENGINE, aligned).topic_state is TopicState.ACTIVE
+    assert row(ENGINE, partition(PartitionState.LOG_ALIGNMENT, first_offset=7)).topic_state is TopicState.PENDING_MIRROR
+    assert row(ENGINE, progress(PartitionState.LOG_ALIGNMENT)).topic_state is TopicState.PENDING_MIRROR
+    assert row(ENGINE, progress()).topic_state is TopicState.ACTIVE
+
+
+@pytest.mark.parametrize("known", ["initial_copy_complete", "begun", "aligned"])
+def test_a_topic_that_was_aligned_once_is_active_while_a_new_engine_looks_at_it(known: str) -> None:
+    remembered = partition(PartitionState.LOG_ALIGNMENT, **{known: True})
+    assert row(ENGINE, remembered).topic_state is TopicState.ACTIVE
+    assert row(ENGINE, remembered, progress(PartitionState.LOG_ALIGNMENT)).topic_state is TopicState.ACTIVE
+
+
+def test_the_lag_of_a_log_that_begins_further_on_is_counted_in_offsets() -> None:
+    before = replace(HERE, log_start_offset={P0: 0}, log_end_offset={P0: 0})
+    late = replace(THERE, log_start_offset={TopicPartition("orders", 0): 60})
+    assert row(ENGINE, here=before, there=late).lag == 100
+    assert row(ENGINE, here=replace(HERE, log_end_offset={P0: 60}), there=late).lag == 40
 
 
 def test_the_newer_of_record_and_report_tells_the_state() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kmirror.ops.topic_settings import HELD_BACK, TopicSetting, settings_for, settings_to_change
 
 ENDLESS = "9223372036854775807"
@@ -28,7 +30,6 @@ KNOWN = set(HELD_BACK) - {"message.timestamp.difference.max.ms"} | set(SOURCE) -
 def test_what_matters_is_set_though_the_source_leaves_it_to_its_brokers() -> None:
     now = settings_for(SOURCE, KNOWN).now
     assert now["cleanup.policy"] == "compact"
-    assert now["max.message.bytes"] == "1048588"
     assert now["delete.retention.ms"] == "86400000"
 
 
@@ -48,6 +49,7 @@ def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> N
     plan = settings_for(SOURCE, KNOWN)
     assert {key: plan.now[key] for key in HELD_BACK if key in plan.now} == {
         "compression.type": "producer",
+        "max.message.bytes": "2147483647",
         "message.timestamp.type": "CreateTime",
         "message.timestamp.before.max.ms": ENDLESS,
         "message.timestamp.after.max.ms": ENDLESS,
@@ -56,6 +58,7 @@ def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> N
     }
     assert plan.deferred == {
         "compression.type": "zstd",
+        "max.message.bytes": "1048588",
         "message.timestamp.type": "LogAppendTime",
         "message.timestamp.after.max.ms": "3600000",
         "retention.ms": "604800000",
@@ -84,13 +87,14 @@ def test_an_existing_topic_is_changed_only_where_mirroring_needs_it() -> None:
         "segment.bytes": TopicSetting("5000000", True),
         "delete.retention.ms": TopicSetting("5", True),
     }
-    assert settings_to_change(plan, present) == {"retention.ms": "-1", "delete.retention.ms": "86400000"}
-
-
-def test_a_smaller_limit_for_records_is_raised() -> None:
-    plan = settings_for(SOURCE, KNOWN)
-    present = {
-        **{key: TopicSetting(value, False) for key, value in plan.now.items()},
-        "max.message.bytes": TopicSetting("1000", True),
+    assert settings_to_change(plan, present) == {
+        "retention.ms": "-1",
+        "max.message.bytes": "2147483647",
+        "delete.retention.ms": "86400000",
     }
-    assert settings_to_change(plan, present) == {"max.message.bytes": "1048588"}
+
+
+@pytest.mark.parametrize(("at_source", "here"), [("14", "1048576"), ("1048576", "1048576"), ("2000000", "2000000")])
+def test_segments_are_never_smaller_than_newer_brokers_and_our_own_batches_need(at_source: str, here: str) -> None:
+    source = {**SOURCE, "segment.bytes": TopicSetting(at_source, True)}
+    assert settings_for(source, KNOWN).now["segment.bytes"] == here

@@ -11,11 +11,13 @@ from kmirror.patterns import TopicSelector
 from kmirror.settings import (
     SETTINGS,
     Settings,
+    StartFrom,
     canonical,
     check_change,
     describe,
     differing_keys,
     parse_settings,
+    parse_start_from,
     setting_of,
     split,
 )
@@ -26,10 +28,12 @@ def test_defaults() -> None:
         topics_include=TopicSelector(),
         topics_exclude=TopicSelector(),
         topic_prefix="",
-        start_from="earliest",
+        start_from=StartFrom("earliest"),
         replication_factor=-1,
         refresh_interval_seconds=10,
         retry_timeout_ms=300_000,
+        follow_log_start=True,
+        follow_log_start_delay_ms=3_600_000,
         copy_lanes=2,
     )
 
@@ -40,15 +44,26 @@ def test_every_setting_is_read() -> None:
             "topics.include": "orders-[a,b]+, payments",
             "topics.exclude": "orders-b",
             "topic.prefix": "eu.",
-            "start.from": "Earliest",
+            "start.from": "Latest",
             "replication.factor": "3",
             "refresh.interval.seconds": " 60 ",
             "retry.timeout.ms": "0",
+            "follow.log.start": "False",
+            "follow.log.start.delay.ms": "5000",
             "copy.lanes": "8",
         }
     )
     assert settings == Settings(
-        TopicSelector(("orders-[a,b]+", "payments")), TopicSelector(("orders-b",)), "eu.", "earliest", 3, 60, 0, 8
+        TopicSelector(("orders-[a,b]+", "payments")),
+        TopicSelector(("orders-b",)),
+        "eu.",
+        StartFrom("latest"),
+        3,
+        60,
+        0,
+        False,
+        5000,
+        8,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [
         "orders-a",
@@ -70,6 +85,40 @@ def test_names_from_other_tools() -> None:
         "refresh.interval.seconds": "6",
         "retry.timeout.ms": "1000",
     }
+
+
+@pytest.mark.parametrize(
+    ("ours", "confluents", "stored"),
+    [
+        ("earliest", "Earliest", "earliest"),
+        ("LATEST", "latest", "latest"),
+        ("timestamp:2025-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "timestamp:2025-01-01T00:00:00Z"),
+        ("Timestamp:2025-01-01", "2025-01-01T01:00:00+01:00", "timestamp:2025-01-01T00:00:00Z"),
+        ("timestamp:1735689600123", "1735689600123", "timestamp:2025-01-01T00:00:00.123Z"),
+        ("timestamp:1970-01-01", "1970-01-01", "timestamp:1970-01-01T00:00:00Z"),
+        ("timestamp:253402300799999", "9999-12-31T23:59:59.999Z", "timestamp:9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_a_start_is_a_word_or_a_time(ours: str, confluents: str, stored: str) -> None:
+    assert canonical({"start.from": ours}) == {"start.from": stored}
+    assert canonical({"mirror.start.offset.spec": confluents}) == {"start.from": stored}
+    assert str(parse_start_from("start.from", stored)) == stored
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "first", "earliest:", "latest:0", "timestamp", "timestamp:", "timestamp:soon", "timestamp:2025-13-01",
+        # these would be other times each time they are read, seconds taken for milliseconds, or Kafka's own codes
+        "timestamp:2h", "timestamp:1735689600", "timestamp:-1", "timestamp:1969-12-31T23:59:59.999Z",
+        "timestamp:253402300800000",
+    ],
+)  # fmt: skip
+def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--start-from=.* is not known") as refusal:
+        parse_start_from("--start-from", text)
+    assert refusal.value.hint is not None
+    assert "earliest, latest, timestamp:T" in refusal.value.hint
 
 
 @pytest.mark.parametrize(
@@ -103,7 +152,16 @@ def test_names_from_other_tools() -> None:
         ({"retry.timeout.ms": "-1"}, "retry.timeout.ms=-1 is not a whole number from 0 to", "without its unit"),
         ({"replication.factor": "0"}, "replication.factor=0 is not a whole number from 1 to 32767", "in that range"),
         ({"replication.factor": "-2"}, "replication.factor=-2 is not a whole number from 1 to 32767", "in that range"),
-        ({"start.from": "latest"}, "start.from=latest is not known", "it is one of: earliest"),
+        (
+            {"start.from": "yesterday"},
+            "start.from=yesterday is not known",
+            "it is one of: earliest, latest, timestamp:T",
+        ),
+        (
+            {"mirror.start.offset.spec": "yesterday"},
+            "mirror.start.offset.spec=yesterday is not known",
+            "it is one of: earliest, latest, a time such as",
+        ),
         ({"topic.prefix": "a b"}, "topic.prefix=a b cannot begin a topic's name", "letters, digits"),
         ({"topic.prefix": "x" * 101}, f"topic.prefix={'x' * 101} cannot begin a topic's name", "at most 100"),
         (

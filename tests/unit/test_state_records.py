@@ -34,7 +34,20 @@ MIRROR = MirrorRecord(
     "m", {"sasl.password": "${env:P}", "bootstrap.servers": "a:9092"}, {"topics.include": "orders"}, "Q1", "eve@ops", 17
 )
 TOPIC = TopicRecord("m", "orders", "orders", "sId", None, DesiredState.ACTIVE, 8, TopicOrigin.CREATED)
-PARTITION = PartitionRecord("m", "orders", 3, PartitionState.MIRRORING, 99, guard=Guard(2**62, 0, 4, 12))
+CLAIM = TopicRecord(
+    "m", "pay", "pay", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED, "add", {}, first_offsets={0: 7, 1: 0}
+)
+PARTITION = PartitionRecord(
+    "m",
+    "orders",
+    3,
+    PartitionState.MIRRORING,
+    99,
+    guard=Guard(2**62, 0, 4, 12),
+    first_offset=7,
+    begun=True,
+    aligned=True,
+)
 FAILED = PartitionRecord(
     "m", "ordres-é", 0, PartitionState.FAILED, 99, Reason.CORRUPT_BATCH, "CRC wrong", 2, 70, 1, 70, None, True
 )
@@ -48,9 +61,12 @@ PROGRESS = ProgressRecord(
     4711,
     1000,
     (
-        ProgressRow("orders", 0, 10, 12, 0, 9, 950, PartitionState.MIRRORING, bytes_per_second=12.5),
+        ProgressRow(
+            "orders", 0, 10, 12, 0, 9, 950, PartitionState.MIRRORING, bytes_per_second=12.5, begun=True, aligned_to=5
+        ),
         ProgressRow("orders", 1, None, None, None, 9, None, PartitionState.FAILED, Reason.LOOP, "round"),
     ),
+    fills_by_transactions=True,
 )
 ENGINE = EngineRecord(
     "m",
@@ -82,24 +98,31 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'{"desired":"ACTIVE","origin":"CREATED","partitions":8,"source_topic":"orders","source_topic_id":"sId","v":1}',
     ),
     (
+        CLAIM,
+        b'["topic","m","pay"]',
+        b'{"deferred":{},"desired":"ACTIVE","first_offsets":{"0":7,"1":0},"origin":"CREATED","partitions":2,'
+        b'"pending_operation":"add","source_topic":"pay","v":1}',
+    ),
+    (
         PARTITION,
         b'["partition","m","orders",3]',
-        b'{"guard":{"coordinator_epoch":4,"filled_offsets":12,"producer_epoch":0,"producer_id":4611686018427387904},'
+        b'{"aligned":true,"begun":true,"first_offset":7,"guard":{"coordinator_epoch":4,"filled_offsets":12,"producer_epoch":0,"producer_id":4611686018427387904},'
         b'"initial_copy_complete":false,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
     ),
     (
         FAILED,
         b'["partition","m","ordres-\\u00e9",0]',
-        b'{"failed_offset":70,"initial_copy_complete":true,"last_mirrored_epoch":1,"last_mirrored_offset":70,'
+        b'{"aligned":false,"begun":false,"failed_offset":70,"initial_copy_complete":true,"last_mirrored_epoch":1,"last_mirrored_offset":70,'
         b'"message":"CRC wrong","reason":"CORRUPT_BATCH","retry_attempt":2,"state":"FAILED","state_time_ms":99,"v":1}',
     ),
     (
         PROGRESS,
         b'["progress","m",0]',
         b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
-        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second"],"generation":2,'
-        b'"host":"host-1","lease_id":"L","pid":4711,"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5],'
-        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0]],"time_ms":1000,"v":1}',
+        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to"],'
+        b'"fills_by_transactions":true,"generation":2,"host":"host-1","lease_id":"L","pid":4711,'
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null]],"time_ms":1000,"v":1}',
     ),
     (
         ENGINE,
@@ -136,6 +159,25 @@ def test_fields_of_a_newer_version_ride_along_inside_the_guard() -> None:
     assert found.guard is not None
     assert found.guard.extra == {"hint": True}
     assert b'"hint":true' in encode(found)[1]
+
+
+def test_what_an_older_version_stored_says_nothing_of_newer_fields() -> None:
+    partition = decode(
+        b'["partition","m","orders",3]',
+        b'{"initial_copy_complete":false,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
+    )
+    assert partition == PartitionRecord("m", "orders", 3, PartitionState.MIRRORING, 99)
+    assert (partition.first_offset, partition.begun, partition.aligned) == (None, False, False)
+    progress = decode(
+        b'["progress","m",0]',
+        b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
+        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second"],"generation":2,'
+        b'"host":"host-1","lease_id":"L","pid":4711,"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5]],'
+        b'"time_ms":1000,"v":1}',
+    )
+    assert isinstance(progress, ProgressRecord)
+    assert not progress.fills_by_transactions
+    assert [(row.begun, row.aligned_to) for row in progress.rows] == [(False, None)]
 
 
 @pytest.mark.parametrize(("record", "key", "value"), STORED, ids=KINDS)

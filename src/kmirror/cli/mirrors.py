@@ -11,6 +11,13 @@ from kmirror.cli.options import Call, assignments_option, mirror_option, topics_
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
     from kmirror.patterns import TopicSelector
+    from kmirror.settings import StartFrom
+
+
+def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> StartFrom | None:
+    from kmirror.settings import parse_start_from
+
+    return None if value is None else parse_start_from("--start-from", value)
 
 
 @verb(
@@ -39,18 +46,30 @@ def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, s
 @verb(
     "add",
     "Make topics of the source mirror topics.\n\nLIST holds names and regular expressions of source topics, separated"
-    " by commas, or is @FILE. Expressions stay in the mirror's filters: later topics follow.",
+    " by commas, or is @FILE. Expressions stay in the mirror's filters: later topics follow."
+    "\n\nWHEN is earliest, latest or timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds. It is looked up"
+    " once, now. Partitions that the source gets later begin at their start, and an adopted topic goes on where its"
+    " records end.",
     mirror_option(),
     topics_option("Source topics; may be repeated.", required=True),
     topics_option("Leave these out, now and later.", flags=("--exclude",)),
     click.Option(["--adopt"], is_flag=True, help="Take over destination topics whose content is the source's."),
     click.Option(["--allow-missing"], is_flag=True, help="Names need not exist on the source yet."),
+    click.Option(
+        ["--start-from"], metavar="WHEN", callback=_start_from, help="Where the copies begin; else start.from decides."
+    ),
     example="kmirror add --mirror m --topics 'orders,payments\\..*' --bootstrap-server b:9092",
     changes=True,
     dry_run=True,
 )
 def add_verb(
-    call: Call, mirror: str, topics: TopicSelector, exclude: TopicSelector | None, adopt: bool, allow_missing: bool
+    call: Call,
+    mirror: str,
+    topics: TopicSelector,
+    exclude: TopicSelector | None,
+    adopt: bool,
+    allow_missing: bool,
+    start_from: StartFrom | None,
 ) -> int:
     from kmirror.ops.add import add
 
@@ -62,6 +81,7 @@ def add_verb(
             exclude=exclude,
             adopt=adopt,
             allow_missing=allow_missing,
+            start_from=start_from,
             dry_run=call.dry_run,
         )
     call.output.result(done)

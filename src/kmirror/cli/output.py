@@ -121,8 +121,8 @@ class TableOutput:
 
     def check_line(self, line: CheckLine) -> None:
         self._styled(tables.check_line(line))
-        if line.hint and not line.ok:
-            self.screen.line(f"      {line.hint}")
+        for said in (line.hint or "").splitlines():
+            self.screen.line(f"      {said}")
 
     def check(self, report: CheckReport) -> None:
         bad = sum(not line.ok for line in report.lines)

@@ -173,8 +173,9 @@ def brokers(rows: Iterable[BrokerStatus]) -> Table:
 
 
 def check_line(line: CheckLine) -> str:
-    """Return one finding of `check` as a line: how it went, where, and what was found."""
-    return f"{'ok' if line.ok else 'FAIL':<4}  {line.cluster:<11}  {line.what:<17}  {one_line(line.message)}"
+    """Return one finding of `check` as a line: how it went, where, and what was found; with a hint it could be better."""
+    how = ("warn" if line.hint else "ok") if line.ok else "FAIL"
+    return f"{how:<4}  {line.cluster:<11}  {line.what:<17}  {one_line(line.message)}"
 
 
 def notes(rows: Sequence[PartitionRow]) -> list[str]:

@@ -15,7 +15,15 @@ import struct
 from collections.abc import Iterable
 from enum import Enum
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, CONTROL, HEADER, MAGIC_POSITION, TRANSACTIONAL, CorruptBatchError
+from kmirror.cluster.batch import (
+    BATCH_OVERHEAD,
+    CONTROL,
+    HEADER,
+    MAGIC_POSITION,
+    PREFIX,
+    TRANSACTIONAL,
+    CorruptBatchError,
+)
 from kmirror.cluster.fetch import AbortedTransaction
 from kmirror.cluster.varint import read_varint
 
@@ -56,6 +64,8 @@ class Isolation:
         """
         if batch[MAGIC_POSITION] < 2:
             return Kind.DATA  # transactions came with format 2
+        if len(batch) < BATCH_OVERHEAD:
+            raise CorruptBatchError(PREFIX.unpack_from(batch)[0], "it ends in the middle of its header")
         base_offset, _, _, _, _, attributes, last_delta, _, _, producer_id, _, _, count = HEADER.unpack_from(batch)
         if not attributes & _SPECIAL:
             return Kind.DATA

@@ -75,6 +75,7 @@ class Inspector:
         log_end = ask(dict.fromkeys(destinations, LATEST), log_end=True, timeout=_LOOK_UP_TIMEOUT)
         producers = self._destination.describe_producers(destinations, timeout=_LOOK_UP_TIMEOUT)
         log_end_after = ask(dict.fromkeys(destinations, LATEST), log_end=True, timeout=_LOOK_UP_TIMEOUT)
+        replicated = ask(dict.fromkeys(destinations, LATEST), timeout=_LOOK_UP_TIMEOUT)
         log_start = ask(dict.fromkeys(destinations, EARLIEST), timeout=_LOOK_UP_TIMEOUT)
         listed = self._source.list_offsets
         return _Views(
@@ -85,6 +86,7 @@ class Inspector:
             log_start,
             log_end,
             log_end_after,
+            replicated,
             producers,
         )
 
@@ -105,6 +107,7 @@ class Inspector:
             (assignment.destination, views.destination_start, Reason.DESTINATION_UNREACHABLE),
             (assignment.destination, views.destination_end, Reason.DESTINATION_UNREACHABLE),
             (assignment.destination, views.destination_end_after, Reason.DESTINATION_UNREACHABLE),
+            (assignment.destination, views.replicated, Reason.DESTINATION_UNREACHABLE),
         ):
             answer = answers[partition]
             if answer.offset is None:
@@ -112,6 +115,10 @@ class Inspector:
             numbers.append(answer.offset)
         if numbers[5] != numbers[6]:
             what = f"{assignment.destination} is being appended to: its log end is still moving"
+            return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
+        if numbers[7] < numbers[5]:
+            # markers that are lost with a leader leave no gap in our sequence numbers that its successor would notice
+            what = f"{assignment.destination} is not replicated up to its end yet"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
         remembered = views.producers[assignment.destination]
         if remembered.error_code:
@@ -124,7 +131,7 @@ class Inspector:
         destination_leader = destination.leader(assignment.destination)
         if not source_leader or not destination_leader:
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, "a leader is being elected"))
-        log_start, last_stable, high_watermark, source_end, destination_start, destination_end, _ = numbers
+        log_start, last_stable, high_watermark, source_end, destination_start, destination_end, _, _ = numbers
         leader_id = destination_leader.leader_id or 0
         return Facts(
             source_topic_id=source.topics[assignment.source_topic].topic_id,
@@ -159,6 +166,7 @@ class _Views:
         "high_watermark",
         "last_stable",
         "producers",
+        "replicated",
         "source_end",
         "source_start",
     )
@@ -172,6 +180,7 @@ class _Views:
         destination_start: Mapping[TopicPartition, OffsetAnswer],
         destination_end: Mapping[TopicPartition, OffsetAnswer],
         destination_end_after: Mapping[TopicPartition, OffsetAnswer],
+        replicated: Mapping[TopicPartition, OffsetAnswer],
         producers: Mapping[TopicPartition, ProducersAnswer],
     ) -> None:
         self.source_start = source_start
@@ -181,6 +190,7 @@ class _Views:
         self.destination_start = destination_start
         self.destination_end = destination_end
         self.destination_end_after = destination_end_after
+        self.replicated = replicated
         self.producers = producers
 
 

@@ -1,12 +1,13 @@
 """The copy loop: the blocking shell round the partitions' state machines (`lane_partition`).
 
 One thread moves bytes: it waits for sockets, hands whole frames to the machines, and sends what they allow. It never
-waits for anything else. Looking up leaders, comparing tails and opening connections is done by an errand thread;
-following the engine's claims and writing progress by `lane_control`. What they find comes back as events through a
-queue, so every decision is taken here, one after another.
+waits for anything else: what does is done by the threads of `lane_errands`, and following the engine's claims and
+writing progress by `lane_control`. What they find comes back as events through a queue, so every decision is taken
+here, one after another.
 
 Per source broker one connection carries a fetch session, with one request under way; per destination broker one
-connection carries up to five requests, each with at most one batch of every partition that broker leads.
+connection carries up to five requests, each with at most one batch of every partition that broker leads, and another
+one (`lane_fills`) the markers that fill gaps.
 
 Before anything is sent to the destination the lane's deadline is looked at. A lane that is past it hangs up at once.
 """
@@ -18,28 +19,25 @@ import queue
 import selectors
 import socket
 import struct
-import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
-from kmirror.cluster import fetch, produce
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster import produce
 from kmirror.cluster.codes import Code, code_name
-from kmirror.cluster.connection import Connection, Stream
-from kmirror.cluster.fetch import FetchKey, FetchSession
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.fetch import FetchKey
 from kmirror.cluster.security import client_config
 from kmirror.cluster.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.inspection import Inspector
-from kmirror.engine.judge import Facts, Trouble, judge
+from kmirror.engine.judge import Facts, judge
 from kmirror.engine.lane_control import LaneControl
-from kmirror.engine.lane_partition import Batch, Frame, PartitionCopy, Permission, Status
-from kmirror.engine.lane_window import Window
+from kmirror.engine.lane_errands import Errands
+from kmirror.engine.lane_fills import Fills
+from kmirror.engine.lane_intake import Batch, Frame
+from kmirror.engine.lane_links import DestinationLink, Link, ProduceRequest, Side, SourceLink
+from kmirror.engine.lane_partition import PartitionCopy, Permission, Status
 from kmirror.engine.spec import LaneResult, LaneSpec
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import OutcomeUnknown
 from kmirror.state.records import PartitionState, ProgressRow
 
 #: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
@@ -60,46 +58,6 @@ _LOOK_AROUND_SECONDS = 0.1
 _STOP_SECONDS = 2.0
 _CLOCK_MARGIN_SECONDS = 0.5
 
-Side = Literal["source", "destination"]
-
-
-@dataclass(slots=True)
-class _Request:
-    correlation_id: int
-    sent_at: float
-    batches: list[tuple[PartitionCopy, Batch]]
-    size: int
-    #: What the connection had delivered when this was sent.
-    delivered: int
-    #: True when a batch in it is not guarded by the broker's memory: nothing may follow before the answer.
-    alone: bool
-
-
-class _SourceLink:
-    """The connection to one source broker, with its fetch session."""
-
-    def __init__(self, node_id: int, stream: Stream, client_id: str) -> None:
-        self.node_id = node_id
-        self.stream = stream
-        self.session = FetchSession(client_id)
-        self.partitions: dict[FetchKey, PartitionCopy] = {}
-        self.held_back: set[FetchKey] = set()
-        self.asked_at: float | None = None
-        self.correlation_id = 0
-        self.serial = 0
-
-
-class _DestinationLink:
-    """The connection to one destination broker, with what is in flight on it."""
-
-    def __init__(self, node_id: int, stream: Stream, version: int) -> None:
-        self.node_id = node_id
-        self.stream = stream
-        self.version = version
-        self.in_flight: deque[_Request] = deque()
-        self.window = Window()
-        self.ready: dict[PartitionCopy, None] = {}
-
 
 class Lane:
     """Copy a set of partitions until told to stop."""
@@ -108,15 +66,17 @@ class Lane:
         self.spec = spec
         self.attempt = attempt
         self._source_config = client_config(spec.source_properties)
-        self._destination_config = client_config(spec.destination_properties)
+        self.destination_config = client_config(spec.destination_properties)
         self._events: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._errands = Errands(
+            spec, self._source_config, self.destination_config, stream_bytes=FETCH_BYTES + (64 << 10)
+        )
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._sources: dict[int, _SourceLink | None] = {}
-        self._destinations: dict[int, _DestinationLink | None] = {}
+        self._sources: dict[int, SourceLink | None] = {}
+        self._destinations: dict[int, DestinationLink | None] = {}
         self._held_bytes = 0
         self._released: list[Frame] = []
         self._looked_at = 0.0
@@ -138,8 +98,9 @@ class Lane:
         self._by_key: dict[PartitionCopy, FetchKey] = {}
         self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
         self._was_caught_up = False
-        self.control = LaneControl(spec, attempt, self._destination_config, self._rows)
+        self.control = LaneControl(spec, attempt, self.destination_config, self._rows)
         self.control.on_change = lambda: self._post(lambda _: None)
+        self._fills = Fills(self, self._errands, self._post)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -149,20 +110,19 @@ class Lane:
         `before_sending` is called once in the thread that sends, when all other threads have been started.
         """
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        errands = threading.Thread(target=self._run_errands, name="kmirror-errands", daemon=True)
-        errands.start()
+        self._errands.start()
         self.control.start()
         before_sending()
-        self._inspect(self.partitions)
+        self._fills.settle(lambda: self._inspect(self.partitions))
         try:
             while self.control.ended is None:
                 self._turn(_TICK)
             self._drain(now() + _STOP_SECONDS)
-            clean = not any(p.in_flight for p in self.partitions)
+            clean = not any(p.in_flight or p.fill_is_under_way for p in self.partitions)
         finally:
-            self._errands.put(None)
+            self._errands.stop()
             self._hang_up()
-            errands.join(timeout=5)
+            self._errands.join(timeout=5)
             self.control.stop(final_report=self._ended_how() == "STOPPED")
             self._selector.close()
             self._waker.close()
@@ -178,20 +138,23 @@ class Lane:
         """Take the answers to what is in flight; send nothing more."""
         if self._ended_how() != "STOPPED":
             return
-        while now() < until and any(link and link.in_flight for link in self._destinations.values()):
+        while now() < until and any(p.in_flight or p.fill_is_under_way for p in self.partitions):
             self._turn(0.05, sending=False)
 
     def _hang_up(self) -> None:
         """Close every connection; what the kernel has not sent yet is thrown away."""
-        for links in (self._sources, self._destinations):
+        for links in (self._sources, self._destinations, self._fills.links):
             for link in links.values():
                 if link:
-                    with contextlib.suppress(OSError):
-                        link.stream.connection.socket.setsockopt(
-                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                        )
-                    link.stream.close()
+                    self._reset(link.stream)
             links.clear()
+
+    @staticmethod
+    def _reset(stream: Stream) -> None:
+        """Close a connection so that nothing more gets through it."""
+        with contextlib.suppress(OSError):
+            stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.close()
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
         """Wait for something to happen, take it, and send what may be sent."""
@@ -200,10 +163,12 @@ class Lane:
             if link is None:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
-            elif isinstance(link, _SourceLink):
+            elif isinstance(link, SourceLink):
                 self._source_ready(link, mask)
-            else:
+            elif isinstance(link, DestinationLink):
                 self._destination_ready(link, mask)
+            else:
+                self._fills.link_ready(link, mask)
         while True:
             try:
                 event = self._events.get_nowait()
@@ -218,6 +183,7 @@ class Lane:
             for destination in list(self._destinations.values()):
                 if destination:
                     self._pump_destination(destination)
+            self._fills.pump()
 
     def _post(self, event: Callable[[float], None]) -> None:
         self._events.put(event)
@@ -226,41 +192,39 @@ class Lane:
 
     # -- errands --------------------------------------------------------------------------------------------------
 
-    def _run_errands(self) -> None:
-        with (
-            ClusterClient(self._source_config) as source,
-            ClusterClient(self._destination_config) as destination,
-        ):
-            self._inspector = Inspector(source, destination, self.spec.source_cluster_id)
-            while (errand := self._errands.get()) is not None:
-                errand()
-
     def _inspect(self, partitions: list[PartitionCopy]) -> None:
         for partition in partitions:
             partition.begin_inspection(now())
-        wanted = [p.assignment for p in partitions]
 
-        def errand() -> None:
-            try:
-                facts = self._inspector.inspect(wanted)
-            except (KmirrorError, OutcomeUnknown) as error:
-                reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
-                facts = [Facts(trouble=Trouble(reason, str(error)))] * len(wanted)
+        def done(facts: list[Facts]) -> None:
             self._post(lambda at: self._inspected(partitions, facts, at))
 
-        self._errands.put(errand)
+        self._errands.inspect([p.assignment for p in partitions], done)
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
         for partition, facts in zip(partitions, all_facts, strict=True):
-            partition.inspected(facts, judge(partition.assignment, partition.acknowledged, facts), at, now_ms())
+            verdict = judge(
+                partition.assignment,
+                partition.acknowledged,
+                facts,
+                first_offset=partition.assignment.first_offset,
+                begun=partition.begun,
+            )
+            partition.inspected(facts, verdict, at, now_ms())
             if partition.status is Status.COPYING:
                 self._attach(partition, facts)
+                self.make_ready(partition)
 
     def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
         """Give a partition its place in the fetch session of its source leader."""
-        key = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
         self._detach(partition)
-        self._by_key[partition] = key
+        destination = facts.destination_leader[0]
+        if destination not in self._destinations:
+            self._destinations[destination] = None
+            self._connect("destination", destination)
+        if partition.raise_to is not None:
+            return
+        self._by_key[partition] = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
         leader = facts.source_leader[0]
         link = self._sources.get(leader)
         if leader not in self._sources:
@@ -268,17 +232,21 @@ class Lane:
             self._connect("source", leader)
         elif link:
             self._join(link, partition)
-        destination = facts.destination_leader[0]
-        if destination not in self._destinations:
-            self._destinations[destination] = None
-            self._connect("destination", destination)
 
-    def _join(self, link: _SourceLink, partition: PartitionCopy) -> None:
+    def _join(self, link: SourceLink, partition: PartitionCopy) -> None:
         key = self._by_key[partition]
         link.partitions[key] = partition
         link.held_back.discard(key)
         partition.valid_from_serial = link.serial + 1
         link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+
+    def fetch_on(self, partition: PartitionCopy) -> None:
+        """Fetch from where the partition's queue ends now, which was moved."""
+        key = self._by_key.get(partition)
+        for link in self._sources.values():
+            if key and link and link.partitions.get(key) is partition:
+                self._join(link, partition)
+        self.make_ready(partition)
 
     def _detach(self, partition: PartitionCopy) -> None:
         key = self._by_key.pop(partition, None)
@@ -291,52 +259,31 @@ class Lane:
                 link.session.forget(key)
 
     def _connect(self, side: Side, node_id: int) -> None:
-        config = self._source_config if side == "source" else self._destination_config
+        def done(stream: Stream, versions: tuple[int, ...]) -> None:
+            self._post(lambda at: self._connected(side, node_id, stream, versions))
 
-        def errand() -> None:
-            inspector = self._inspector
-            metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
-            broker = metadata.brokers.get(node_id) if metadata else None
-            if broker is None:
-                self._post(lambda at: self._not_connected(side, node_id, f"broker {node_id} is not there", at))
-                return
-            try:
-                connection = Connection.open(broker.host, broker.port, config)
-                stream, version = self._stream(side, connection)
-            except (KmirrorError, OutcomeUnknown) as error:
-                message = str(error)
-                self._post(lambda at: self._not_connected(side, node_id, message, at))
-            else:
-                self._post(lambda at: self._connected(side, node_id, stream, version))
+        def failed(message: str) -> None:
+            self._post(lambda at: self._not_connected(side, node_id, message, at))
 
-        self._errands.put(errand)
+        self._errands.connect(side, node_id, done, failed)
 
-    def _stream(self, side: Side, connection: Connection) -> tuple[Stream, int]:
+    def _connected(self, side: Side, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
+        link: SourceLink | DestinationLink
         if side == "source":
-            version = connection.version_for(fetch.API_KEY, fetch.VERSION, fetch.VERSION, "Fetch")
-            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        else:
-            version = connection.version_for(
-                produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
-            )
-            # Brokers open a small window (socket.receive.buffer.bytes). What waits for it should wait in the kernel,
-            # which goes on at once; left to itself that holds a part of a request, and the rest waits for this thread.
-            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        return Stream(connection, FETCH_BYTES + (64 << 10)), version
-
-    def _connected(self, side: Side, node_id: int, stream: Stream, version: int) -> None:
-        link: _SourceLink | _DestinationLink
-        if side == "source":
-            link = self._sources[node_id] = _SourceLink(node_id, stream, self._source_config.client_id)
+            link = self._sources[node_id] = SourceLink(node_id, stream, self._source_config.client_id)
             for partition in self.partitions:
                 if partition in self._by_key and self._source_of(partition) == node_id:
                     self._join(link, partition)
         else:
-            link = self._destinations[node_id] = _DestinationLink(node_id, stream, version)
+            link = self._destinations[node_id] = DestinationLink(node_id, stream, *versions)
             for partition in self.partitions:
                 if partition.queue and partition.destination_node == node_id:
                     link.ready[partition] = None
-        self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
+        self.watch_first(link)
+
+    def watch_first(self, link: Link) -> None:
+        """Begin to wait for what a connection brings."""
+        self._selector.register(link.stream.fileno(), selectors.EVENT_READ, link)
 
     def _not_connected(self, side: Side, node_id: int, message: str, at: float) -> None:
         self._links(side).pop(node_id, None)
@@ -346,7 +293,7 @@ class Lane:
             elif side == "destination" and partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
 
-    def _links(self, side: Side) -> dict[int, _SourceLink | None] | dict[int, _DestinationLink | None]:
+    def _links(self, side: Side) -> dict[int, SourceLink | None] | dict[int, DestinationLink | None]:
         return self._sources if side == "source" else self._destinations
 
     @staticmethod
@@ -368,7 +315,7 @@ class Lane:
             if source and source.asked_at is not None and at - source.asked_at > timeout:
                 self._lose_source(source, "no answer in time")
         for destination in list(self._destinations.values()):
-            timeout = self._destination_config.request_timeout_ms / 1000
+            timeout = self.destination_config.request_timeout_ms / 1000
             if destination and destination.in_flight and at - destination.in_flight[0].sent_at > timeout:
                 self._lose_destination(destination, "no answer in time")
         if self._awaiting_claim and self.control.claimed_at is not None:
@@ -378,6 +325,7 @@ class Lane:
         for destination in list(self._destinations.values()):
             if destination and destination.in_flight and at >= self.control.deadline:
                 self._lose_destination(destination, "this lane's time is over")
+        self._fills.look_around(at)
         caught_up = all(p.caught_up or p.status is Status.FAILED for p in self.partitions)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
@@ -385,7 +333,7 @@ class Lane:
 
     # -- source ---------------------------------------------------------------------------------------------------
 
-    def _pump_source(self, link: _SourceLink) -> None:
+    def _pump_source(self, link: SourceLink) -> None:
         for key in list(link.held_back):
             partition = link.partitions[key]
             if partition.wants_records:
@@ -409,21 +357,21 @@ class Lane:
         except OutcomeUnknown as error:
             self._lose_source(link, str(error))
             return
-        self._watch(link)
+        self.watch(link)
 
-    def _source_ready(self, link: _SourceLink, mask: int) -> None:
+    def _source_ready(self, link: SourceLink, mask: int) -> None:
         if self._sources.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 link.stream.flush()
-                self._watch(link)
+                self.watch(link)
             while self._sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._fetched(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self._lose_source(link, str(error))
 
-    def _fetched(self, link: _SourceLink, view: memoryview) -> None:
+    def _fetched(self, link: SourceLink, view: memoryview) -> None:
         if INT32.unpack_from(view)[0] != link.correlation_id:
             raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
         link.asked_at = None
@@ -453,12 +401,12 @@ class Lane:
                     link.session.forget(part.key)
                     link.held_back.add(part.key)
             if partition.queue:
-                self._make_ready(partition)
+                self.make_ready(partition)
         if frame.release():
             self._released.append(frame)
         self._collect()
 
-    def _lose_source(self, link: _SourceLink, message: str) -> None:
+    def _lose_source(self, link: SourceLink, message: str) -> None:
         if self._sources.get(link.node_id) is not link:
             return
         self._selector.unregister(link.stream.fileno())
@@ -472,13 +420,14 @@ class Lane:
 
     # -- destination ----------------------------------------------------------------------------------------------
 
-    def _make_ready(self, partition: PartitionCopy) -> None:
+    def make_ready(self, partition: PartitionCopy) -> None:
+        """Let a partition with something in its queue have its turn."""
         node_id = partition.destination_node
         link = self._destinations.get(node_id) if node_id is not None else None
         if link:
             link.ready[partition] = None
 
-    def _pump_destination(self, link: _DestinationLink) -> None:
+    def _pump_destination(self, link: DestinationLink) -> None:
         connection = link.stream.connection
         while (
             link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
@@ -492,12 +441,12 @@ class Lane:
                 return
             if link.in_flight and link.in_flight[-1].alone:
                 return
-            batches, alone = self._choose(link, at, wall)
+            batches, alone = self._choose(link, wall)
             if not batches:
                 return
             self._append(link, batches, at, alone)
 
-    def _choose(self, link: _DestinationLink, at: float, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], bool]:
+    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], bool]:
         """Take what may be sent now, one batch a partition; say whether its answer has to come before anything else."""
         batches: list[tuple[PartitionCopy, Batch]] = []
         size, alone = 0, False
@@ -506,9 +455,10 @@ class Lane:
         for partition in list(ready):
             if size >= largest or len(batches) >= PRODUCE_PARTITIONS:
                 break
-            permission = partition.may_send(at, wall) if partition.destination_node == link.node_id else None
+            permission = partition.may_send(wall) if partition.destination_node == link.node_id else None
             if permission is None:
                 del ready[partition]
+                self._fills.note(partition)
                 continue
             if permission is Permission.ALONE:
                 if link.in_flight:
@@ -523,7 +473,7 @@ class Lane:
         return batches, alone
 
     def _append(
-        self, link: _DestinationLink, batches: list[tuple[PartitionCopy, Batch]], at: float, alone: bool
+        self, link: DestinationLink, batches: list[tuple[PartitionCopy, Batch]], at: float, alone: bool
     ) -> None:
         appends = []
         for partition, batch in batches:
@@ -532,7 +482,7 @@ class Lane:
             appends.append(produce.Append(assignment.topic, topic_id, assignment.partition, batch.data))
         if self._many_topics:
             appends.sort(key=lambda append: append.topic)
-        config = self._destination_config
+        config = self.destination_config
         correlation_id = link.stream.connection.next_correlation_id()
         request = produce.request(
             correlation_id,
@@ -543,7 +493,7 @@ class Lane:
             timeout_ms=config.request_timeout_ms,
         )
         size = sum(len(batch.data) for _, batch in batches)
-        link.in_flight.append(_Request(correlation_id, at, batches, size, link.window.sent(size), alone))
+        link.in_flight.append(ProduceRequest(correlation_id, at, batches, size, link.window.sent(size), alone))
         try:
             if now() < self.control.deadline:
                 link.stream.send(request)
@@ -554,9 +504,9 @@ class Lane:
             self._lose_destination(link, str(error))
             return
         if link.stream.sending:
-            self._watch(link)
+            self.watch(link)
 
-    def _destination_ready(self, link: _DestinationLink, mask: int) -> None:
+    def _destination_ready(self, link: DestinationLink, mask: int) -> None:
         if self._destinations.get(link.node_id) is not link:
             return
         try:
@@ -565,13 +515,13 @@ class Lane:
                     self._lose_destination(link, "this lane's time is over")
                     return
                 link.stream.flush()
-                self._watch(link)
+                self.watch(link)
             while self._destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._appended(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self._lose_destination(link, str(error))
 
-    def _appended(self, link: _DestinationLink, view: memoryview) -> None:
+    def _appended(self, link: DestinationLink, view: memoryview) -> None:
         if not link.in_flight or INT32.unpack_from(view)[0] != link.in_flight[0].correlation_id:
             raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
         answers, throttle_time_ms = produce.answer(view, link.version)
@@ -585,13 +535,20 @@ class Lane:
             partition.answered(code, base_offset, detail, at)
             if partition.queue:
                 ready[partition] = None
-            elif partition.status is not Status.COPYING:
-                self._detach(partition)
+            else:
+                self.settled(partition)
         self._collect()
+
+    def settled(self, partition: PartitionCopy) -> None:
+        """Follow up on a partition with nothing to send: its trim, or its end in this lane."""
+        if partition.status is not Status.COPYING:
+            self._detach(partition)
+        elif partition.trim_is_due:
+            self._fills.trim(partition)
 
     def _in_order(
         self,
-        link: _DestinationLink,
+        link: DestinationLink,
         batches: list[tuple[PartitionCopy, Batch]],
         answers: list[produce.AppendAnswer],
     ) -> list[produce.AppendAnswer]:
@@ -609,30 +566,34 @@ class Lane:
             raise FrameError(f"{link.stream.connection!r} answered for other partitions than asked") from None
 
     @staticmethod
-    def _answer_key(link: _DestinationLink, partition: PartitionCopy) -> tuple[str | bytes, int]:
+    def _answer_key(link: DestinationLink, partition: PartitionCopy) -> tuple[str | bytes, int]:
         """Say by what the answers of this link name a partition."""
         assignment, facts = partition.assignment, partition.facts
         if link.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
             return assignment.topic, assignment.partition
         return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
 
-    def _lose_destination(self, link: _DestinationLink, message: str) -> None:
+    def _lose_destination(self, link: DestinationLink, message: str) -> None:
         if self._destinations.get(link.node_id) is not link:
             return
-        self._selector.unregister(link.stream.fileno())
-        with contextlib.suppress(OSError):
-            link.stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        link.stream.close()
+        self.close(link)
         self._destinations.pop(link.node_id, None)
         at = now()
+        self._fills.lose(link.node_id, message)
         for partition in self.partitions:
             if partition.destination_node == link.node_id:
                 partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
         self._collect()
 
+    def close(self, link: Link) -> None:
+        """End a connection to the destination; what the kernel has not sent yet is thrown away."""
+        self._selector.unregister(link.stream.fileno())
+        self._reset(link.stream)
+
     # -- buffers and reports --------------------------------------------------------------------------------------
 
-    def _watch(self, link: _SourceLink | _DestinationLink) -> None:
+    def watch(self, link: Link) -> None:
+        """Wait for what a connection brings, and for room to send while something is left to be sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.stream.sending else 0)
         if self._selector.get_key(link.stream.fileno()).events != events:
             self._selector.modify(link.stream.fileno(), events, link)
@@ -643,7 +604,7 @@ class Lane:
             frame = self._released.pop()
             self._held_bytes -= len(frame.view)
             link = frame.owner
-            if isinstance(link, _SourceLink) and self._sources.get(link.node_id) is link:
+            if isinstance(link, SourceLink) and self._sources.get(link.node_id) is link:
                 link.stream.recycle(frame.view)
 
     def _rows(self) -> list[ProgressRow]:
@@ -670,6 +631,8 @@ class Lane:
                     report.reason,
                     report.message,
                     float(report.rate),
+                    report.begun,
+                    report.aligned_to,
                 )
             )
         return rows

@@ -74,6 +74,9 @@ class LaneControl:
         self._tail = Tail(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
         self._owner: EngineRecord | None = None
         self._read_once = False
+        #: Set by a lane that fills offsets by transactions; whoever comes after it has to know, see `said_so`.
+        self.fills_by_transactions = False
+        self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
         self._follower = threading.Thread(target=self._follow, name="kmirror-control", daemon=True)
         self._reporter = threading.Thread(target=self._report_loop, name="kmirror-progress", daemon=True)
@@ -170,7 +173,8 @@ class LaneControl:
         written = 0.0
         while not self._stop.is_set():
             rows = [row for row in self._rows() if self._reported.get((row.topic, row.partition)) != row]
-            if self.claimed_at is None or rows or now() - written > _SIGN_OF_LIFE_SECONDS:
+            unsaid = self.fills_by_transactions and not self.said_so
+            if self.claimed_at is None or rows or unsaid or now() - written > _SIGN_OF_LIFE_SECONDS:
                 try:
                     self.report(rows)
                     written = now()
@@ -202,10 +206,14 @@ class LaneControl:
             os.getpid(),
             now_ms(),
             tuple(self._reported.values()),
+            self.fills_by_transactions,
         )
         key, value = encode(record)
         batch = make_batch([Record(0, now_ms(), key, value)])
         append_to(self._report_client, STATE_PARTITION, memoryview(batch))
+        if record.fills_by_transactions and not self.said_so:
+            self.said_so = True
+            self.on_change()
 
 
 def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryview) -> int:

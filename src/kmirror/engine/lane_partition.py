@@ -18,39 +18,27 @@ it, so the broker appends it exactly there or not at all. Three rules keep that 
   end is read afresh.
 
 An answer never leads to a blind repeat: every trouble ends in DRAINING, and what comes after starts from the log end.
+
+Offsets at which the source shows nothing are filled with markers (`fill_plan`). Markers have no sequence numbers, so a
+batch that is on its way could land before or behind them: a gap is filled while nothing else of its partition is, and
+while a request for markers may be on its way, nothing is sent at all.
+
+A log that is to begin above 0 (verdict Raise) gets filler up to there, which goes the way of batches, and is then
+trimmed; after that comes another inspection.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from enum import Enum
-from typing import NamedTuple
 
-from crc32c import crc32c
-
-from kmirror.cluster.batch import (
-    ATTRIBUTES_POSITION,
-    BASE_OFFSET,
-    BATCH_OVERHEAD,
-    COMPRESSION_MASK,
-    CONTROL,
-    CRC,
-    CRC_POSITION,
-    HEADER,
-    LOG_APPEND_TIME,
-    LOG_OVERHEAD,
-    MAGIC_POSITION,
-    PREFIX,
-    PRODUCER,
-    PRODUCER_POSITION,
-    SEQUENCE_MASK,
-    TRANSACTIONAL,
-    crc_of,
-)
 from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.fetch import FetchedPartition, FetchPosition
+from kmirror.cluster.fill_plan import Ask, Done, Failed, FillPlan, Look, Obstacle
+from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.judge import Facts, Fail, Raise, Tail, Trouble, Verdict, Wait
+from kmirror.engine.lane_intake import Batch, Frame, Gap, Intake, filled_offsets_of
 from kmirror.engine.spec import Assignment, PartitionReport
 from kmirror.errors import Reason
 
@@ -62,6 +50,8 @@ CLOCK_SLACK_MS = 30_000
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _STORY_LENGTH = 50
+#: A log whose fetches bring nothing for so long, below its last stable offset, is looked at more closely.
+_NOTHING_SECONDS = 3.0
 #: Refusals that say for certain that nothing was appended, and that may pass.
 _NOT_APPENDED = LEADER_MOVED | {
     Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -71,8 +61,6 @@ _NOT_APPENDED = LEADER_MOVED | {
     Code.THROTTLING_QUOTA_EXCEEDED,
     Code.UNKNOWN_PRODUCER_ID,
 }
-_SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
-_HIGHEST_CODEC = 4
 
 
 class Status(Enum):
@@ -97,36 +85,6 @@ class Permission(Enum):
     ALONE = "alone"
 
 
-class Frame:
-    """Count the batches that still lie in one received frame; `release` returns True with the last.
-
-    `owner` is whoever's buffer it is; the machine only carries it.
-    """
-
-    __slots__ = ("owner", "pending", "view")
-
-    def __init__(self, view: memoryview, owner: object = None) -> None:
-        self.view = view
-        self.owner = owner
-        self.pending = 1
-
-    def release(self) -> bool:
-        """Give up one hold on the frame."""
-        self.pending -= 1
-        return self.pending == 0
-
-
-class Batch(NamedTuple):
-    """One batch ready to be guarded and sent."""
-
-    base_offset: int
-    next_offset: int
-    max_timestamp: int
-    leader_epoch: int
-    data: memoryview
-    frame: Frame
-
-
 class PartitionCopy:
     """Drive one partition. All times are seconds of one monotonic clock, except `*_ms`, which are wall-clock."""
 
@@ -146,24 +104,24 @@ class PartitionCopy:
         #: Until then a request of ours that was never answered may still arrive; the oldest record in any of them.
         self._settle_until = 0.0
         self._lost_ms: int | None = None
+        #: True when it is a request for markers that was never answered.
+        self._lost_markers = False
+        #: What offsets and sequence numbers of such batches differ by.
+        self._lost_numbering: set[int] = set()
         self._settle = settle
         self._retry_timeout = retry_timeout
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None
         self._expiration_ms: int | None = None
-        #: Next offset to ask of the source; what the next batch fetched must begin with.
-        self.fetch_offset = 0
-        self.last_fetched_epoch = -1
         #: The end of what is known to be appended; None before the first inspection.
         self.acknowledged: int | None = None
         #: Source leader epoch and maximum timestamp of the last batch known to be appended.
         self.acknowledged_epoch = -1
         self.acknowledged_timestamp: int | None = None
-        #: What to subtract from an offset for its sequence number.
-        self._filled_offsets = 0
-        self.queue: deque[Batch] = deque()
-        self.queued_bytes = 0
+        self.intake = Intake(assignment.source, assignment.producer_id, assignment.producer_epoch)
+        #: What is to be appended next; the intake's own.
+        self.queue = self.intake.queue
         self.in_flight: deque[Batch] = deque()
         self._proven = False
         self._mismatched = False
@@ -171,6 +129,23 @@ class PartitionCopy:
         self._memory_ms: int | None = None
         #: No record sent since nothing was in flight is older than this.
         self._oldest_in_flight_ms = 0
+        #: How the gap at the head of the queue is filled; whether a request for that is on its way.
+        self._plan: FillPlan | None = None
+        self.fill_is_under_way = False
+        #: Above all coordinator epochs that the leader may have met.
+        self._coordinator_epoch = 0
+        #: True when the leader said that we may not write markers.
+        self.may_not_fill = False
+        #: Where the destination's log is to begin, while it does not; whether it is being trimmed.
+        self.raise_to: int | None = None
+        self._trim_is_under_way = False
+        #: Where this made it begin.
+        self.aligned_to: int | None = None
+        #: Since when fetches bring nothing although the source says that there is more.
+        self._nothing_since: float | None = None
+        #: True once an inspection found that records can be copied; once some of the source's were in the destination.
+        self._is_aligned = False
+        self.begun = assignment.begun
         self.log_start: int | None = None
         self.last_stable_offset: int | None = None
         self.high_watermark: int | None = None
@@ -201,14 +176,6 @@ class PartitionCopy:
         if isinstance(verdict, Fail):
             self._fail(verdict)
             return
-        if isinstance(verdict, Raise):
-            self._fail_at(
-                Reason.SOURCE_TRUNCATED,
-                f"{self.assignment.source} starts at offset {verdict.to}, "
-                "and a mirror topic that begins above 0 cannot be made yet",
-                facts.destination_log_end,
-            )
-            return
         if isinstance(verdict, Wait):
             self._troubled(verdict.trouble, now)
             return
@@ -216,21 +183,41 @@ class PartitionCopy:
         self.high_watermark = facts.high_watermark
         self.log_start = facts.source_log_start
         self.trouble = None
-        self.fetch_offset = self.acknowledged = verdict.offset
-        self._filled_offsets = verdict.filled_offsets
-        if facts.tail is Tail.SAME:
-            self.acknowledged_epoch = facts.tail_epoch
-        self.last_fetched_epoch = -1 if facts.tail is Tail.NOTHING else self.acknowledged_epoch
+        self._coordinator_epoch = max(self._coordinator_epoch, facts.coordinator_epoch + 1)
         self._memory_ms = facts.producer.last_timestamp if facts.producer else None
         self._proven = False
         if self._looked_at >= self._settle_until:
-            self._lost_ms = None
+            self._lost_ms, self._lost_markers = None, False
+            self._lost_numbering.clear()
+        self.acknowledged = facts.destination_log_end
+        known = facts.producer is not None
+        if isinstance(verdict, Raise):
+            self.raise_to = verdict.to
+            self.intake.restart(self.acknowledged, -1, verdict.filled_offsets, producer_is_known=known)
+        else:
+            self.raise_to = None
+            self._is_aligned = True
+            self.begun = self.begun or facts.destination_log_end > facts.destination_log_start
+            if facts.tail is Tail.SAME:
+                self.acknowledged_epoch = facts.tail_epoch
+            epoch = -1 if facts.tail is Tail.NOTHING else self.acknowledged_epoch
+            self.intake.restart(verdict.offset, epoch, verdict.filled_offsets, producer_is_known=known)
         if self._looked_at < self.quiet_until:
             self._hold(self.quiet_until)
-        elif self._looked_at < self._settle_until and not self._remembered(now_ms):
+        elif self._looked_at < self._settle_until and not self._may_go_on(verdict.filled_offsets, now_ms):
             self._hold(self._settle_until)
         else:
             self.status = Status.COPYING
+            if self.raise_to is not None:
+                self.intake.take_in_filler(self.raise_to)
+
+    def _may_go_on(self, filled_offsets: int, now_ms: int) -> bool:
+        """True when the broker's memory makes it safe to append although requests of ours may still be on their way.
+
+        Not where one of them is for markers, which no sequence number holds up. And not where the memory was lost and
+        numbers begin anew: a batch that was numbered before could then follow ours by its number, at a wrong offset.
+        """
+        return not self._lost_markers and self._lost_numbering <= {filled_offsets} and self._remembered(now_ms)
 
     def _hold(self, until: float) -> None:
         """Look again at the log end when nothing that could change it can be on its way any more."""
@@ -260,16 +247,26 @@ class PartitionCopy:
     @property
     def wants_records(self) -> bool:
         """True while fetching makes sense."""
-        return self.status is Status.COPYING and self.queued_bytes < QUEUE_BYTES and self.failure is None
+        return (
+            self.status is Status.COPYING
+            and self.intake.queued_bytes < QUEUE_BYTES
+            and self.failure is None
+            and self.raise_to is None
+        )
+
+    @property
+    def fetch_offset(self) -> int:
+        """The next offset to ask of the source."""
+        return self.intake.next_offset
 
     def fetch_position(self, partition_max_bytes: int) -> FetchPosition:
         """Say from where to fetch next."""
         epoch = self.facts.source_leader[1] if self.facts else -1
-        return FetchPosition(self.fetch_offset, self.last_fetched_epoch, epoch, partition_max_bytes)
+        return FetchPosition(self.intake.next_offset, self.intake.leader_epoch, epoch, partition_max_bytes)
 
     def fetched(self, answer: FetchedPartition, frame: Frame, now: float) -> None:
         """Take one partition's part of a Fetch answer; batches that can be carried are queued."""
-        if self.status is not Status.COPYING or self.failure:
+        if self.status is not Status.COPYING or self.failure or self.raise_to is not None:
             return
         if answer.error_code:
             self._fetch_refused(answer.error_code, now)
@@ -287,86 +284,34 @@ class PartitionCopy:
         self.last_stable_offset = answer.last_stable_offset
         self.log_start = answer.log_start_offset
         if len(answer.records):
-            self._queue_batches(answer.records, frame)
+            self.failure = self.intake.take_in(answer.records, answer.aborted_transactions, frame)
+            if self.failure:
+                self._tell(f"cannot go on: {self.failure.message}")
+            self._nothing_since = None
         elif self.caught_up:
             self.retry_attempt = 0
             self._troubled_since = None
 
-    def _queue_batches(self, records: memoryview, frame: Frame) -> None:
-        """Check and guard batch after batch, in one go: twice over bytes that the processor's cache still holds."""
-        position, end = 0, len(records)
-        expected, epoch = self.fetch_offset, self.last_fetched_epoch
-        assignment = self.assignment
-        producer_id, producer_epoch, filled = (
-            assignment.producer_id,
-            assignment.producer_epoch,
-            self._filled_offsets,
-        )
-        queue, queued_bytes = self.queue, self.queued_bytes
-        unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
-        set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
-        while end - position >= BATCH_OVERHEAD:
-            (base, length, leader_epoch, magic, crc, attributes, delta, _, max_timestamp, _, _, _, count) = unpack(
-                records, position
-            )
-            following = position + LOG_OVERHEAD + length
-            if following > end:
-                break
-            if (
-                magic != 2
-                or base != expected
-                or attributes & _SPECIAL
-                or count != delta + 1
-                or count <= 0
-                or attributes & COMPRESSION_MASK > _HIGHEST_CODEC
-                or length < BATCH_OVERHEAD - LOG_OVERHEAD
-                or crc32c(checked := records[position + ATTRIBUTES_POSITION : following]) != crc
-            ):
-                self._refuse_batch(records[position : max(following, position + BATCH_OVERHEAD)], expected)
-                break
-            set_producer(
-                records, position + PRODUCER_POSITION, producer_id, producer_epoch, (base - filled) & SEQUENCE_MASK
-            )
-            set_crc(records, position + CRC_POSITION, crc32c(checked))
-            set_base_offset(records, position, 0)
-            expected = base + count
-            epoch = leader_epoch
-            frame.pending += 1
-            queue.append(Batch(base, expected, max_timestamp, leader_epoch, records[position:following], frame))
-            queued_bytes += following - position
-            position = following
-        else:
-            if end - position > MAGIC_POSITION and records[position + MAGIC_POSITION] != 2:
-                self._refuse_batch(records[position:], expected)
-        self.queued_bytes = queued_bytes
-        self.fetch_offset, self.last_fetched_epoch = expected, epoch
+    def seems_to_end(self, now: float) -> bool:
+        """True when the source has given nothing more for a while, although its last stable offset lies further on.
 
-    def _refuse_batch(self, batch: memoryview, expected: int) -> None:
-        """Stop at a batch that cannot be carried. What was queued before it is still sent; see `appended`."""
-        base, length = PREFIX.unpack_from(batch, 0)
-        magic, size = batch[MAGIC_POSITION], LOG_OVERHEAD + length
-        reason, what = Reason.UNSUPPORTED_MESSAGE_FORMAT, ""
-        if magic != 2:
-            what = f"message format {magic} is not supported, only 2"
-        elif size < BATCH_OVERHEAD or crc_of(batch) != HEADER.unpack_from(batch, 0)[4]:
-            reason, what = Reason.CORRUPT_BATCH, "the batch does not have the checksum it says"
-        else:
-            attributes, delta, count = (HEADER.unpack_from(batch, 0)[i] for i in (5, 6, 12))
-            if attributes & CONTROL:
-                what = "transaction markers cannot be carried yet"
-            elif attributes & TRANSACTIONAL:
-                what = "transactional records cannot be carried yet"
-            elif attributes & LOG_APPEND_TIME:
-                what = "records with LogAppendTime cannot be carried yet"
-            elif base < expected:
-                what = f"the source's batch begins at offset {base}, so this offset lies inside it"
-            elif base > expected or count != delta + 1:
-                what = "offsets are missing here (compaction), and holes cannot be carried yet"
-            else:
-                what = f"its compression type {attributes & COMPRESSION_MASK} is unknown"
-        message = f"{self.assignment.source} cannot be mirrored past offset {expected}: {what}"
-        self.failure = Fail(reason, message, expected)
-        self._tell(f"refused batch: {self.failure.message}")
+        After a crash a log may end with an empty segment: offsets that it has, and that hold nothing. To be asked now
+        and then: an incremental fetch session says nothing of a partition that has nothing new.
+        """
+        is_waiting = self.status is Status.COPYING and self.raise_to is None and not self.queue and not self.in_flight
+        if not is_waiting or self.failure or self.caught_up:
+            self._nothing_since = None
+            return False
+        if self._nothing_since is None:
+            self._nothing_since = now
+        return now - self._nothing_since > _NOTHING_SECONDS
+
+    def nothing_found(self, offset: int, until: int | None) -> None:
+        """Take the result of that closer look: nothing is between `offset` and `until`; None: there is."""
+        if self._nothing_since is not None and until is not None and offset == self.fetch_offset:
+            self._tell(f"the source's log ends with nothing below {until}")
+            self.intake.take_in_nothing(until)
+        self._nothing_since = None
 
     def _fetch_refused(self, code: int, now: float) -> None:
         source = self.assignment.source
@@ -383,13 +328,18 @@ class PartitionCopy:
 
     # -- destination ----------------------------------------------------------------------------------------------
 
-    def may_send(self, now: float, now_ms: int) -> Permission | None:
+    def may_send(self, now_ms: int) -> Permission | None:
         """Decide whether the first queued batch may go out now, and whether it may share its connection."""
         queue = self.queue
         if not queue or self.status is not Status.COPYING:
             return None
+        batch = queue[0]
+        if isinstance(batch, Gap):
+            return None
         remembered = self._remembered(now_ms)
-        if now < self._settle_until and not (remembered and self._keeps_memory(queue[0].max_timestamp, now_ms)):
+        if self._looked_at < self._settle_until and not (
+            remembered and self._keeps_memory(batch.max_timestamp, now_ms)
+        ):
             if not self.in_flight:
                 self._hold(self._settle_until)
             return None
@@ -400,8 +350,7 @@ class PartitionCopy:
 
     def take(self) -> Batch:
         """Take the first queued batch for sending; ask `may_send` first."""
-        batch = self.queue.popleft()
-        self.queued_bytes -= len(batch.data)
+        batch = self.intake.take()
         if not self.in_flight or batch.max_timestamp < self._oldest_in_flight_ms:
             self._oldest_in_flight_ms = batch.max_timestamp
         self.in_flight.append(batch)
@@ -432,13 +381,17 @@ class PartitionCopy:
             self.released.append(frame)
         if code == Code.NONE and base_offset == batch.base_offset:
             self.acknowledged = batch.next_offset
-            self.acknowledged_epoch = batch.leader_epoch
-            self.acknowledged_timestamp = self._memory_ms = batch.max_timestamp
-            self.bytes_copied += len(batch.data)
+            self._memory_ms = batch.max_timestamp
             self._proven = True
-            self.retry_attempt = 0
-            if self.trouble is None or self.status is Status.COPYING:
-                self._troubled_since = None
+            if self.raise_to is not None:
+                if self.status is Status.COPYING:
+                    self.intake.take_in_filler(self.raise_to)
+            else:
+                self.acknowledged_epoch = batch.leader_epoch
+                self.acknowledged_timestamp = batch.max_timestamp
+                self.bytes_copied += len(batch.data)
+                self.begun = True
+            self._got_on()
         elif code == Code.NONE and not self._mismatched:
             self._mismatched = True
             self._fail_at(
@@ -450,6 +403,11 @@ class PartitionCopy:
         elif self.status is not Status.FAILED:
             self._refused(code, detail, batch, now)
         self._advance(now)
+
+    def _got_on(self) -> None:
+        self.retry_attempt = 0
+        if self.trouble is None or self.status is Status.COPYING:
+            self._troubled_since = None
 
     def _refused(self, code: int, detail: str | None, batch: Batch, now: float) -> None:
         destination = self.assignment.destination
@@ -480,16 +438,182 @@ class PartitionCopy:
             self._tell(f"{len(self.in_flight)} batches without an answer: {message}")
             self._unanswered(self.in_flight, now)
         while self.in_flight:
-            self._release(self.in_flight.popleft())
+            self._release(self.in_flight.popleft().frame)
+        if self.fill_is_under_way:
+            self._tell(f"markers without an answer: {message}")
+            self.fill_is_under_way = False
+            self._lost_markers = True
+            self._settle_until = max(self._settle_until, now + self._settle)
         if self.status is Status.COPYING:
             self._interrupt(Trouble(Reason.DESTINATION_UNREACHABLE, message), now)
         self._advance(now)
 
-    def _unanswered(self, batches: Iterable[Batch], now: float) -> None:
+    def _unanswered(self, batches: Collection[Batch], now: float) -> None:
         """Remember that these may still be appended, and how old the oldest record in them is."""
         self._settle_until = max(self._settle_until, now + self._settle)
+        self._lost_numbering.update(filled_offsets_of(batch) for batch in batches)
         oldest = min(batch.max_timestamp for batch in batches)
         self._lost_ms = oldest if self._lost_ms is None else min(oldest, self._lost_ms)
+
+    # -- gaps ------------------------------------------------------------------------------------------------------
+
+    def gap_to_fill(self) -> Gap | None:
+        """Return the gap at the head of the queue when the time has come to fill it."""
+        queue = self.queue
+        if not queue or self.status is not Status.COPYING or self.in_flight or self.fill_is_under_way:
+            return None
+        gap = queue[0]
+        if not isinstance(gap, Gap):
+            return None
+        if self._looked_at < self._settle_until:
+            # a batch of ours may have been on its way since, or still be: the log may end elsewhere by now, or soon
+            self._hold(self._settle_until)
+            return None
+        return gap
+
+    def next_fill_step(self) -> Ask | Look | None:
+        """Return what the gap at the head of the queue needs now, if anything; sent, tell `fill_sent`."""
+        gap = self.gap_to_fill()
+        if gap is None:
+            return None
+        if self._plan is None:
+            self.intake.head_is_taken = True
+            self._plan = FillPlan(
+                gap.base_offset,
+                gap.next_offset,
+                producer_epoch=self.assignment.producer_epoch,
+                coordinator_epoch=self._coordinator_epoch,
+            )
+        step = self._plan.step
+        assert isinstance(step, Ask | Look), f"a plan that has ended is kept: {self._plan!r}"
+        return step
+
+    def fill_sent(self) -> None:
+        """Note that the request that `next_fill_step` wanted is on its way."""
+        self.fill_is_under_way = True
+
+    def fill_answered(self, code: int, now: float, now_ms: int) -> None:
+        """Take the answer to a request for markers."""
+        plan = self._end_of_request(now)
+        if plan is None:
+            return
+        if code and code not in {
+            Code.CLUSTER_AUTHORIZATION_FAILED,
+            Code.TOPIC_AUTHORIZATION_FAILED,
+            Code.INVALID_PRODUCER_EPOCH,
+            TRANSACTION_COORDINATOR_FENCED,
+        }:
+            what = f"filling {self.assignment.destination}: {code_name(code)} ({code})"
+            self._interrupt(Trouble(Reason.DESTINATION_UNREACHABLE, what), now)
+            return
+        if not code:
+            self._memory_ms, self._proven = now_ms, True
+        plan.answered(code)
+        self._follow(plan, now)
+
+    def log_end_seen(self, code: int, log_end: int | None, now: float) -> None:
+        """Take the answer to a look at the log end."""
+        plan = self._end_of_request(now)
+        if plan is None:
+            return
+        if log_end is None:
+            what = f"looking up the end of {self.assignment.destination}: {code_name(code)} ({code})"
+            self._interrupt(Trouble(Reason.DESTINATION_UNREACHABLE, what), now)
+            return
+        # all was answered, so all of it is replicated, and nothing is on its way: memory and watermark tell no more
+        plan.looked(None, log_end, log_end)
+        self._follow(plan, now)
+
+    def filled_otherwise(self, count: int, now: float) -> None:
+        """Note that so many offsets at the begin of the gap were filled by transactions."""
+        self.fill_is_under_way = False
+        if self.status is Status.COPYING and self.queue:
+            gap = self.queue[0]
+            self.acknowledged = gap.base_offset + count
+            self.begun = True
+            if self.acknowledged == gap.next_offset:
+                self.acknowledged_epoch = self.intake.end_gap().leader_epoch
+            else:
+                self.intake.shorten_gap(count)
+            self._got_on()
+        self._advance(now)
+
+    def fill_troubled(self, trouble: Trouble, now: float) -> None:
+        """Learn why filling by transactions does not get on; something may still be on its way."""
+        if self.status is Status.COPYING:
+            self._interrupt(trouble, now)
+
+    def fill_in_doubt(self, trouble: Trouble, now: float) -> None:
+        """Learn that nothing is on its way any more, but not how many offsets were filled: look at the log afresh."""
+        self.fill_troubled(trouble, now)
+        self.fill_is_under_way = False
+        self._advance(now)
+
+    def _end_of_request(self, now: float) -> FillPlan | None:
+        """Note that nothing is on its way any more; return the plan that still holds, if any."""
+        self.fill_is_under_way = False
+        if self.status is not Status.COPYING:
+            self._advance(now)
+            return None
+        return self._plan
+
+    def _follow(self, plan: FillPlan, now: float) -> None:
+        step = plan.step
+        if isinstance(step, Done):
+            self._coordinator_epoch = step.coordinator_epoch
+            self._plan = None
+            gap = self.intake.end_gap()
+            self.acknowledged, self.acknowledged_epoch = gap.next_offset, gap.leader_epoch
+            self.begun = True
+            self._got_on()
+            self._advance(now)
+        elif isinstance(step, Failed):
+            self._give_up(step, now)
+
+    def _give_up(self, failed: Failed, now: float) -> None:
+        destination, message = self.assignment.destination, failed.message
+        match failed.obstacle:
+            case Obstacle.NOT_AUTHORIZED:
+                self._tell(f"no markers: {message}")
+                self.may_not_fill = True
+                self._drop_plan()
+            case Obstacle.FENCED:
+                what = f"{destination} was taken out of this engine's hands ({message})"
+                self._fail_at(Reason.FENCED, what, failed.log_end)
+            case Obstacle.OVERSHOT:
+                what = f"while offsets of {destination} were filled, {message}. Copying has stopped"
+                self._fail_at(Reason.DESTINATION_WRITTEN, what, failed.log_end)
+            case Obstacle.TRUNCATED | Obstacle.UNDECIDED:
+                self._interrupt(Trouble(Reason.DESTINATION_UNREACHABLE, f"filling {destination}: {message}"), now)
+
+    # -- the log start --------------------------------------------------------------------------------------------
+
+    @property
+    def trim_is_due(self) -> bool:
+        """True when the filler has got as far as it should, and has to be taken away."""
+        return (
+            self.status is Status.COPYING
+            and self.raise_to is not None
+            and self.acknowledged == self.raise_to
+            and not self.in_flight
+            and not self._trim_is_under_way
+        )
+
+    def trim_begun(self) -> None:
+        """Note that the log is being trimmed up to `raise_to`."""
+        self._trim_is_under_way = True
+
+    def trimmed(self, trouble: Trouble | None, now: float) -> None:
+        """Take the end of the trim; whatever came of it, look at the log afresh."""
+        self._trim_is_under_way = False
+        if self.status is not Status.COPYING:
+            return
+        if trouble:
+            self._interrupt(trouble, now)
+            return
+        self.aligned_to = self.raise_to
+        self._tell(f"the log begins at {self.raise_to} now")
+        self.status, self.wake_at = Status.WAITING, now
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -514,7 +638,7 @@ class PartitionCopy:
         self.wake_at = now + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.retry_attempt - 1, 10))
 
     def _advance(self, now: float) -> None:
-        if self.status is Status.DRAINING and not self.in_flight:
+        if self.status is Status.DRAINING and not self.in_flight and not self.fill_is_under_way:
             if self.trouble:
                 self._troubled(self.trouble, now)
             else:
@@ -537,17 +661,23 @@ class PartitionCopy:
         self.status = Status.FAILED
 
     def _drop_queue(self) -> None:
-        while self.queue:
-            self._release(self.queue.popleft())
-        self.queued_bytes = 0
+        for frame in self.intake.drop():
+            self._release(frame)
+        self._drop_plan()
 
-    def _release(self, batch: Batch) -> None:
-        if batch.frame.release():
-            self.released.append(batch.frame)
+    def _drop_plan(self) -> None:
+        if self._plan:
+            self._coordinator_epoch = self._plan.unused_coordinator_epoch
+            self._plan = None
+            self.intake.head_is_taken = False
+
+    def _release(self, frame: Frame) -> None:
+        if frame.release():
+            self.released.append(frame)
 
     def _tell(self, line: str) -> None:
         self.story.append(
-            f"{line} [fetch {self.fetch_offset}, acknowledged {self.acknowledged}, "
+            f"{line} [fetch {self.intake.next_offset}, acknowledged {self.acknowledged}, "
             f"queued {len(self.queue)}, in flight {len(self.in_flight)}]"
         )
 
@@ -556,6 +686,7 @@ class PartitionCopy:
         """True when the destination ends where the source's last stable offset was last seen."""
         return (
             self.status is Status.COPYING
+            and self.raise_to is None
             and self.last_stable_offset is not None
             and self.acknowledged is not None
             and self.acknowledged >= self.last_stable_offset
@@ -564,15 +695,13 @@ class PartitionCopy:
     def report(self, rate: int = 0) -> PartitionReport:
         """Say how this partition stands."""
         failed = self.failure if self.status is Status.FAILED else None
-        state = "FAILED" if failed else "MIRRORING" if self.status is Status.COPYING else "LOG_ALIGNMENT"
-        if state == "LOG_ALIGNMENT" and self.acknowledged is not None:
-            state = "MIRRORING"
+        state = "FAILED" if failed else "MIRRORING" if self._is_aligned else "LOG_ALIGNMENT"
         trouble = self.trouble
         return PartitionReport(
             self.assignment.topic,
             self.assignment.partition,
             state,
-            self.acknowledged,
+            self.acknowledged if self._is_aligned else None,
             self.last_stable_offset,
             self.high_watermark,
             self.log_start,
@@ -583,8 +712,6 @@ class PartitionCopy:
             failed.message if failed else trouble.message if trouble else None,
             self.retry_attempt,
             failed.offset if failed else None,
+            self.begun,
+            self.aligned_to,
         )
-
-
-# The checksum covers everything from the attributes on; a batch shorter than that is cut off.
-assert ATTRIBUTES_POSITION < BATCH_OVERHEAD

@@ -18,15 +18,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
+from kmirror.cluster.trim import trim_compacted
 from kmirror.cluster.wire import parse_topic_id
 from kmirror.engine.clock import now, now_ms
+from kmirror.engine.heard import HeardTopic, Replica
 from kmirror.engine.lane import run_lane
 from kmirror.engine.lane_control import STATE_PARTITION
+from kmirror.engine.log_starts import LogStarts
 from kmirror.engine.plan import assign
+from kmirror.engine.remembered import alignment_note, remember
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
 from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.settings import Settings, parse_settings
@@ -128,7 +132,8 @@ class MirrorEngine:
         self._partition_counts: dict[str, int] = {}
         self._lanes: dict[int, _LaneHandle] = {}
         self._old_futures: list[tuple[str, Future[LaneResult], float]] = []
-        self._heard: queue.SimpleQueue[ProgressRecord | TopicRecord | _Scouted] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | _Scouted] = queue.SimpleQueue()
+        self._log_starts = LogStarts(self._settings.follow_log_start_delay_ms / 1000)
         self._stop_threads = threading.Event()
         self._beat_at = 0.0
         self._beat_now = True
@@ -137,6 +142,10 @@ class MirrorEngine:
         self._plan_now = True
         self._changed_records: dict[TopicPartition, PartitionRecord] = {}
         self._events: list[Event] = []
+        #: By partition, the offset at which a lane last made its log begin.
+        self._aligned_to: dict[TopicPartition, int] = {}
+        #: Lanes that have filled offsets by transactions, of which they may have left one open.
+        self._filling_lanes = {p.lane for p in state.progress(mirror) if p.fills_by_transactions}
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
         self.targets: dict[TopicPartition, int] | None = None
         self.rows: dict[TopicPartition, ProgressRow] = {}
@@ -199,10 +208,10 @@ class MirrorEngine:
     # -- lanes ----------------------------------------------------------------------------------------------------
 
     def assignments(self) -> list[Assignment]:
-        """List the partitions that are to be copied now."""
+        """List the partitions that are to be copied now; that records have come is told to lanes as they start."""
         found = []
         for topic in self._topics.values():
-            if topic.desired is not DesiredState.ACTIVE or topic.pending_operation:
+            if not _is_copied(topic):
                 continue
             for partition in range(max(topic.partitions, self._partition_counts.get(topic.topic, 0))):
                 record = self._records.get(TopicPartition(topic.topic, partition))
@@ -213,9 +222,10 @@ class MirrorEngine:
                         partition,
                         topic.source_topic,
                         parse_topic_id(topic.source_topic_id) if topic.source_topic_id else None,
-                        parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None,
+                        _topic_id(topic),
                         guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
                         guard.producer_epoch if guard else 0,
+                        first_offset=(record.first_offset or 0) if record else 0,
                     )
                 )
         return found
@@ -246,14 +256,25 @@ class MirrorEngine:
             self._lease.record.lease_id,
             dict(self._record.source),
             self._destination_properties,
-            handle.assignments,
+            tuple(self._as_it_stands(assignment) for assignment in handle.assignments),
             self._lease.record.ttl_ms,
             handle.predecessor_may_write,
             self._settings.retry_timeout_ms,
             self._record.source_cluster_id,
+            self._unsettled_lanes(handle.lane),
         )
         handle.future = self._runner.submit(handle.name(self.mirror), run_lane, spec)
         handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
+
+    def _unsettled_lanes(self, lane: int) -> tuple[int, ...]:
+        """Return whose transactions a lane that starts has to end: its own, and those of lanes that are not running."""
+        running = {handle.lane for handle in self._lanes.values() if handle.future is not None}
+        return tuple(sorted(self._filling_lanes - (running - {lane})))
+
+    def _as_it_stands(self, assignment: Assignment) -> Assignment:
+        """Return the assignment with what is no reason for a new plan, but to be known to a lane that starts."""
+        record = self._records.get(assignment.destination)
+        return replace(assignment, begun=record.begun) if record else assignment
 
     def _look_after(self, handle: _LaneHandle, at: float) -> None:
         future = handle.future
@@ -345,12 +366,29 @@ class MirrorEngine:
                 return
             if isinstance(heard, ProgressRecord):
                 self._take_progress(heard)
-            elif isinstance(heard, TopicRecord):
-                if self._topics.get(heard.topic) != heard:
-                    self._topics[heard.topic] = heard
-                    self._plan_now = True
+            elif isinstance(heard, HeardTopic):
+                self._take_topic(heard)
             else:
                 self._take_scouted(heard)
+
+    def _take_topic(self, heard: HeardTopic) -> None:
+        record, before = heard.topic, self._topics.get(heard.topic.topic)
+        if record == before:
+            return
+        self._topics[record.topic] = record
+        self._plan_now = True
+        goes_on = (
+            before is not None
+            and before.desired is not DesiredState.STOPPED
+            and before.destination_topic_id == record.destination_topic_id
+        )
+        if not _is_copied(record) or goes_on:
+            return
+        # it became a mirror topic (again): what its `add` has written of the partitions counts, not what we remember
+        for known in (self._records, self._changed_records, self.rows, self._aligned_to):
+            for partition in [p for p in known if p.topic == record.topic]:
+                del known[partition]
+        self._records.update({TopicPartition(p.topic, p.partition): p for p in heard.partitions})
 
     def _take_progress(self, record: ProgressRecord) -> None:
         handle = self._lanes.get(record.lane)
@@ -361,35 +399,44 @@ class MirrorEngine:
             handle.attempt = record.attempt
             self.notes.append(f"a worker of lane {handle.lane} of {self.mirror} died; another one goes on")
             self._doubt()
+        if record.fills_by_transactions and record.lane not in self._filling_lanes:
+            self._filling_lanes.add(record.lane)
+            self.notes.append(
+                "markers may not be written (ALTER on the destination cluster is not granted): "
+                "offsets are filled by empty transactions, which is slower"
+            )
+            self._tell("offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"})
+        mine = {a.destination: a.destination_topic_id for a in handle.assignments}
         for row in record.rows:
             partition = TopicPartition(row.topic, row.partition)
-            if self.rows.get(partition) != row:
+            topic = self._topics.get(row.topic)
+            # a lane's late word on a topic that was given up, or on its namesake, is nobody's any more
+            is_current = topic is not None and partition in mine and mine[partition] == _topic_id(topic)
+            if topic is not None and is_current and _is_copied(topic) and self.rows.get(partition) != row:
                 self.rows[partition] = row
                 self._remember(partition, row)
 
     def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
-        """Keep what must outlive the engine: changes of state, and that the first copy is complete."""
+        """Keep what must outlive the engine, and tell what whoever watches should know."""
         before = self._records.get(partition)
-        complete = bool(before and before.initial_copy_complete) or self._reached(partition)
-        record = PartitionRecord(
-            self.mirror,
-            row.topic,
-            row.partition,
-            row.state,
-            now_ms(),
-            row.reason if row.state is PartitionState.FAILED else None,
-            row.message if row.state is PartitionState.FAILED else None,
-            failed_offset=row.destination_offset if row.state is PartitionState.FAILED else None,
-            guard=before.guard if before else None,
-            initial_copy_complete=complete,
-        )
-        if before and replace(record, state_time_ms=before.state_time_ms) == before:
+        self._tell_of_alignment(partition, row, before)
+        record = remember(before, self.mirror, row, reached=self._reached(partition), now_ms=now_ms())
+        if record == before:
             return
         if row.state is PartitionState.FAILED and (before is None or before.state is not PartitionState.FAILED):
             self.notes.append(f"{partition} FAILED {row.reason}: {row.message}")
             details = {"topic": row.topic, "partition": row.partition, "reason": row.reason, "message": row.message}
             self._tell("partition", "FAILED", details)
         self._records[partition] = self._changed_records[partition] = record
+
+    def _tell_of_alignment(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
+        note = alignment_note(row, record.first_offset if record else None)
+        if note is None or row.aligned_to is None or self._aligned_to.get(partition) == row.aligned_to:
+            return
+        self._aligned_to[partition] = row.aligned_to
+        self.notes.append(note)
+        details = {"topic": row.topic, "partition": row.partition, "offset": row.aligned_to}
+        self._tell("partition", "ALIGNED", details)
 
     def _take_scouted(self, seen: _Scouted) -> None:
         if seen.trouble:
@@ -413,12 +460,19 @@ class MirrorEngine:
             self._plan_now = True
         for partition, end in seen.source_offsets.items():
             self.targets.setdefault(partition, end)
+        for partition, row in self.rows.items():
+            # a partition that stands still says nothing new, but may have been at its end when it spoke
+            kept = self._records.get(partition)
+            if kept is not None and not kept.initial_copy_complete and self._reached(partition):
+                self._remember(partition, row)
 
     def _reached(self, partition: TopicPartition) -> bool:
+        """Tell whether it holds what its source did: a log that is being aligned may hold filler up to there."""
         row = self.rows.get(partition)
         target = (self.targets or {}).get(partition)
         return (
             row is not None
+            and row.state is not PartitionState.LOG_ALIGNMENT
             and target is not None
             and row.destination_offset is not None
             and row.destination_offset >= target
@@ -451,6 +505,7 @@ class MirrorEngine:
 
     def _follow(self) -> None:
         """Hear what lanes and operators write."""
+        heard = Replica(self.mirror)
         with ClusterClient(self._destination_config) as client:
             tail = Tail(client, STATE_PARTITION, read_committed=True)
             while not self._stop_threads.is_set():
@@ -460,11 +515,12 @@ class MirrorEngine:
                     self._stop_threads.wait(_PAUSE)
                     continue
                 for record in answer.records:
-                    if record.key is None:
-                        continue
-                    met = decode(record.key, record.value)
-                    if isinstance(met, ProgressRecord | TopicRecord) and met.mirror == self.mirror:
-                        self._heard.put(met)
+                    if record.key is not None:
+                        for met in heard.take(decode(record.key, record.value)):
+                            self._heard.put(met)
+                if answer.reached_end:
+                    for topic in heard.catch_up():
+                        self._heard.put(topic)
             tail.close()
 
     def _scout(self) -> None:
@@ -499,5 +555,52 @@ class MirrorEngine:
             for t in topics
             for p in range(counts.get(t.topic, 0))
         }
+        if self._settings.follow_log_start:
+            self._follow_log_starts(places, found, source, destination)
         ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
         return _Scouted(counts, {places[p]: a.offset for p, a in ends.items() if a.offset is not None})
+
+    def _follow_log_starts(
+        self,
+        places: Mapping[TopicPartition, TopicPartition],
+        found: ClusterMetadata,
+        source: ClusterClient,
+        destination: ClusterClient,
+    ) -> None:
+        """Delete in the mirror what the source has deleted long enough ago, of partitions that are being copied."""
+        starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
+        same = {t.source_topic for t in list(self._topics.values()) if _is_known_source(t, found)}
+        known = {
+            places[p]: answer.offset for p, answer in starts.items() if answer.offset is not None and p.topic in same
+        }
+        self._log_starts.seen(known, now())
+        rows = {p: self.rows.get(p) for p in known}
+        ends = {
+            p: row.destination_offset
+            for p, row in rows.items()
+            if row and row.begun and row.state is PartitionState.MIRRORING and row.destination_offset is not None
+        }
+        due = self._log_starts.due(ends, now())
+        if not due:
+            return
+        at_present = destination.list_offsets(dict.fromkeys(due, EARLIEST))
+        for partition, answer in at_present.items():
+            if answer.offset is not None and answer.offset >= due[partition]:
+                self._log_starts.trimmed(partition, due.pop(partition))
+        for partition, trimmed in trim_compacted(destination, due).items():
+            if not trimmed.error_code:
+                self._log_starts.trimmed(partition, due[partition])
+
+
+def _is_known_source(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Tell whether the source topic is the one that was added, not another of its name."""
+    seen = found.topics.get(topic.source_topic)
+    return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
+
+
+def _is_copied(topic: TopicRecord) -> bool:
+    return topic.desired is DesiredState.ACTIVE and not topic.pending_operation
+
+
+def _topic_id(topic: TopicRecord) -> bytes | None:
+    return parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None

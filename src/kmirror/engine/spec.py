@@ -30,6 +30,10 @@ class Assignment:
     destination_topic_id: bytes | None
     producer_id: int
     producer_epoch: int = 0
+    #: Where the mirror begins when it is not to begin at the source's log start.
+    first_offset: int = 0
+    #: True when records of the source have been in the destination: an empty log is not the beginning then.
+    begun: bool = False
 
     @property
     def source(self) -> TopicPartition:
@@ -59,6 +63,13 @@ class LaneSpec:
     predecessor_may_write: bool
     retry_timeout_ms: int
     source_cluster_id: str | None = None
+    #: The lanes of this mirror that may have left transactions open with which they filled offsets.
+    unsettled_lanes: tuple[int, ...] = ()
+
+
+def filling_transactional_id(mirror: str, lane: int) -> str:
+    """Return the transactional id with which a lane fills offsets where it may not write markers."""
+    return f"kmirror-{mirror}-fill-{lane}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ class PartitionReport:
     message: str | None = None
     retry_attempt: int = 0
     failed_offset: int | None = None
+    begun: bool = False
+    aligned_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ Facts about both clusters are gathered, a plan is made of them (`add_plan`), and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.codes import Code
+from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security import client_config
 from kmirror.errors import KmirrorError, Reason, RefusedError
@@ -21,7 +22,7 @@ from kmirror.ops.context import Destination, naming_cluster, require_mirror, req
 from kmirror.ops.results import TopicResult, VerbResult
 from kmirror.ops.topic_settings import settings_for, settings_to_change
 from kmirror.patterns import TopicSelector
-from kmirror.settings import parse_settings, setting_of
+from kmirror.settings import StartFrom, parse_settings
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC, StateStore
 
@@ -36,18 +37,19 @@ def add(
     exclude: TopicSelector | None = None,
     adopt: bool = False,
     allow_missing: bool = False,
-    start_from: str | None = None,
+    start_from: StartFrom | None = None,
     dry_run: bool = False,
 ) -> VerbResult:
     """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
 
+    `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
+    decides by itself where its copy goes on.
+
     Raises:
-        UsageError: `start_from` is not understood, or the patterns contradict the mirror's filters.
+        UsageError: the patterns contradict the mirror's filters.
         RefusedError: no such mirror, or the source is another cluster than it was (SOURCE_CLUSTER_CHANGED).
         UnreachableError: a cluster does not answer or refuses us.
     """
-    if start_from is not None:
-        setting_of("start.from").kind.read("--start-from", start_from)
     state = destination.state()
     record = require_mirror(state, mirror)
     settings = parse_settings(record.settings)
@@ -56,13 +58,18 @@ def add(
         selection = select(topics, exclude or TopicSelector(), settings, found, allow_missing=allow_missing)
         selection.filters.apply(settings)
         work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
-        facts = _facts(destination, source, state, work, found, selection)
-    for name in selection.chosen:
-        decided = decide(facts, name, adopt=adopt, named=name in topics.names)
-        if isinstance(decided, TopicResult):
-            work.results.append(decided)
-        else:
-            work.plans[decided.topic] = decided
+        facts = replace(
+            _facts(destination, source, state, work, found, selection),
+            start_from=start_from or settings.start_from,
+            start_is_named=start_from is not None,
+        )
+        for name in selection.chosen:
+            decided = decide(facts, name, adopt=adopt, named=name in topics.names)
+            if isinstance(decided, TopicResult):
+                work.results.append(decided)
+            else:
+                work.plans[decided.topic] = decided
+        _look_up_starts(source, work, facts.start_from)
     _prove(destination, work)
     _try(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
@@ -89,7 +96,7 @@ def _facts(
     chosen = selection.chosen
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         here = destination.client.metadata([work.settings.topic_prefix + name for name in chosen]).topics
-        ends = _largest_ends(destination.client, here)
+        ends = _log_ends(destination.client, here)
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
     source_settings = {
         name: told if isinstance(told, int) else settings_for(told, None if isinstance(known, int) else known)
@@ -108,19 +115,46 @@ def _facts(
     )
 
 
-def _largest_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dict[str, int]:
+def _log_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, int]:
     wanted = {
         TopicPartition(topic.name, partition): LATEST
         for topic in topics.values()
         if not topic.error_code
         for partition in topic.partitions
     }
-    ends: dict[str, int] = {}
-    for partition, answer in client.list_offsets(wanted, log_end=True).items():
-        # an end that nobody tells is not known to be zero
-        end = 1 if answer.offset is None else answer.offset
-        ends[partition.topic] = max(ends.get(partition.topic, 0), end)
-    return ends
+    answers = client.list_offsets(wanted, log_end=True)
+    # an end that nobody tells is not known to be zero
+    return {partition: 1 if answer.offset is None else answer.offset for partition, answer in answers.items()}
+
+
+def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) -> None:
+    """Ask the source, once, where the copies begin that do not begin where its logs do."""
+    for plan in work.plans.values():
+        if plan.begun and not start_from.is_earliest:
+            work.warnings.append(f"{plan.topic} holds records already: start.from={start_from} does not apply to it")
+    undecided = [plan for plan in work.plans.values() if plan.is_start_open]
+    wanted = [TopicPartition(plan.source_topic, index) for plan in undecided for index in range(plan.partitions)]
+    if not wanted:
+        return
+    # the ends first: a record that comes after this question is copied, whatever the second one is answered
+    ends = source.list_offsets(dict.fromkeys(wanted, LATEST), read_committed=True)
+    at_time = start_from.timestamp_ms
+    found = {} if at_time is None else source.list_offsets(dict.fromkeys(wanted, at_time), read_committed=True)
+    for plan in undecided:
+        first_offsets: dict[int, int] = {}
+        for index in range(plan.partitions):
+            partition = TopicPartition(plan.source_topic, index)
+            answers = [answers[partition] for answers in (found, ends) if partition in answers]
+            offset = next((answer.offset for answer in answers if answer.offset is not None), None)
+            code = next((answer.error_code for answer in answers if answer.error_code), 0)
+            if code or offset is None:
+                said = code_name(code) if code else "no offset"
+                message = f"the source does not say where {partition} begins with start.from={start_from}: {said}"
+                work.refuse(plan.topic, RefusedError(message, "try again when all its partitions have leaders"))
+                break
+            first_offsets[index] = offset
+        else:
+            work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
 def _loops(destination: Destination, source: ClusterClient, work: Work, chosen: Sequence[str]) -> dict[str, str]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kmirror.cluster.codes import Code, code_name
-from kmirror.cluster.metadata import TopicMetadata
+from kmirror.cluster.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.rows import is_gone
 from kmirror.ops.topic_settings import SettingsPlan
 from kmirror.patterns import TopicSelector
-from kmirror.settings import Settings, canonical
+from kmirror.settings import Settings, StartFrom, canonical
 from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -47,6 +47,14 @@ class TopicPlan:
     source_topic_id: str | None
     settings: SettingsPlan
     former: TopicRecord | None
+    #: By partition, where the copy begins; partitions left out begin where the source's log does.
+    first_offsets: Mapping[int, int] = field(default_factory=dict)
+    #: True when `first_offsets` is still to be looked up at the source.
+    is_start_open: bool = False
+    #: True when an `add` that was interrupted has decided where the copy begins.
+    is_start_fixed: bool = False
+    #: Partitions of an adopted topic that hold something, or have held it.
+    begun: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +107,15 @@ class Facts:
     source: Mapping[str, TopicMetadata]
     #: By destination name.
     destination: Mapping[str, TopicMetadata]
-    #: By destination name: the largest log end of its partitions.
-    destination_ends: Mapping[str, int]
+    #: Log ends of the destination topics' partitions.
+    destination_ends: Mapping[TopicPartition, int]
     source_settings: Mapping[str, SettingsPlan | int]
     source_rights_missing: Mapping[str, list[str]] = field(default_factory=dict)
     #: Why mirroring the topic would go round in a circle: the path in words.
     loops: Mapping[str, str] = field(default_factory=dict)
+    start_from: StartFrom = field(default_factory=StartFrom)
+    #: True when it was said for this `add`, not stored with the mirror.
+    start_is_named: bool = False
 
 
 def is_internal(topic: TopicMetadata) -> bool:
@@ -218,11 +229,28 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
         )
     gone = former is not None and is_gone(former, here)
     if former is not None and not gone and _is_mirrored(former):
-        return TopicResult(topic, None, Outcome.NOOP, f"{topic} is a mirror topic already")
+        fixed = f"; --start-from {facts.start_from} does not change where it began" if facts.start_is_named else ""
+        return TopicResult(topic, None, Outcome.NOOP, f"{topic} is a mirror topic already{fixed}")
+    interrupted = former is not None and not gone and former.pending_operation == PENDING_ADD
+    is_fixed = interrupted and former is not None and former.source_topic_id == there.printed_topic_id
+    begun = frozenset(p for p in there.partitions if facts.destination_ends.get(TopicPartition(topic, p), 0) > 0)
 
     def plan(action: Action) -> TopicPlan:
-        partitions = len(there.partitions)
-        return TopicPlan(topic, source_topic, action, partitions, there.printed_topic_id, settings, former)
+        # what an add that was interrupted has fixed stays fixed; records that are there already decide by themselves
+        kept = former.first_offsets if former is not None and is_fixed else None
+        return TopicPlan(
+            topic,
+            source_topic,
+            action,
+            len(there.partitions),
+            there.printed_topic_id,
+            settings,
+            former,
+            kept or {},
+            is_start_open=not (facts.start_from.is_earliest or is_fixed or begun),
+            is_start_fixed=is_fixed,
+            begun=begun,
+        )
 
     if here is None or here.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
         return plan(Action.CREATE)
@@ -240,8 +268,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             f"{len(there.partitions)}",
             "delete or rename it, or create the mirror with another topic.prefix",
         )
-    interrupted = former is not None and not gone and former.pending_operation == PENDING_ADD
-    if interrupted and facts.destination_ends.get(topic, 0) == 0:
+    if interrupted and not begun:
         return plan(Action.FINISH)
     stopped = former is not None and not gone and former.desired is DesiredState.STOPPED
     if not adopt and stopped and not named:
@@ -253,6 +280,12 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             if stopped
             else f"topic {topic} exists already at the destination",
             "--adopt makes it a mirror topic when its content is the beginning of the source's",
+        )
+    if begun and facts.start_is_named and not facts.start_from.is_earliest:
+        return _refused(
+            topic,
+            f"topic {topic} holds records already: where they end decides where its copy goes on",
+            f"leave --start-from {facts.start_from} out, or delete the topic and add it again",
         )
     return plan(Action.ADOPT)
 

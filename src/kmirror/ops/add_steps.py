@@ -1,10 +1,11 @@
 """The steps of `add`, after the plan. Wherever it is killed, the same command finishes what it left.
 
 1. Every topic is *claimed*: a record that says an `add` is under way, written under one lock common to all mirrors, so
-   that no two of them take the same topic. Engines leave claimed topics alone.
+   that no two of them take the same topic. Engines leave claimed topics alone. The claim keeps where the copy begins.
 2. Destination topics are created, or the settings of existing ones changed.
 3. The records are completed, with both topic ids, together with the mirror's filters and the event; what the brokers
-   refused is given back.
+   refused is given back. Partitions' records stand before their topic's, so that an engine that meets the one has met
+   the others.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ _NEEDED_AT_DESTINATION = ("READ", "WRITE")
 #: How long new topics may take to get their leaders.
 _CREATION_S = 30.0
 _MOST_TOPICS_IN_EVENT = 100
+_MOST_OFFSETS_SHOWN = 20
+_SETTINGS_NOTE = (
+    " (those that would change or refuse what is copied are at values that do nothing until mirroring stops;"
+    " max.message.bytes too: the source may hold batches larger than it takes today)"
+)
 _FINISH_HINT = "the same command finishes it"
 
 
@@ -129,8 +135,19 @@ def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
     }[plan.action]
     settings = ", ".join(f"{key}={value}" for key, value in sorted(shown.items()))
     what = f"{past if done else f'would {infinitive}'}, to mirror {plan.source_topic}"
+    if begins := _beginnings(plan):
+        what = f"{what}; {begins}"
     # Whoever asks what would happen wants to see it all; whoever has done it, that it is done.
-    return f"{what}; settings: {settings}" if settings and not done else what
+    return f"{what}; settings: {settings}{_SETTINGS_NOTE}" if settings and not done else what
+
+
+def _beginnings(plan: TopicPlan) -> str:
+    offsets = [f"{offset} (partition {index})" for index, offset in sorted(plan.first_offsets.items())]
+    more = len(offsets) - _MOST_OFFSETS_SHOWN
+    shown = ", ".join(offsets[:_MOST_OFFSETS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    if plan.is_start_fixed:
+        return f"begins at {f'offset {shown}' if offsets else 'the start of its source'}, as fixed when it was begun"
+    return f"begins at offset {shown}" if offsets else ""
 
 
 def _filter_rows(work: Work, what: str) -> list[TopicResult]:
@@ -215,10 +232,11 @@ def _complete(
                 )
             if topic in work.plans:
                 topic_id = made.topics[topic].printed_topic_id
-                records.append(replace(claim, pending_operation=None, destination_topic_id=topic_id))
-                begun_again, forgotten = _partition_records(state, plan, topic_id)
-                records += begun_again
+                partitions, forgotten = _partition_records(state, plan, mirror, topic_id)
+                records += partitions
                 tombstones += forgotten
+                complete = replace(claim, pending_operation=None, destination_topic_id=topic_id, first_offsets=None)
+                records.append(complete)
             elif topic not in unknown and plan.former is None:
                 tombstones.append(claim.key)
             elif topic not in unknown and plan.former is not None:
@@ -251,28 +269,31 @@ def _record(plan: TopicPlan, mirror: str, pending: str | None) -> TopicRecord:
         origin=TopicOrigin.ADOPTED if plan.action is Action.ADOPT else TopicOrigin.CREATED,
         pending_operation=pending,
         deferred=dict(plan.settings.deferred),
+        first_offsets=dict(plan.first_offsets) or None,
         extra=plan.former.extra if plan.former else {},
     )
 
 
-def _partition_records(state: State, plan: TopicPlan, topic_id: str | None) -> tuple[list[PartitionRecord], list[Key]]:
-    """Return what becomes of the partitions remembered from an earlier life of the mirror topic.
+def _partition_records(
+    state: State, plan: TopicPlan, mirror: str, topic_id: str | None
+) -> tuple[list[PartitionRecord], list[Key]]:
+    """Return what is remembered of the partitions from now on, and what is forgotten.
 
-    On the same topic the guard goes on, since its brokers remember it; of another one nothing is left.
+    On a topic that was a mirror topic before the guard goes on, since its brokers remember it; of another one nothing
+    is left. Partitions of which there is nothing to say have no record.
     """
-    found = state.partitions(plan.former.mirror, plan.topic) if plan.former else ()
-    if plan.former is None or plan.former.destination_topic_id != topic_id:
-        return [], [partition.key for partition in found]
-    return [_begun_again(partition) for partition in found], []
-
-
-def _begun_again(partition: PartitionRecord) -> PartitionRecord:
-    return PartitionRecord(
-        partition.mirror,
-        partition.topic,
-        partition.partition,
-        PartitionState.LOG_ALIGNMENT,
-        now_ms(),
-        guard=partition.guard,
-        extra=partition.extra,
-    )
+    found = {partition.partition: partition for partition in state.partitions(mirror, plan.topic)}
+    is_same = plan.former is not None and plan.former.destination_topic_id == topic_id
+    records = []
+    for index in range(plan.partitions):
+        before = found.pop(index, None)
+        if before is None and index not in plan.first_offsets and index not in plan.begun:
+            continue
+        new = PartitionRecord(mirror, plan.topic, index, PartitionState.LOG_ALIGNMENT, now_ms())
+        first_offset, begun = plan.first_offsets.get(index), index in plan.begun
+        if before is not None and is_same:
+            new = replace(new, guard=before.guard, extra=before.extra)
+            first_offset = before.first_offset if plan.begun else first_offset
+            begun = begun or before.begun
+        records.append(replace(new, first_offset=first_offset, begun=begun))
+    return records, [partition.key for partition in found.values()]

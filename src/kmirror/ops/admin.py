@@ -26,6 +26,7 @@ OPERATIONS: Mapping[str, int] = {
     "READ": 3,
     "WRITE": 4,
     "CREATE": 5,
+    "DELETE": 6,
     "ALTER": 7,
     "DESCRIBE": 8,
     "CLUSTER_ACTION": 9,

@@ -1,6 +1,7 @@
 """`check`: would it work? Reachability, cluster ids, versions and rights of both sides, line by line.
 
-Trouble is a line with a hint, never an exception: one thing that is wrong must not hide the next.
+Trouble is a line with a hint, never an exception: one thing that is wrong must not hide the next. A line that is well
+and has a hint all the same is a warning: it works, but not as well as it might, or not for every topic.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import ClusterMetadata
 from kmirror.cluster.security import client_config
+from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
-from kmirror.ops.admin import lacks, missing_rights
+from kmirror.ops.admin import OPERATIONS, lacks, missing_rights
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.create import checked_properties
 from kmirror.ops.results import CheckLine, CheckReport
@@ -27,6 +29,13 @@ _SILENT = {_SOURCE: Reason.SOURCE_UNREACHABLE, _DESTINATION: Reason.DESTINATION_
 _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
 _NEEDED_TO_WRITE = ("READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+#: Any of them lets us write transaction markers (WriteTxnMarkers).
+_EITHER_FOR_MARKERS = ("ALTER", "CLUSTER_ACTION")
+#: DeleteRecords; compact-only topics take ALTER_CONFIGS too, which every mirror topic needs anyway.
+_NEEDED_TO_TRIM = ("DELETE",)
+#: The most topics that a hint names one by one.
+_TOPICS_IN_HINT = 20
+_GRANT = "kafka-acls --add --allow-principal User:NAME"
 
 
 def check(
@@ -57,8 +66,12 @@ def check(
                 same = found.cluster_id == expect_cluster_id
                 said = "as expected" if same else f"not {expect_cluster_id}, as --expect-cluster-id says"
                 sheet.add(_DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
-            _check_rights(sheet, client)
-        record, topics = _remembered(sheet, client, mirror) if found is not None else (None, ())
+            operations = _check_rights(sheet, client)
+            record, topics = _remembered(sheet, client, mirror)
+            if operations is not None:
+                _check_filling(sheet, operations, record, topics)
+        else:
+            record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
         destination_id = found.cluster_id if found is not None else None
         if source is not None:
@@ -66,6 +79,8 @@ def check(
         if record is not None:
             with sheet.catching(_DESTINATION, "rights on topics"):
                 _check_topics(sheet, _DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
+            with sheet.catching(_DESTINATION, "trimming logs"):
+                _check_trimming(sheet, client, [topic.topic for topic in topics])
     return sheet.report()
 
 
@@ -84,6 +99,10 @@ class _Sheet:
             CheckLine(cluster, what, ok, message, None if ok else hint, None if ok else reason),
             ExitCode.OK if ok else ExitCode.UNREACHABLE if refused else ExitCode.REFUSED,
         )
+
+    def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
+        """Write a line about what works, but has a hint."""
+        self._write(CheckLine(cluster, what, True, message, hint), ExitCode.OK)
 
     @contextmanager
     def catching(self, cluster: str, what: str) -> Iterator[None]:
@@ -131,20 +150,82 @@ def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: Cl
             sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", hint)
 
 
-def _check_rights(sheet: _Sheet, client: ClusterClient) -> None:
+def _check_rights(sheet: _Sheet, client: ClusterClient) -> frozenset[int] | None:
+    """Return what we may do on the destination, empty when it is not told, None when there is no answer."""
     from kafka.protocol.admin import DescribeClusterRequest
 
+    operations: frozenset[int] | None = None
     with sheet.catching(_DESTINATION, "rights on cluster"):
         answer: Any = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
-        missing = lacks(answer.authorized_operations, _NEEDED_ON_CLUSTER)
-        if not answer.authorized_operations:
+        operations = frozenset(answer.authorized_operations or ())
+        missing = lacks(operations, _NEEDED_ON_CLUSTER)
+        if not operations:
             said = "not told to whoever has no DESCRIBE on the cluster; rights on topics may be enough"
         elif missing:
             said = f"we lack {', '.join(missing)}"
         else:
             said = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
-        hint = "kafka-acls --add --allow-principal User:NAME --operation Create --cluster; or grant it on the topics"
+        hint = f"{_GRANT} --operation Create --cluster; or grant it on the topics"
         sheet.add(_DESTINATION, "rights on cluster", not missing, said, hint, Reason.NOT_AUTHORIZED)
+    return operations
+
+
+def _check_filling(
+    sheet: _Sheet, operations: frozenset[int], record: MirrorRecord | None, topics: tuple[TopicRecord, ...]
+) -> None:
+    """Tell how the lanes will fill offsets at which the source shows nothing."""
+    if any(OPERATIONS[name] in operations for name in _EITHER_FOR_MARKERS):
+        sheet.add(_DESTINATION, "filling offsets", True, "by markers", "")
+        return
+    known = (
+        "neither ALTER nor CLUSTER_ACTION on the cluster is granted"
+        if operations
+        else "unless ALTER or CLUSTER_ACTION on the cluster is granted, not told to whoever has no DESCRIBE on it"
+    )
+    ids = _filling_ids(record.name if record is not None else "MIRROR")
+    sheet.warn(
+        _DESTINATION,
+        "filling offsets",
+        f"by empty transactions, which is slow: about 100 offsets a second per partition ({known}); whether WRITE on "
+        f"the transactional ids {ids}* is granted cannot be known from here",
+        "\n".join(
+            (
+                "to fill by markers:",
+                f"{_GRANT} --operation Alter --cluster",
+                "to fill by empty transactions:",
+                f"{_GRANT} --operation Write --operation Describe --transactional-id {ids} "
+                "--resource-pattern-type prefixed",
+                f"{_GRANT} --operation Write {_topic_options([topic.topic for topic in topics])}",
+            )
+        ),
+    )
+
+
+def _filling_ids(mirror: str) -> str:
+    """Return what the transactional ids of all of a mirror's lanes begin with."""
+    return filling_transactional_id(mirror, 0).removesuffix("0")
+
+
+def _check_trimming(sheet: _Sheet, client: ClusterClient, topics: list[str]) -> None:
+    lacking = sorted(missing_rights(client, topics, _NEEDED_TO_TRIM))
+    needed = ", ".join(_NEEDED_TO_TRIM)
+    if lacking:
+        sheet.warn(
+            _DESTINATION,
+            "trimming logs",
+            f"we lack {needed} on {len(lacking)} of {len(topics)} topics: it is needed where the log is to begin above "
+            "0, now or later; for compact-only topics ALTER_CONFIGS too",
+            f"{_GRANT} --operation Delete {_topic_options(lacking)}",
+        )
+    elif topics:
+        sheet.add(_DESTINATION, "trimming logs", True, f"we have {needed} on {len(topics)} topics", "")
+
+
+def _topic_options(topics: list[str]) -> str:
+    """Name topics as kafka-acls takes them; too many, or none yet, are left to be filled in."""
+    if not 0 < len(topics) <= _TOPICS_IN_HINT:
+        return "--topic TOPIC"
+    return " ".join(f"--topic {topic}" for topic in topics)
 
 
 def _remembered(
@@ -210,7 +291,7 @@ def _check_topics(
             f"rights on topic {topic}",
             False,
             f"we lack {', '.join(missing)}",
-            f"kafka-acls --add --allow-principal User:NAME {operations} --topic {topic}",
+            f"{_GRANT} {operations} --topic {topic}",
             Reason.NOT_AUTHORIZED,
         )
     if topics and not lacking:

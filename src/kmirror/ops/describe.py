@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
+from kmirror.cluster.metadata import TopicPartition
 from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.held_back import SHOWN_AFTER_MS, explained, is_held_back, open_transactions
 from kmirror.ops.look import ClusterLook, Looker
 from kmirror.ops.results import PartitionRow
 from kmirror.ops.rows import partition_rows
@@ -21,18 +24,22 @@ def describe(
     topics: TopicSelector | None = None,
     *,
     failed: bool = False,
+    transactions_after_ms: int = SHOWN_AFTER_MS,
 ) -> tuple[PartitionRow, ...]:
     """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
 
-    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. To look again and again,
-    keep a `Looker` and call `describe_with`.
+    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. Where an open transaction
+    older than `transactions_after_ms` holds a copy back, it is named. To look again and again, keep a `Looker` and call
+    `describe_with`.
 
     Raises:
         RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
         UnreachableError: the destination does not answer.
     """
     with Looker(destination) as looker:
-        return describe_with(looker, destination, mirror, topics, failed=failed)
+        return describe_with(
+            looker, destination, mirror, topics, failed=failed, transactions_after_ms=transactions_after_ms
+        )
 
 
 def describe_with(
@@ -42,6 +49,7 @@ def describe_with(
     topics: TopicSelector | None = None,
     *,
     failed: bool = False,
+    transactions_after_ms: int = SHOWN_AFTER_MS,
 ) -> tuple[PartitionRow, ...]:
     """Do what `describe` does over connections that are kept."""
     state = destination.state()
@@ -52,7 +60,30 @@ def describe_with(
         require_mirror(state, mirror)
         chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     rows, _ = look_at(looker, state, chosen, ())
-    return tuple(row for row in rows if row.failed or not failed)
+    if failed:
+        return tuple(row for row in rows if row.failed)
+    return tuple(_with_open_transactions(looker, state, rows, transactions_after_ms))
+
+
+def _with_open_transactions(
+    looker: Looker, state: State, rows: Sequence[PartitionRow], shown_after_ms: int
+) -> list[PartitionRow]:
+    """Return the rows, with the transaction named wherever one has held a copy back for long."""
+    held: defaultdict[str, list[TopicPartition]] = defaultdict(list)
+    for row in rows:
+        if is_held_back(row):
+            held[row.mirror].append(TopicPartition(row.source_topic, row.partition))
+    mirrors = [record for name in held if (record := state.mirror(name)) is not None]
+    found = looker.ask_further([(record, partial(open_transactions, held[record.name])) for record in mirrors])
+    sources = {record.name: record.source for record in mirrors}
+    shown = []
+    for row in rows:
+        opened = found.get(row.mirror, {}).get(TopicPartition(row.source_topic, row.partition))
+        if opened is None or not is_held_back(row):
+            shown.append(row)
+        else:
+            shown.append(explained(row, opened, sources[row.mirror], now_ms(), shown_after_ms))
+    return shown
 
 
 def look_at(

@@ -3,14 +3,19 @@
 The destination is asked in the caller's thread, each source in one of its own, so that a source that is down costs
 `SOURCE_PATIENCE_S` and nothing else. A source that did not answer in time is left to its thread and asked again at the
 next look, when that thread has come back.
+
+What a look makes one ask further (`Looker.ask_further`) is asked in time that the look has left, over connections of
+its own: an answer to it that does not come never spoils a look.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.metadata import ClusterMetadata, TopicMetadata, TopicPartition
@@ -23,9 +28,12 @@ from kmirror.state.records import MirrorRecord
 SOURCE_PATIENCE_S = 3.0
 #: How long the source's brokers may take, so that what some of them say arrives although others are silent.
 _ASKING_S = SOURCE_PATIENCE_S - 0.5
+#: Less than this is as good as no time at all.
+_SHORTEST_ASKING_S = 0.1
 _DESTINATION_PATIENCE_S = 5.0
 
 Offsets = Mapping[TopicPartition, int]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,9 @@ class Looker:
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
-        self._sources: dict[str, _SourceLooker] = {}
+        self._sources: dict[str, _Asker] = {}
+        self._further: dict[str, _Asker] = {}
+        self._until = 0.0
 
     def __enter__(self) -> Looker:
         return self
@@ -60,8 +70,8 @@ class Looker:
 
     def close(self) -> None:
         """Let go of the connections to the sources."""
-        for source in self._sources.values():
-            source.close()
+        for asker in (*self._sources.values(), *self._further.values()):
+            asker.close()
 
     def look(
         self, destination_topics: Iterable[str], source_topics: Iterable[tuple[MirrorRecord, Iterable[str]]]
@@ -71,57 +81,86 @@ class Looker:
         Raises:
             UnreachableError: the destination does not answer; trouble with a source is told in its look.
         """
-        until = time.monotonic() + SOURCE_PATIENCE_S
+        self._until = time.monotonic() + SOURCE_PATIENCE_S
         asked = {}
         for mirror, topics in source_topics:
-            known = self._sources.get(mirror.name)
-            if known is None or known.properties != mirror.source:
-                known = self._sources[mirror.name] = _SourceLooker(mirror.source, mirror.source_cluster_id)
-            known.start(tuple(topics))
-            asked[mirror.name] = known
+            asker = asked[mirror.name] = _asker(self._sources, mirror)
+            asker.start(partial(_look_at_source, topics=tuple(topics), cluster_id=mirror.source_cluster_id))
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             destination = _look_at_destination(self._destination.client, tuple(destination_topics))
-        return destination, {name: source.result(until) for name, source in asked.items()}
+        return destination, {name: _look_of(asker.answer(self._until)) for name, asker in asked.items()}
+
+    def ask_further(
+        self, questions: Sequence[tuple[MirrorRecord, Callable[[ClusterClient, float], Answer]]]
+    ) -> dict[str, Answer]:
+        """Ask sources, by mirror, what the look just made gives rise to; who does not answer in time is left out.
+
+        A question is given the client to ask and the seconds it has.
+        """
+        asked = {}
+        for mirror, question in questions:
+            patience_s = max(_SHORTEST_ASKING_S, self._until - time.monotonic())
+            asker = asked[mirror.name] = _asker(self._further, mirror)
+            asker.start(partial(_ask, question, patience_s))
+        answers = {name: asker.answer(self._until) for name, asker in asked.items()}
+        return {name: found for name, found in answers.items() if not isinstance(found, KmirrorError | None)}
 
 
-class _SourceLooker:
-    """Look at one source in a thread that nobody has to wait for."""
+def _ask(question: Callable[[ClusterClient, float], Answer], patience_s: float, client: ClusterClient) -> Answer:
+    return question(client, patience_s)
 
-    def __init__(self, properties: Mapping[str, str], cluster_id: str | None) -> None:
+
+def _asker(known: dict[str, _Asker], mirror: MirrorRecord) -> _Asker:
+    found = known.get(mirror.name)
+    if found is None or found.properties != mirror.source:
+        found = known[mirror.name] = _Asker(mirror.source)
+    return found
+
+
+def _look_of(answer: ClusterLook | KmirrorError | None) -> ClusterLook:
+    if isinstance(answer, ClusterLook):
+        return answer
+    return ClusterLook(
+        now_ms(),
+        trouble=answer
+        or UnreachableError(
+            f"the source does not answer within {SOURCE_PATIENCE_S:g} s",
+            "check that it is up and reachable from here",
+            Reason.SOURCE_UNREACHABLE,
+        ),
+    )
+
+
+class _Asker:
+    """Ask one source in a thread that nobody has to wait for."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
-        self._cluster_id = cluster_id
         self._client: ClusterClient | None = None
         self._thread: threading.Thread | None = None
-        self._found: ClusterLook | None = None
+        self._answer: Any = None
         self._lock = threading.Lock()
-        self._looking = False
+        self._asking = False
         self._closed = False
 
-    def start(self, topics: tuple[str, ...]) -> None:
-        """Begin a look, unless the last one has not come back yet."""
-        if not self._looking:
-            self._looking, self._found = True, None
-            self._thread = threading.Thread(target=self._run, args=(topics,), name="kmirror-look", daemon=True)
+    def start(self, question: Callable[[ClusterClient], Any]) -> None:
+        """Begin to ask, unless the last question has not come back yet."""
+        if not self._asking:
+            self._asking, self._answer = True, None
+            self._thread = threading.Thread(target=self._run, args=(question,), name="kmirror-look", daemon=True)
             self._thread.start()
 
-    def result(self, until: float) -> ClusterLook:
-        """Return the look, or the trouble of not having one by `until` (CLOCK_MONOTONIC seconds)."""
+    def answer(self, until: float) -> Any:
+        """Return the answer, a KmirrorError that came instead, or None when none came by `until` (CLOCK_MONOTONIC)."""
         if self._thread is not None:
             self._thread.join(max(0.0, until - time.monotonic()))
-        return self._found or ClusterLook(
-            now_ms(),
-            trouble=UnreachableError(
-                f"the source does not answer within {SOURCE_PATIENCE_S:g} s",
-                "check that it is up and reachable from here",
-                Reason.SOURCE_UNREACHABLE,
-            ),
-        )
+        return self._answer
 
     def close(self) -> None:
-        """Let go of the connections; a look under way does so when it comes back."""
+        """Let go of the connections; a question under way does so when it comes back."""
         with self._lock:
             self._closed = True
-            if not self._looking:
+            if not self._asking:
                 self._close_client()
 
     def _close_client(self) -> None:
@@ -129,7 +168,7 @@ class _SourceLooker:
             self._client.close()
             self._client = None
 
-    def _run(self, topics: tuple[str, ...]) -> None:
+    def _run(self, question: Callable[[ClusterClient], Any]) -> None:
         try:
             if self._client is None:
                 patience_ms = int(_ASKING_S * 1000)
@@ -137,39 +176,38 @@ class _SourceLooker:
                 self._client = ClusterClient(
                     replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
                 )
-            self._found = _look_at_source(self._client, topics, self._cluster_id)
+            with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+                self._answer = question(self._client)
         except KmirrorError as error:
             self._close_client()
-            self._found = ClusterLook(now_ms(), trouble=error)
+            self._answer = error
         finally:
             with self._lock:
-                self._looking = False
+                self._asking = False
                 if self._closed:
                     self._close_client()
 
 
 def _look_at_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str | None) -> ClusterLook:
     until = time.monotonic() + _ASKING_S
-    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        metadata = client.metadata(topics, timeout=_ASKING_S)
+    metadata = client.metadata(topics, timeout=_ASKING_S)
     require_same_cluster(cluster_id, metadata.cluster_id)
     led = _led(metadata)
 
     def ask(timestamp: int, *, read_committed: bool = False) -> Offsets:
-        remaining = max(0.1, until - time.monotonic())
+        remaining = max(_SHORTEST_ASKING_S, until - time.monotonic())
         wanted = dict.fromkeys(led, timestamp)
         return _known(client.list_offsets(wanted, read_committed=read_committed, timeout=remaining))
 
-    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        # the last stable offset first: it never passes a high watermark that was asked for later
-        last_stable = ask(LATEST, read_committed=True)
-        return ClusterLook(
-            now_ms(),
-            metadata.topics,
-            log_start_offset=ask(EARLIEST),
-            last_stable_offset=last_stable,
-            high_watermark=ask(LATEST),
-        )
+    # the last stable offset first: it never passes a high watermark that was asked for later
+    last_stable = ask(LATEST, read_committed=True)
+    return ClusterLook(
+        now_ms(),
+        metadata.topics,
+        log_start_offset=ask(EARLIEST),
+        last_stable_offset=last_stable,
+        high_watermark=ask(LATEST),
+    )
 
 
 def _look_at_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterLook:

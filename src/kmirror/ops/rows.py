@@ -137,7 +137,7 @@ def topic_state_of(
         return TopicState.LINK_FAILED
     for partition, story in enumerate(stories):
         record = records.get(partition)
-        aligned_before = record is not None and record.initial_copy_complete
+        aligned_before = record is not None and (record.aligned or record.begun or record.initial_copy_complete)
         if story.state is PartitionState.LOG_ALIGNMENT and not aligned_before:
             return TopicState.PENDING_MIRROR
     return TopicState.ACTIVE

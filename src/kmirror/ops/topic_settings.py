@@ -3,6 +3,10 @@
 While a topic is mirrored, some settings would change or delete what was copied: the broker would compress again, put
 its own times into records, refuse old ones, or delete segments that the source still has (its segments are cut
 elsewhere). They stand at values that do nothing, and the source's are `deferred` until mirroring stops.
+
+Sizes are among them. A source may hold batches larger than its `max.message.bytes` of today, which was lowered after
+they were written, and a batch that has lost records to compaction can grow when the rest is compressed again. Only a
+limit that no batch reaches is sure to take them all; nobody but kmirror writes to the topic meanwhile.
 """
 
 from __future__ import annotations
@@ -11,19 +15,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 _ENDLESS = str((1 << 63) - 1)
+_LARGEST_BATCH = str((1 << 31) - 1)
+#: Kafka 4 takes no smaller segments, and kmirror's own filler has to fit into one.
+_SMALLEST_SEGMENT = 1 << 20
 
 #: Set whether or not the source topic sets them: the two clusters' defaults may differ.
 ALWAYS = (
     "cleanup.policy",
     "delete.retention.ms",
     "max.compaction.lag.ms",
-    "max.message.bytes",
     "min.compaction.lag.ms",
 )
 
 #: What these are while mirroring, whatever the source says.
 HELD_BACK: Mapping[str, str] = {
     "compression.type": "producer",
+    "max.message.bytes": _LARGEST_BATCH,
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": _ENDLESS,
     "message.timestamp.after.max.ms": _ENDLESS,
@@ -77,6 +84,8 @@ def settings_for(source: TopicSettings, known: Collection[str] | None) -> Settin
             left_out.append(key)
         else:
             now[key] = found.value
+    if "segment.bytes" in now:
+        now["segment.bytes"] = str(max(int(now["segment.bytes"]), _SMALLEST_SEGMENT))
     held = {key: value for key, value in HELD_BACK.items() if _has(key, source, known)}
     deferred = {key: found.value for key in held if (found := source.get(key)) is not None and found.value is not None}
     return SettingsPlan({**now, **held}, deferred, tuple(left_out))
@@ -85,7 +94,7 @@ def settings_for(source: TopicSettings, known: Collection[str] | None) -> Settin
 def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, str]:
     """Return what has to be set on a topic that exists, so that it can be mirrored to.
 
-    What somebody has set there himself stays, unless mirroring needs it otherwise; a larger max.message.bytes stays.
+    What somebody has set there himself stays, unless mirroring needs it otherwise.
     """
     changes = {}
     for key, wanted in plan.now.items():
@@ -93,8 +102,6 @@ def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, 
         value = found.value if found else None
         ruled = key in ALWAYS or key in HELD_BACK
         if value == wanted or (found and found.is_override and not ruled):
-            continue
-        if key == "max.message.bytes" and value is not None and int(value) >= int(wanted):
             continue
         changes[key] = wanted
     return changes

@@ -1,8 +1,9 @@
 """`wait`: come back when a mirror's topics are caught up, stopped or healthy.
 
-*caught-up*: every partition has reached the source end that the first look saw; the source is needed for that look
-only. *stopped*: every partition is STOPPED. *healthy*: an engine is in charge, the source answers it, every partition
-has been aligned; paused and stopped topics are as their operators want them.
+*caught-up*: every partition has reached the source end that the first look saw, and none is still being made ready for
+its first record; the source is needed for that look only. *stopped*: every partition is STOPPED. *healthy*: an engine
+is in charge, the source answers it, every partition has been aligned; paused and stopped topics are as their operators
+want them.
 """
 
 from __future__ import annotations
@@ -137,6 +138,9 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     if target is None or row.destination_offset is None:
         return row.error_message or "its offsets are not known"
     behind = target - row.destination_offset
-    if behind <= 0 and row.state is not PartitionState.FAILED:
-        return None
-    return f"{max(0, behind)} offsets behind" + (f"; {row.error_message}" if row.error_message else "")
+    told = f"; {row.error_message}" if row.error_message else ""
+    if behind > 0 or row.state is PartitionState.FAILED:
+        return f"{max(0, behind)} offsets behind{told}"
+    if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
+        return f"its log is still being aligned with the source's{told}"
+    return None

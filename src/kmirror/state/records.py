@@ -86,7 +86,9 @@ class MirrorRecord:
 class TopicRecord:
     """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
-    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops.
+    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops. `first_offsets`
+    keeps, by partition, where an `add` that is under way has decided to begin, so that an interrupted one is finished
+    with the same offsets; afterwards the partitions' records tell.
     """
 
     mirror: str
@@ -99,6 +101,7 @@ class TopicRecord:
     origin: TopicOrigin
     pending_operation: str | None = None
     deferred: Mapping[str, str] | None = None
+    first_offsets: Mapping[int, int] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -134,6 +137,12 @@ class PartitionRecord:
     failed_offset: int | None = None
     guard: Guard | None = None
     initial_copy_complete: bool = False
+    #: Where a mirror that was told not to begin at the source's log start begins; fixed once.
+    first_offset: int | None = None
+    #: True when records of the source have been in the destination: an empty log is not the beginning then.
+    begun: bool = False
+    #: True when the two logs have been aligned once: no filler is left that a reader could meet.
+    aligned: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -155,6 +164,10 @@ class ProgressRow(NamedTuple):
     reason: Reason | None = None
     message: str | None = None
     bytes_per_second: float = 0.0
+    #: Records of the source have been in the destination.
+    begun: bool = False
+    #: The offset at which the lane made the destination's log begin; None when it did not.
+    aligned_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +183,8 @@ class ProgressRecord:
     pid: int
     time_ms: int
     rows: tuple[ProgressRow, ...]
+    #: True when the lane may not write markers, and fills offsets by empty transactions instead.
+    fills_by_transactions: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -300,6 +315,7 @@ def _mirror(names: Names, stored: Stored) -> MirrorRecord:
 
 def _topic(names: Names, stored: Stored) -> TopicRecord:
     mirror, topic = names
+    first_offsets = stored.optional_mapping("first_offsets")
     return TopicRecord(
         str(mirror),
         str(topic),
@@ -311,6 +327,7 @@ def _topic(names: Names, stored: Stored) -> TopicRecord:
         origin=stored.word("origin", TopicOrigin),
         pending_operation=stored.optional_text("pending_operation"),
         deferred=stored.optional_texts("deferred"),
+        first_offsets=None if first_offsets is None else {int(p): int(at) for p, at in first_offsets.items()},
         extra=stored.rest(),
     )
 
@@ -332,6 +349,9 @@ def _partition(names: Names, stored: Stored) -> PartitionRecord:
         failed_offset=stored.optional_integer("failed_offset"),
         guard=None if guard is None else _guard(Stored(guard)),
         initial_copy_complete=stored.flag("initial_copy_complete"),
+        first_offset=stored.optional_integer("first_offset"),
+        begun=stored.optional_flag("begun"),
+        aligned=stored.optional_flag("aligned"),
         extra=stored.rest(),
     )
 
@@ -359,6 +379,7 @@ def _progress(names: Names, stored: Stored) -> ProgressRecord:
         pid=stored.integer("pid"),
         time_ms=stored.integer("time_ms"),
         rows=tuple(_progress_row(dict(zip(columns, row, strict=True))) for row in stored.array("rows")),
+        fills_by_transactions=stored.optional_flag("fills_by_transactions"),
         extra=stored.rest(),
     )
 
@@ -377,6 +398,8 @@ def _progress_row(row: dict[str, Any]) -> ProgressRow:
         reason=stored.optional_word("reason", Reason),
         message=stored.optional_text("message"),
         bytes_per_second=stored.number("bytes_per_second"),
+        begun=stored.optional_flag("begun"),
+        aligned_to=stored.optional_integer("aligned_to"),
     )
 
 

@@ -75,6 +75,9 @@ class Stored:
         value: bool = self._take(name, bool)
         return value
 
+    def optional_flag(self, name: str) -> bool:
+        return self._fields.get(name) is not None and self.flag(name)
+
     def word(self, name: str, words: type[Word]) -> Word:
         return words(self.text(name))
 

@@ -1,0 +1,308 @@
+"""What a lane does beside copying batches: filling gaps, trimming logs, looking twice at a source that gives nothing.
+
+Gaps are filled by markers, many partitions' in one request, over a connection of their own. Where the leader refuses
+that for lack of rights, the whole lane goes over to empty transactions, and says so before the first: whoever comes
+after it has to end what it may leave open.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.fill_plan import Ask, Look
+from kmirror.cluster.markers import MAX_MARKERS
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.wire import FrameError
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.judge import Trouble
+from kmirror.engine.lane_errands import Errands
+from kmirror.engine.lane_intake import Gap
+from kmirror.engine.lane_links import FillLink
+from kmirror.engine.lane_partition import PartitionCopy, Status
+from kmirror.engine.spec import filling_transactional_id
+from kmirror.errors import OutcomeUnknown
+
+if TYPE_CHECKING:
+    from kmirror.engine.lane import Lane
+
+Post = Callable[[Callable[[float], None]], None]
+#: The most partitions to fill in one transaction.
+_TRANSACTION_PARTITIONS = 200
+
+
+class Fills:
+    """Fill, trim and doubt for one lane; used by its sending thread alone."""
+
+    def __init__(self, lane: Lane, errands: Errands, post: Post) -> None:
+        self._lane = lane
+        self._errands = errands
+        self._post = post
+        self._client_id = lane.destination_config.client_id
+        self._timeout = lane.destination_config.request_timeout_ms / 1000
+        #: By destination broker; None while the connection is being opened.
+        self.links: dict[int, FillLink | None] = {}
+        #: Partitions with a gap at the head of their queue.
+        self._waiting: dict[PartitionCopy, None] = {}
+        self._to_trim: dict[PartitionCopy, None] = {}
+        self._looking_beyond: set[PartitionCopy] = set()
+        spec = lane.spec
+        self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
+        self._by_transactions = False
+        self._transaction_is_under_way = False
+        # until what the one before it may have left open is ended, this lane says so as that one did
+        lane.control.fills_by_transactions = spec.lane in spec.unsettled_lanes
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """End what lanes before this one may have left open, then call `done`."""
+        spec, control = self._lane.spec, self._lane.control
+        if not spec.unsettled_lanes:
+            done()
+            return
+
+        def settled() -> None:
+            control.fills_by_transactions = self._by_transactions
+            done()
+
+        def troubled(trouble: Trouble) -> None:
+            for partition in self._lane.partitions:
+                partition.trouble = trouble
+
+        self._errands.settle(
+            [filling_transactional_id(spec.mirror, lane) for lane in spec.unsettled_lanes],
+            lambda: self._post(lambda _: settled()),
+            lambda trouble: self._post(lambda _: troubled(trouble)),
+        )
+
+    def note(self, partition: PartitionCopy) -> None:
+        """Take note of a partition that cannot send: there may be a gap at the head of its queue."""
+        if partition.queue and isinstance(partition.queue[0], Gap):
+            self._waiting[partition] = None
+
+    def pump(self) -> None:
+        """Send what is to be sent for gaps."""
+        if not self._waiting:
+            return
+        if self._by_transactions:
+            self._begin_transactions()
+            return
+        at = now()
+        steps: dict[int, tuple[list[tuple[PartitionCopy, Ask]], list[tuple[PartitionCopy, Look]]]] = {}
+        room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
+        for partition in list(self._waiting):
+            node_id = partition.destination_node
+            if not self._still_waits(partition) or node_id is None:
+                del self._waiting[partition]
+                continue
+            if self._is_busy(node_id) or room[node_id] <= 0:
+                continue
+            step = partition.next_fill_step()
+            if step is None:
+                continue
+            asks, looks = steps.setdefault(node_id, ([], []))
+            if isinstance(step, Ask):
+                asks.append((partition, step))
+                room[node_id] -= step.count
+            else:
+                looks.append((partition, step))
+        for node_id, (asks, looks) in steps.items():
+            self._send(node_id, asks, looks, at)
+
+    @staticmethod
+    def _still_waits(partition: PartitionCopy) -> bool:
+        return partition.status is Status.COPYING and bool(partition.queue) and isinstance(partition.queue[0], Gap)
+
+    def _is_busy(self, node_id: int) -> bool:
+        """True while nothing can be sent to this broker; begins to connect where there is no connection yet."""
+        if node_id not in self.links:
+            self.links[node_id] = None
+            self._errands.connect(
+                "fill",
+                node_id,
+                lambda stream, versions: self._post(lambda _: self._connected(node_id, stream, versions)),
+                lambda message: self._post(lambda _: self._not_connected(node_id, message)),
+            )
+        link = self.links[node_id]
+        if link is None or link.in_flight or link.stream.sending:
+            return True
+        if link.stream.connection.must_be_replaced:
+            self.lose(node_id, "the session's time is over")
+            return True
+        return link.stream.connection.is_throttled or now() >= self._lane.control.deadline
+
+    def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
+        link = self.links[node_id] = FillLink(node_id, stream, *versions)
+        self._lane.watch_first(link)
+
+    def _not_connected(self, node_id: int, message: str) -> None:
+        self.links.pop(node_id, None)
+        at = now()
+        for partition in self._waiting:
+            if partition.destination_node == node_id:
+                partition.outcome_unknown(message, at)
+                self._lane.settled(partition)
+
+    def _send(
+        self,
+        node_id: int,
+        asks: list[tuple[PartitionCopy, Ask]],
+        looks: list[tuple[PartitionCopy, Look]],
+        at: float,
+    ) -> None:
+        link = self.links[node_id]
+        assert link is not None, "nothing is chosen for a broker without a connection"
+        if now() >= self._lane.control.deadline:
+            return
+        requests = []
+        if asks:
+            requests.append(link.ask(asks, self._client_id, at))
+        if looks:
+            requests.append(link.look(looks, self._client_id, at))
+        try:
+            link.stream.send(requests)
+        except OutcomeUnknown as error:
+            self.lose(node_id, str(error))
+            return
+        self._lane.watch(link)
+
+    def link_ready(self, link: FillLink, mask: int) -> None:
+        """Take what a connection brings."""
+        if self.links.get(link.node_id) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                if now() >= self._lane.control.deadline:
+                    self.lose(link.node_id, "this lane's time is over")
+                    return
+                link.stream.flush()
+                self._lane.watch(link)
+            while self.links.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+                self._answered(link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self.lose(link.node_id, str(error))
+
+    def _answered(self, link: FillLink, view: memoryview) -> None:
+        request, answers = link.answered(view)
+        at, wall = now(), now_ms()
+        for place, partition in request.partitions.items():
+            code, log_end = answers[place]
+            if request.is_look:
+                partition.log_end_seen(code, log_end, at)
+            else:
+                partition.fill_answered(code, at, wall)
+            self._go_on(partition)
+
+    def _go_on(self, partition: PartitionCopy) -> None:
+        """Follow up on a partition of which nothing is on its way."""
+        if partition.may_not_fill and not self._by_transactions:
+            control = self._lane.control
+            control.said_so = False
+            self._by_transactions = control.fills_by_transactions = True
+            control.report_soon()
+        if not self._still_waits(partition):
+            self._waiting.pop(partition, None)
+            self._lane.make_ready(partition)
+        self._lane.settled(partition)
+
+    def lose(self, node_id: int, message: str) -> None:
+        """Give up the connection to a broker: what was on its way on it may have been carried out."""
+        link = self.links.pop(node_id, None)
+        if link is None:
+            return
+        self._lane.close(link)
+        at = now()
+        for request in link.in_flight:
+            for partition in request.partitions.values():
+                partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
+                self._lane.settled(partition)
+
+    def look_around(self, at: float) -> None:
+        """Begin what is due: time-outs, closer looks."""
+        for node_id, link in list(self.links.items()):
+            if link and link.in_flight:
+                if at - link.in_flight[0].sent_at > self._timeout:
+                    self.lose(node_id, "no answer in time")
+                elif at >= self._lane.control.deadline:
+                    self.lose(node_id, "this lane's time is over")
+        for partition in self._lane.partitions:
+            if partition.trim_is_due:
+                self.trim(partition)
+            elif partition not in self._looking_beyond and partition.seems_to_end(at):
+                self._look_beyond(partition)
+
+    def _look_beyond(self, partition: PartitionCopy) -> None:
+        offset = partition.fetch_offset
+        self._looking_beyond.add(partition)
+
+        def seen(until: int | None) -> None:
+            self._looking_beyond.discard(partition)
+            partition.nothing_found(offset, until)
+            self._lane.fetch_on(partition)
+
+        self._errands.look_beyond(partition.assignment.source, offset, lambda until: self._post(lambda _: seen(until)))
+
+    # -- trims ----------------------------------------------------------------------------------------------------
+
+    def trim(self, partition: PartitionCopy) -> None:
+        """Let a log begin where it is to; several partitions' at once where they come at once."""
+        partition.trim_begun()
+        if not self._to_trim:
+            self._post(lambda _: self._begin_trim())
+        self._to_trim[partition] = None
+
+    def _begin_trim(self) -> None:
+        partitions = {p.assignment.destination: p for p in self._to_trim}
+        offsets = {place: p.raise_to for place, p in partitions.items() if p.raise_to is not None}
+        self._to_trim.clear()
+
+        def trimmed(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:
+            for place, partition in partitions.items():
+                partition.trimmed(troubles.get(place), at)
+
+        self._errands.trim(offsets, lambda troubles: self._post(lambda at: trimmed(troubles, at)))
+
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    def _begin_transactions(self) -> None:
+        if self._transaction_is_under_way or not self._lane.control.said_so:
+            return
+        gaps: dict[PartitionCopy, int] = {}
+        for partition in list(self._waiting):
+            if not self._still_waits(partition):
+                del self._waiting[partition]
+            elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := partition.gap_to_fill()):
+                gaps[partition] = gap.next_offset - gap.base_offset
+        if not gaps:
+            return
+        self._transaction_is_under_way = True
+        for partition in gaps:
+            partition.fill_sent()
+
+        def filled(count: int, at: float) -> None:
+            self._transaction_is_under_way = False
+            for partition in gaps:
+                partition.filled_otherwise(count, at)
+                self._go_on(partition)
+
+        def troubled(trouble: Trouble, at: float) -> None:
+            for partition in gaps:
+                partition.fill_troubled(trouble, at)
+
+        def doubtful(trouble: Trouble, at: float) -> None:
+            self._transaction_is_under_way = False
+            for partition in gaps:
+                partition.fill_in_doubt(trouble, at)
+                self._lane.settled(partition)
+
+        control = self._lane.control
+        self._errands.fill(
+            self._transactional_id,
+            {p.assignment.destination: count for p, count in gaps.items()},
+            lambda: now() < control.deadline,
+            lambda count: self._post(lambda at: filled(count, at)),
+            lambda trouble: self._post(lambda at: troubled(trouble, at)),
+            lambda trouble: self._post(lambda at: doubtful(trouble, at)),
+        )

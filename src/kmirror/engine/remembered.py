@@ -1,0 +1,46 @@
+"""What is to be remembered of a partition after a lane has reported on it. Pure: no I/O, no clock.
+
+A report decides the state, and why where that is FAILED. Three facts only ever become true: that records of the source
+have been in the destination (`begun`), that the two logs have been aligned (`aligned`), that the first copy is
+complete. Everything else in a record is somebody else's, and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kmirror.state.records import PartitionRecord, PartitionState, ProgressRow
+
+
+def remember(
+    before: PartitionRecord | None, mirror: str, row: ProgressRow, *, reached: bool, now_ms: int
+) -> PartitionRecord:
+    """Return the record after a report; equal to `before` when there is nothing new to keep.
+
+    `reached`: the partition holds what its source did when the engine began. The time is that of the last change of
+    state or reason, in epoch milliseconds.
+    """
+    known = before or PartitionRecord(mirror, row.topic, row.partition, row.state, now_ms)
+    failed = row.state is PartitionState.FAILED
+    record = replace(
+        known,
+        state=row.state,
+        reason=row.reason if failed else None,
+        message=row.message if failed else None,
+        failed_offset=row.destination_offset if failed else None,
+        initial_copy_complete=known.initial_copy_complete or reached,
+        begun=known.begun or row.begun,
+        aligned=known.aligned or row.state is PartitionState.MIRRORING,
+    )
+    if (record.state, record.reason) != (known.state, known.reason):
+        record = replace(record, state_time_ms=now_ms)
+    return record
+
+
+def alignment_note(row: ProgressRow, first_offset: int | None) -> str | None:
+    """Return the sentence for whoever watches that a lane made a log begin further on; None when it did not."""
+    if row.aligned_to is None:
+        return None
+    asked_for = first_offset is not None and row.aligned_to == first_offset
+    why = "as it was decided when the topic was added" if asked_for else "where its source's log begins"
+    return f"{row.topic}-{row.partition} begins at offset {row.aligned_to}, {why}"

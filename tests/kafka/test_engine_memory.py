@@ -1,0 +1,307 @@
+"""An engine between two real clusters whose lanes do not run: what they would report is written by the test.
+
+What is looked at is what the engine makes of it: what lanes are told to do, what is remembered, what is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import TopicPartition as Place
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.engine.mirror import MirrorEngine
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.ops.add import add
+from kmirror.ops.context import Destination, change, now_ms
+from kmirror.ops.describe import describe
+from kmirror.ops.results import TopicState
+from kmirror.settings import StartFrom
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, ProgressRecord, ProgressRow
+from kmirror.state.snapshot import Changes
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+
+ALIGNING, MIRRORING = PartitionState.LOG_ALIGNMENT, PartitionState.MIRRORING
+FIVE = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+class IdleLanes:
+    """Take lanes, and run none of them."""
+
+    def __init__(self) -> None:
+        self.specs: list[LaneSpec] = []
+        self._running: list[tuple[LaneSpec, Future[LaneResult]]] = []
+
+    def submit(
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+    ) -> Future[LaneResult]:
+        future: Future[LaneResult] = Future()
+        self.specs.append(argument)
+        self._running.append((argument, future))
+        return future
+
+    def cancel(self, name: str) -> None:
+        raise AssertionError(f"{name} was cancelled")
+
+    def end(self) -> None:
+        """Let those that run end clean."""
+        for spec, future in self._running:
+            future.set_result(LaneResult(spec.lane, spec.generation, 0, "STOPPED", "asked to", clean=True))
+        self._running.clear()
+
+
+class Run:
+    """One engine in charge, from its start to its end."""
+
+    def __init__(self, destination: Destination, mirror: str) -> None:
+        self._destination, self._mirror = destination, mirror
+        self.lanes = IdleLanes()
+        identity = EngineIdentity.of_this_process("app", "local[1]")
+        self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
+        state = destination.state()
+        self.engine = MirrorEngine(mirror, state, self._lease, destination.properties, self.lanes, "eve@ops")
+
+    def __enter__(self) -> Run:
+        self.engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.stop()
+        self.lanes.end()
+        deadline = time.monotonic() + 20
+        while not self.engine.finished:
+            assert time.monotonic() < deadline
+            self.engine.tick()
+        self.engine.close()
+
+    def until(self, condition: Callable[[], bool], *, lanes_end: bool = False) -> None:
+        """Let the engine work until something holds."""
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, (self.engine.notes, self.engine.rows)
+            if lanes_end:
+                self.lanes.end()
+            self.engine.tick()
+            time.sleep(0.02)
+
+    def report(self, *rows: ProgressRow, fills_by_transactions: bool = False) -> None:
+        """Say it as the lane does that was started last, and wait until the engine has heard it."""
+        self.say(*rows, fills_by_transactions=fills_by_transactions)
+        heard = {TopicPartition(row.topic, row.partition): row for row in rows}
+        self.until(lambda: all(self.engine.rows.get(place) == row for place, row in heard.items()))
+
+    def say(self, *rows: ProgressRow, fills_by_transactions: bool) -> None:
+        """Say it as the lane does that was started last."""
+        spec = self.lanes.specs[-1]
+        record = ProgressRecord(
+            self._mirror, spec.lane, spec.lease_id, spec.generation, 0, "h", 1, now_ms(), rows, fills_by_transactions
+        )
+        change(self._destination, self._mirror, lambda _: Changes((record,)))
+
+    def remembered(self, topic: str, partition: int = 0) -> PartitionRecord:
+        """Return what is stored of a partition once the engine's next heartbeat is through."""
+        self.beat()
+        found = self._destination.state().partition(self._mirror, topic, partition)
+        assert found is not None
+        return found
+
+    def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
+        """Return what the lane that was started last is told of beginnings: first offset and `begun`."""
+        told = self.lanes.specs[-1].assignments if self.lanes.specs else ()
+        return {(a.topic, a.partition): (a.first_offset, a.begun) for a in told}
+
+    def incarnations(self) -> dict[int, Incarnation]:
+        """Return which lanes may write, as the next heartbeat says."""
+        self.beat()
+        return dict(self._lease.record.lanes)
+
+    def is_caught_up(self) -> bool:
+        """Return what `run --until-caught-up` looks at."""
+        return self.engine.caught_up
+
+    def forget_the_source(self) -> None:
+        """Let it be as if the source had not answered yet; it will soon."""
+        self.engine.targets = None
+
+    def beat(self) -> None:
+        """Let the engine work until its next heartbeat is through."""
+        before = self._lease.record.last_seen_ms
+        self.until(lambda: self._lease.record.last_seen_ms > before)
+
+
+def row(
+    topic: str,
+    state: PartitionState,
+    destination_offset: int,
+    *,
+    source_log_start: int = 0,
+    begun: bool = False,
+    aligned_to: int | None = None,
+) -> ProgressRow:
+    return ProgressRow(
+        topic, 0, 5, 5, source_log_start, destination_offset, None, state, begun=begun, aligned_to=aligned_to
+    )
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def mirror(cluster_pair: ClusterPair, destination: Destination) -> str:
+    return new_mirror(destination, cluster_pair.source, copy_lanes="1", refresh_interval_seconds="1")
+
+
+@pytest.fixture
+def topic(cluster_pair: ClusterPair) -> str:
+    """Return a source topic of one partition with five records."""
+    name = unique_topic()
+    make_topic(cluster_pair.source, name)
+    produce(cluster_pair.source, name, FIVE)
+    return name
+
+
+def test_a_running_engine_begins_topics_that_are_added_where_the_add_has_decided(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    other = unique_topic()
+    make_topic(cluster_pair.source, other)
+    with Run(destination, mirror) as run:
+        add(destination, mirror, selector(topic), start_from=StartFrom("latest"))
+        run.until(lambda: bool(run.lanes.specs))
+        assert run.begins() == {(topic, 0): (5, False)}
+        add(destination, mirror, selector(other))
+        run.until(lambda: len(run.begins()) == 2, lanes_end=True)
+        assert run.begins() == {(topic, 0): (5, False), (other, 0): (0, False)}
+
+
+def test_what_was_decided_and_seen_outlives_the_engine(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic), start_from=StartFrom("latest"))
+    (added,) = destination.state().partitions(mirror, topic)
+    kept = replace(added, last_mirrored_offset=3, last_mirrored_epoch=1, extra={"newer": [1]})
+    change(destination, mirror, lambda _: Changes((kept,)))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, ALIGNING, 0))
+        assert describe(destination, mirror)[0].topic_state is TopicState.PENDING_MIRROR
+        run.report(row(topic, MIRRORING, 5, aligned_to=5))
+        run.report(row(topic, MIRRORING, 7, aligned_to=5, begun=True))
+        found = run.remembered(topic)
+        assert found == replace(
+            kept,
+            state=MIRRORING,
+            state_time_ms=found.state_time_ms,
+            initial_copy_complete=True,
+            begun=True,
+            aligned=True,
+        )
+        notes = [note for note in run.engine.notes if "begins" in note]
+        assert notes == [f"{topic}-0 begins at offset 5, as it was decided when the topic was added"]
+    events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
+    told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
+    assert events.count(told) == 1
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        assert run.begins() == {(topic, 0): (5, True)}
+        run.report(row(topic, ALIGNING, 7))
+        assert run.remembered(topic).state is ALIGNING
+        assert describe(destination, mirror)[0].topic_state is TopicState.ACTIVE
+
+
+def test_that_records_have_come_is_no_reason_to_stop_a_lane_and_its_successor_is_told(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    other = unique_topic()
+    make_topic(cluster_pair.source, other)
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 4, begun=True))
+        record = destination.state().topic(mirror, topic)
+        assert record is not None
+        planned_again = replace(record, extra={"newer": 1})
+        change(destination, mirror, lambda _: Changes((planned_again,)))
+        run.report(row(topic, MIRRORING, 5, begun=True))
+        assert run.incarnations() == {0: Incarnation(1, 0)}
+        add(destination, mirror, selector(other))
+        run.until(lambda: len(run.begins()) == 2, lanes_end=True)
+        assert run.begins() == {(topic, 0): (0, True), (other, 0): (0, False)}
+
+
+def test_a_topic_that_was_deleted_and_added_again_has_no_past(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic), start_from=StartFrom("latest"))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 7, begun=True))
+        assert run.remembered(topic).begun
+        former = run.lanes.specs[-1].assignments
+        delete_topic(cluster_pair.destination, topic)
+        add(destination, mirror, selector(topic))
+        # the lane of its former life has a last word
+        run.say(row(topic, MIRRORING, 8, begun=True), fills_by_transactions=True)
+        run.until(lambda: any("empty transactions" in note for note in run.engine.notes))
+        assert run.engine.rows == {}
+        run.until(lambda: run.lanes.specs[-1].assignments[:1] != former, lanes_end=True)
+        assert run.begins() == {(topic, 0): (0, False)}
+        run.report(row(topic, ALIGNING, 0))
+        found = run.remembered(topic)
+        fresh = PartitionRecord(mirror, topic, 0, ALIGNING, found.state_time_ms)
+        assert found == fresh
+
+
+def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_there(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    admin = AdminClient(properties_of(cluster_pair.source))
+    for done in admin.delete_records([Place(topic, 0, 5)]).values():
+        assert done.result(30).low_watermark == 5
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs) and run.engine.targets == {TopicPartition(topic, 0): 5})
+        run.report(row(topic, ALIGNING, 5, source_log_start=5))
+        assert not run.is_caught_up()
+        assert not run.remembered(topic).initial_copy_complete
+        run.report(row(topic, MIRRORING, 5, source_log_start=5, aligned_to=5))
+        assert run.is_caught_up()
+        assert run.remembered(topic).initial_copy_complete
+        assert f"{topic}-0 begins at offset 5, where its source's log begins" in run.engine.notes
+
+
+def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_source_did(
+    destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs) and run.engine.targets is not None)
+        run.forget_the_source()
+        run.report(row(topic, MIRRORING, 5))
+        run.until(lambda: run.engine.targets is not None)
+        assert run.remembered(topic).initial_copy_complete
+
+
+def test_filling_by_transactions_is_told_once(destination: Destination, mirror: str, topic: str) -> None:
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 4), fills_by_transactions=True)
+        run.report(row(topic, MIRRORING, 5), fills_by_transactions=True)
+        notes = [note for note in run.engine.notes if "empty transactions" in note]
+    assert notes == [
+        "markers may not be written (ALTER on the destination cluster is not granted): "
+        "offsets are filled by empty transactions, which is slower"
+    ]
+    events = [(event.what, event.result) for event in destination.store.read_events(mirror)]
+    assert events.count(("offsets", "FILLED_BY_TRANSACTIONS")) == 1

@@ -1,0 +1,270 @@
+"""A lane fills the offsets at which its source shows nothing: over networks that lose requests, and without rights."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.produce import API_KEY as PRODUCE
+from kmirror.cluster.records import Record
+from kmirror.cluster.security import client_config
+from kmirror.engine.lane_control import STATE_PARTITION
+from kmirror.engine.spec import filling_transactional_id
+from kmirror.errors import Reason
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.ports import free_ports
+from tests.support.clusters import MakeCluster
+from tests.support.lane import Mirror
+from tests.support.late_wire import MARKERS, Fate, LateWire
+from tests.support.leader import OWN_ID
+from tests.support.log_batches import VisibleRecord
+from tests.support.oracle import librdkafka_records
+from tests.support.visible import COMMITTED, UNCOMMITTED, visible
+from tests.support.waiting import wait_until
+
+ADD_PARTITIONS, END_TRANSACTION = 24, 26
+#: How long the lanes of these tests take for it that a request without an answer may still arrive.
+SETTLE_MS = 3000
+OLD_MS = 1_400_000_000_000
+#: First offsets of records, and how many stand there in a row: with holes of 5, 1, 2, 2,000 and 1 offsets.
+STRETCHES = ((5, 10), (16, 1), (19, 30), (2049, 3), (2053, 4))
+#: The same with less to fill, for those who are slow at it.
+FEW = ((5, 10), (16, 1), (19, 30), (149, 3), (153, 4))
+
+
+def write_holes(
+    cluster: SandboxCluster,
+    topic: str,
+    partition: int = 0,
+    *,
+    timestamp: int | None = None,
+    stretches: Sequence[tuple[int, int]] = STRETCHES,
+) -> None:
+    """Write records with holes between them, and before the first."""
+    at = time.time_ns() // 1_000_000 if timestamp is None else timestamp
+    with (
+        ClusterClient(client_config(cluster.client_properties())) as client,
+        OffsetAppender(client, TopicPartition(topic, partition), producer_id=OWN_ID) as out,
+    ):
+        start = out.log_end_offset
+        for first, count in stretches:
+            offsets = range(start + first, start + first + count)
+            out.append([Record(offset, at, b"k%d" % offset, b"v%d" % offset) for offset in offsets])
+
+
+def read(cluster: SandboxCluster, topic: str, partition: int, isolation: str = COMMITTED) -> list[VisibleRecord]:
+    """Return what applications are shown, on clusters with logins too."""
+    config = client_config(cluster.client_properties()).librdkafka()
+    return visible(librdkafka_records(cluster.bootstrap_servers, topic, partition, isolation, config))
+
+
+def assert_alike(mirror: Mirror, topic: str, partitions: int = 1) -> None:
+    """Compare what applications are shown on both sides."""
+    for partition in range(partitions):
+        wanted = read(mirror.source, topic, partition)
+        assert len(wanted) >= sum(count for _, count in STRETCHES)
+        assert read(mirror.destination, mirror.mirror_of(topic), partition) == wanted
+        assert read(mirror.destination, mirror.mirror_of(topic), partition, isolation=UNCOMMITTED) == wanted
+
+
+# -- a bad network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+def wired(
+    request: pytest.FixtureRequest, make_module_cluster: MakeCluster
+) -> Iterator[tuple[SandboxCluster, LateWire]]:
+    """Return a cluster whose broker is reached through a wire only, and forgets producers quickly."""
+    ports = free_ports(2)
+    with closing(LateWire("127.0.0.1", ports[0])) as wire:
+        properties = {
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}",
+            "producer.id.expiration.check.interval.ms": "100",
+        }
+        name = f"fills-{request.param}"
+        yield make_module_cluster(name, ports=ports, kafka_version=request.param, properties=properties), wire
+
+
+@pytest.fixture
+def wire(wired: tuple[SandboxCluster, LateWire]) -> Iterator[LateWire]:
+    yield wired[1]
+    assert wired[1].all_met
+
+
+@pytest.fixture
+def mirror(wired: tuple[SandboxCluster, LateWire]) -> Iterator[Mirror]:
+    """Return a mirror from topics to topics of the same cluster."""
+    with closing(Mirror(wired[0], wired[0], ttl_ms=SETTLE_MS)) as made:
+        yield made
+
+
+def test_holes_are_filled(mirror: Mirror, wire: LateWire) -> None:
+    topic = mirror.topic(3)
+    for partition in range(3):
+        write_holes(mirror.source, topic, partition)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    write_holes(mirror.source, topic)
+    mirror.wait_copied(lane)
+    assert_alike(mirror, topic, 3)
+    assert mirror.stop(lane).clean
+
+
+@pytest.mark.parametrize(
+    ("fate", "timestamp"),
+    [
+        (Fate.LOST, None),
+        (Fate.LOST, OLD_MS),
+        (Fate.UNANSWERED, None),
+        (Fate.UNANSWERED, OLD_MS),
+        (Fate.LATE, None),  # of old records see the next test: the broker does not remember them for ever
+    ],
+)
+def test_a_request_for_markers_of_unknown_outcome_never_shifts_the_log(
+    mirror: Mirror, wire: LateWire, fate: Fate, timestamp: int | None
+) -> None:
+    """The connection is cut between request and answer: of the first hole's body, its last offset, and later ones."""
+    topic = mirror.topic()
+    write_holes(mirror.source, topic, timestamp=timestamp)
+    wire.plan(fate, Fate.ANSWERED, fate, Fate.ANSWERED, Fate.ANSWERED, fate, api_key=MARKERS)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    mirror.stop(lane)
+    wire.deliver()  # by now it is refused: it would come behind the markers that followed it
+    assert mirror.destination_ends() == mirror.source_ends()
+    assert_alike(mirror, topic)
+
+
+def test_markers_and_batches_lost_at_random(mirror: Mirror, wire: LateWire) -> None:
+    topic = mirror.topic(4)
+    for partition in range(4):
+        for timestamp in (None, OLD_MS, None):
+            write_holes(mirror.source, topic, partition, timestamp=timestamp)
+    dice = random.Random(7)
+    wire.roll(dice, [Fate.ANSWERED] * 12 + [Fate.LOST, Fate.UNANSWERED, Fate.LATE], SETTLE_MS / 1000 * 0.8)
+    lane = mirror.start()
+    wire.plan(*[Fate.UNANSWERED] * 3, api_key=PRODUCE)
+    try:
+        mirror.wait_copied(lane, 120)
+    finally:
+        wire.calm()
+    mirror.stop(lane)
+    assert mirror.destination_ends() == mirror.source_ends()
+    assert_alike(mirror, topic, 4)
+
+
+# -- without the right to write markers --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(make_module_cluster: MakeCluster) -> SandboxCluster:
+    """Return a cluster with TLS, logins and ACLs."""
+    return make_module_cluster("guarded", secured=True, authorizer=True)
+
+
+def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: str) -> None:
+    """Give rights to the user `kmirror`."""
+    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    rules = [
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.LITERAL,
+            "User:kmirror",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    for done in admin.create_acls(rules).values():
+        done.result(30)
+
+
+@pytest.fixture
+def restricted(guarded: SandboxCluster) -> Iterator[Mirror]:
+    """Return a mirror written by the user `kmirror`, who may not write markers."""
+    properties: dict[str, Any] = {"destination_properties": {**guarded.client_properties("kmirror")}}
+    with closing(Mirror(guarded, guarded, **properties, retry_timeout_ms=1500)) as made:
+        allow(guarded, ResourceType.TOPIC, STATE_PARTITION.topic, "READ", "WRITE")
+        yield made
+
+
+def topic_of(mirror: Mirror, partitions: int) -> str:
+    topic = mirror.topic(partitions)
+    allow(mirror.destination, ResourceType.TOPIC, mirror.mirror_of(topic), "READ", "WRITE")
+    for partition in range(partitions):
+        write_holes(mirror.source, topic, partition, stretches=FEW)
+    return topic
+
+
+def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(restricted: Mirror) -> None:
+    topic = topic_of(restricted, 2)
+    allow(
+        restricted.destination,
+        ResourceType.TRANSACTIONAL_ID,
+        filling_transactional_id(restricted.name, 0),
+        "WRITE",
+        "DESCRIBE",
+    )
+    lane = restricted.start()
+    restricted.wait(lane, lambda: any(record.fills_by_transactions for record in restricted.progress()))
+    restricted.wait_copied(lane, 120)
+    assert restricted.stop(lane).clean
+    assert_alike(restricted, topic, 2)
+    # whoever comes next ends first what this one may have left open
+    write_holes(restricted.source, topic, stretches=FEW)
+    lane = restricted.start(unsettled_lanes=(0,))
+    restricted.wait_copied(lane, 120)
+    restricted.stop(lane)
+    assert_alike(restricted, topic, 2)
+
+
+def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_log(restricted: Mirror) -> None:
+    """Its successor ends the transaction before it looks at any log."""
+    topic = topic_of(restricted, 1)
+    name = filling_transactional_id(restricted.name, 0)
+    allow(restricted.destination, ResourceType.TRANSACTIONAL_ID, name, "WRITE", "DESCRIBE")
+    with ClusterClient(client_config(restricted.destination.client_properties("kmirror"))) as client:
+        from kmirror.cluster.empty_transaction import EmptyTransactions
+
+        died = EmptyTransactions(client, name)
+        died.settle()
+        assert died._producer is not None
+        died._add(died._producer, [TopicPartition(restricted.mirror_of(topic), 0)], time.monotonic() + 30)
+    lane = restricted.start(unsettled_lanes=(0,))
+    restricted.wait_copied(lane, 120)
+    restricted.stop(lane)
+    assert_alike(restricted, topic)
+
+
+def test_with_neither_right_the_partition_fails_and_says_what_is_missing(restricted: Mirror) -> None:
+    topic_of(restricted, 1)
+    lane = restricted.start()
+    wait_until(lambda: lane.partitions[0].failure, 30)
+    failure = lane.partitions[0].failure
+    assert failure is not None
+    assert failure.reason is Reason.NOT_AUTHORIZED
+    for words in (
+        "ALTER on the cluster",
+        "WRITE on the transactional id",
+        filling_transactional_id(restricted.name, 0),
+    ):
+        assert words in failure.message
+    assert restricted.stop(lane).reports[0].state == "FAILED"

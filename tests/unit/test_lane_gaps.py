@@ -1,0 +1,301 @@
+"""Gaps in the source's log, and a log that begins above 0: what one partition's copy asks for, event by event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kmirror.cluster.codes import Code
+from kmirror.cluster.fetch import AbortedTransaction
+from kmirror.cluster.fill_plan import Ask, Look
+from kmirror.cluster.filler import FILLER_RECORDS
+from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.engine.judge import Raise, Trouble
+from kmirror.engine.lane_intake import Batch, Gap
+from kmirror.errors import Reason
+from tests.unit.test_lane_partition import (
+    EPOCH_MS,
+    SETTLE,
+    Shell,
+    changed,
+    copying,
+    facts,
+    remembered,
+    sequence_of,
+    shell,
+    stored,
+)
+
+__all__ = ["copying", "shell"]
+
+TRANSACTIONAL = 0x10
+
+
+def transactional(base: int, count: int = 1, producer_id: int = 77) -> bytearray:
+    """Make a batch that was written in a transaction."""
+    batch = changed(stored(base, count), ">q", 43, producer_id)
+    return changed(batch, ">h", 21, TRANSACTIONAL)
+
+
+def queued(shell: Shell) -> list[tuple[str, int, int]]:
+    """Return what lies in the queue: b for batches, g for gaps."""
+    return [("bg"[isinstance(item, Gap)], item.base_offset, item.next_offset) for item in shell.copy.queue]
+
+
+def fill(shell: Shell, code: int = 0) -> Ask | Look:
+    """Do the next step of filling the gap at the head, and return what it was."""
+    step = shell.copy.next_fill_step()
+    assert step is not None
+    shell.copy.fill_sent()
+    assert shell.copy.next_fill_step() is None, "two requests at once"
+    if isinstance(step, Ask):
+        shell.copy.fill_answered(code, shell.now, shell.wall)
+    else:
+        gap = shell.copy.queue[0]
+        shell.copy.log_end_seen(code, None if code else gap.next_offset, shell.now)
+    shell.check()
+    return step
+
+
+def trim_is_due(shell: Shell) -> bool:
+    return shell.copy.trim_is_due
+
+
+def test_offsets_before_within_and_behind_a_batch_become_gaps(copying: Shell) -> None:
+    emptied = changed(stored(20, 2)[:61], ">i", 8, 49)
+    emptied = changed(emptied, ">i", 57, 0)
+    copying.fetch(stored(12, 3), emptied)
+    assert queued(copying) == [("g", 10, 12), ("b", 12, 15), ("g", 15, 22)]
+    assert copying.copy.fetch_offset == 22
+
+
+def test_gaps_of_two_answers_that_meet_are_one(copying: Shell) -> None:
+    emptied = [changed(changed(stored(base, 2)[:61], ">i", 8, 49), ">i", 57, 0) for base in (10, 12)]
+    copying.fetch(emptied[0])
+    copying.fetch(emptied[1], stored(14))
+    assert queued(copying) == [("g", 10, 14), ("b", 14, 15)]
+
+
+def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying: Shell) -> None:
+    copying.fetch(stored(10), stored(11), stored(15))
+    assert [batch.base_offset for batch in copying.send()] == [10, 11]
+    copying.answer()
+    assert copying.copy.next_fill_step() is None
+    copying.answer()
+    assert fill(copying) == Ask(2, 0, 0)
+    assert copying.send() == []
+    assert fill(copying) == Ask(1, 0, 1)
+    assert copying.send() == []
+    assert fill(copying) == Look()
+    (batch,) = copying.send()
+    assert (batch.base_offset, sequence_of(batch)) == (15, 12)
+    assert copying.copy.acknowledged == 15
+
+
+def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
+    copying.fetch(stored(11), stored(12))
+    assert fill(copying) == Ask(1, 0, 1)
+    assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
+    assert copying.copy.acknowledged == 11
+
+
+def test_coordinator_epochs_go_above_what_the_leader_remembers(shell: Shell) -> None:
+    shell.inspect(facts(10, producer=replace(remembered(10, EPOCH_MS), coordinator_epoch=7)))
+    shell.fetch(stored(13))
+    assert [fill(shell) for _ in range(3)] == [Ask(2, 0, 8), Ask(1, 0, 9), Look()]
+
+
+def test_where_a_marker_is_the_first_of_us_numbers_begin_at_0_behind_it(shell: Shell) -> None:
+    shell.inspect(facts(100))
+    shell.fetch(stored(103), stored(107))
+    for _ in range(3):
+        fill(shell)
+    (first,) = shell.send()
+    shell.answer()
+    for _ in range(3):
+        fill(shell)
+    (second,) = shell.send()
+    assert [sequence_of(first), sequence_of(second)] == [0, 1]
+
+
+def test_where_a_batch_is_the_first_of_us_numbers_go_on_across_the_gap(shell: Shell) -> None:
+    shell.inspect(facts(100))
+    shell.fetch(stored(100), stored(107))
+    (first,) = shell.send()
+    shell.answer()
+    for _ in range(3):
+        fill(shell)
+    (second,) = shell.send()
+    assert sequence_of(second) == sequence_of(first) + 1
+
+
+def test_committed_records_are_copied_and_aborted_ones_leave_a_gap(copying: Shell) -> None:
+    aborted = (AbortedTransaction(78, 11),)
+    copying.fetch(transactional(10), transactional(11, 2, 78), transactional(13), aborted_transactions=aborted)
+    assert queued(copying) == [("b", 10, 11), ("g", 11, 13), ("b", 13, 14)]
+    for batch in list(copying.copy.queue):
+        assert isinstance(batch, Gap) or not batch.data[22] & TRANSACTIONAL
+
+
+@pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT])
+def test_refused_markers_are_followed_by_a_fresh_look_with_higher_epochs(copying: Shell, code: Code) -> None:
+    copying.fetch(stored(15))
+    assert fill(copying, code) == Ask(4, 0, 0)
+    assert copying.status == "waiting"
+    copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
+    copying.fetch(stored(15))
+    step = fill(copying)
+    assert isinstance(step, Ask)
+    assert (step.count, step.coordinator_epoch > 1) == (2, True)
+
+
+def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
+    copying.fetch(stored(15))
+    assert copying.copy.next_fill_step() == Ask(4, 0, 0)
+    copying.copy.fill_sent()
+    copying.lose_destination()
+    lost_at = copying.now
+    copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
+    assert copying.status == "waiting"
+    assert not copying.copy.due_for_inspection(lost_at + SETTLE - 0.1)
+    copying.now = lost_at + SETTLE
+    copying.inspect(facts(13, producer=remembered(10, EPOCH_MS)))
+    copying.fetch(stored(15))
+    assert copying.copy.next_fill_step() == Ask(1, 0, 2)
+
+
+def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None:
+    copying.fetch(stored(10))
+    copying.send()
+    copying.lose_destination()
+    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.fetch(stored(12))  # what stood at 10 is compacted meanwhile
+    copying.now += SETTLE + 1
+    assert copying.copy.next_fill_step() is None
+    assert copying.copy.due_for_inspection(copying.now)
+
+
+def test_numbers_do_not_begin_anew_while_a_batch_with_others_may_still_arrive(copying: Shell) -> None:
+    copying.fetch(stored(10))
+    copying.send()
+    copying.lose_destination()
+    forgotten = remembered(0, EPOCH_MS)  # markers of ours are all that the leader remembers
+    copying.inspect(facts(10, producer=forgotten))
+    assert copying.status == "waiting"
+
+
+def test_a_log_end_beyond_the_gap_stops_the_partition(copying: Shell) -> None:
+    copying.fetch(stored(13))
+    fill(copying)
+    fill(copying)
+    assert copying.copy.next_fill_step() == Look()
+    copying.copy.fill_sent()
+    copying.copy.log_end_seen(0, 14, copying.now)
+    assert copying.copy.failure is not None
+    assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
+
+
+def test_a_fenced_marker_stops_the_partition(copying: Shell) -> None:
+    copying.fetch(stored(11))
+    fill(copying, TRANSACTION_COORDINATOR_FENCED)
+    assert copying.copy.failure is not None
+    assert copying.copy.failure.reason is Reason.FENCED
+
+
+def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None:
+    copying.fetch(stored(13), stored(14))
+    fill(copying, Code.CLUSTER_AUTHORIZATION_FAILED)
+    assert (copying.copy.may_not_fill, copying.status) == (True, "copying")
+    assert copying.copy.gap_to_fill() == Gap(10, 13, 2)
+    copying.copy.fill_sent()
+    assert copying.copy.gap_to_fill() is None
+    copying.copy.filled_otherwise(2, copying.now)
+    assert copying.copy.gap_to_fill() == Gap(12, 13, 2)
+    copying.copy.fill_sent()
+    copying.copy.filled_otherwise(1, copying.now)
+    copying.check()
+    assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
+
+
+def test_a_troubled_transaction_is_waited_for_before_the_next_look(copying: Shell) -> None:
+    copying.fetch(stored(13))
+    trouble = Trouble(Reason.DESTINATION_UNREACHABLE, "the coordinator is away")
+    copying.copy.fill_sent()
+    copying.copy.fill_troubled(trouble, copying.now)
+    assert copying.status == "draining"
+    assert copying.copy.report().message == "the coordinator is away"
+    copying.copy.fill_in_doubt(trouble, copying.now)
+    assert copying.status == "waiting"
+
+
+def test_a_failure_waits_for_the_gap_before_it(copying: Shell) -> None:
+    copying.fetch(stored(11), changed(stored(12), ">h", 21, 5))
+    assert copying.status == "copying"
+    fill(copying)
+    copying.send()
+    copying.answer()
+    assert (copying.status, copying.copy.acknowledged) == ("failed", 12)
+
+
+# -- a log that begins above 0 -----------------------------------------------------------------------------------------
+
+
+def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
+    to = 7 * FILLER_RECORDS + 5
+    shell.inspect(facts(0, source_log_start=to), Raise(to))
+    assert not shell.copy.wants_records
+    report = shell.copy.report()
+    assert (report.state, report.destination_offset, report.begun) == ("LOG_ALIGNMENT", None, False)
+    sent: list[Batch] = []
+    for _ in range(8):
+        assert not trim_is_due(shell)
+        sent += shell.send()
+        shell.answer()
+    assert [batch.base_offset for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
+    assert [sequence_of(batch) for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
+    assert trim_is_due(shell)
+    shell.copy.trim_begun()
+    assert not trim_is_due(shell)
+    shell.copy.trimmed(None, shell.now)
+    assert shell.copy.due_for_inspection(shell.now)
+    assert shell.copy.aligned_to == to
+    shell.inspect(facts(to, source_log_start=to, destination_log_start=to, producer=remembered(to, shell.wall)))
+    report = shell.copy.report()
+    assert (report.state, report.destination_offset, report.begun) == ("MIRRORING", to, False)
+    shell.fetch(stored(to))
+    shell.send()
+    shell.answer()
+    assert shell.copy.report().begun
+
+
+def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
+    shell.inspect(facts(5, only_filler=True), Raise(5))
+    assert trim_is_due(shell)
+    shell.copy.trim_begun()
+    shell.copy.trimmed(Trouble(Reason.NOT_AUTHORIZED, "no right to DELETE", True), shell.now)
+    assert (shell.status, shell.copy.report().reason) == ("waiting", Reason.NOT_AUTHORIZED)
+    shell.inspect(facts(5, only_filler=True), Raise(5))
+    assert trim_is_due(shell)
+    assert shell.copy.aligned_to is None
+
+
+# -- a log that ends with nothing --------------------------------------------------------------------------------------
+
+
+def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: Shell) -> None:
+    copying.copy.last_stable_offset = 15
+    assert not copying.copy.seems_to_end(copying.now)
+    assert not copying.copy.seems_to_end(copying.now + 2)
+    assert copying.copy.seems_to_end(copying.now + 4)
+    copying.copy.nothing_found(10, 15)
+    assert queued(copying) == [("g", 10, 15)]
+
+
+def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> None:
+    copying.copy.last_stable_offset = 15
+    copying.copy.seems_to_end(copying.now)
+    copying.fetch(stored(12), last_stable_offset=15)
+    assert not copying.copy.seems_to_end(copying.now + 4)
+    copying.copy.nothing_found(10, 15)
+    assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]

@@ -1,0 +1,134 @@
+"""What an engine remembers of partitions from the reports of lanes, and what it hears of topics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmirror.engine.heard import HeardTopic, Replica
+from kmirror.engine.remembered import alignment_note, remember
+from kmirror.errors import Reason
+from kmirror.state.records import (
+    DesiredState,
+    Guard,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Removed,
+    TopicOrigin,
+    TopicRecord,
+)
+
+#: A record in which everything is set that a lane's report says nothing of.
+BEFORE = PartitionRecord(
+    "m",
+    "orders",
+    3,
+    PartitionState.LOG_ALIGNMENT,
+    100,
+    retry_attempt=2,
+    last_mirrored_offset=40,
+    last_mirrored_epoch=7,
+    guard=Guard(2**62, 1, 4, 12),
+    first_offset=30,
+    extra={"archive": "orders.kmirror-archive.1"},
+)
+
+
+def row(state: PartitionState = PartitionState.MIRRORING, **more: Any) -> ProgressRow:
+    return ProgressRow("orders", 3, 50, 55, 0, 45, None, state, **more)
+
+
+def remembered(before: PartitionRecord | None, report: ProgressRow, *, reached: bool = False) -> PartitionRecord:
+    return remember(before, "m", report, reached=reached, now_ms=200)
+
+
+def test_what_a_report_says_nothing_of_stays() -> None:
+    assert remembered(BEFORE, row()) == replace(BEFORE, state=PartitionState.MIRRORING, state_time_ms=200, aligned=True)
+
+
+def test_the_first_report_makes_a_record() -> None:
+    found = remembered(None, row(PartitionState.LOG_ALIGNMENT))
+    assert found == PartitionRecord("m", "orders", 3, PartitionState.LOG_ALIGNMENT, 200)
+
+
+def test_a_report_that_says_nothing_new_leaves_the_record_as_it_is() -> None:
+    before = remembered(BEFORE, row(begun=True), reached=True)
+    assert remember(before, "m", row(begun=True), reached=True, now_ms=900) == before
+    assert remember(before, "m", row(), reached=False, now_ms=900) == before
+
+
+@pytest.mark.parametrize(
+    ("report", "reached", "fact"),
+    [
+        (row(PartitionState.LOG_ALIGNMENT, begun=True), False, "begun"),
+        (row(PartitionState.MIRRORING), False, "aligned"),
+        (row(PartitionState.FAILED), True, "initial_copy_complete"),
+    ],
+)
+def test_a_fact_that_was_true_once_stays_true(report: ProgressRow, reached: bool, fact: str) -> None:
+    found = remembered(BEFORE, report, reached=reached)
+    assert getattr(found, fact)
+    assert not getattr(BEFORE, fact)
+    assert getattr(remembered(found, row(PartitionState.LOG_ALIGNMENT)), fact)
+
+
+def test_the_time_is_that_of_the_state() -> None:
+    mirroring = replace(BEFORE, state=PartitionState.MIRRORING, aligned=True)
+    assert remembered(mirroring, row(begun=True)) == replace(mirroring, begun=True)
+    failed = remembered(mirroring, row(PartitionState.FAILED, reason=Reason.LOOP, message="round"))
+    assert (failed.state_time_ms, failed.reason, failed.message, failed.failed_offset) == (200, "LOOP", "round", 45)
+    again = remember(failed, "m", row(), reached=False, now_ms=300)
+    assert (again.state_time_ms, again.reason, again.message, again.failed_offset) == (300, None, None, None)
+
+
+def test_reasons_of_partitions_that_are_not_failed_are_not_remembered() -> None:
+    waiting = remembered(BEFORE, row(PartitionState.LOG_ALIGNMENT, reason=Reason.SOURCE_UNREACHABLE, message="wait"))
+    assert waiting == BEFORE
+
+
+def test_a_log_that_begins_further_on_is_told_with_the_cause() -> None:
+    assert alignment_note(row(), None) is None
+    assert alignment_note(row(aligned_to=7), None) == "orders-3 begins at offset 7, where its source's log begins"
+    assert alignment_note(row(aligned_to=7), 5) == "orders-3 begins at offset 7, where its source's log begins"
+    assert alignment_note(row(aligned_to=7), 7) == (
+        "orders-3 begins at offset 7, as it was decided when the topic was added"
+    )
+
+
+# -- what is heard -----------------------------------------------------------------------------------------------------
+
+
+CLAIM = TopicRecord("m", "orders", "orders", None, None, DesiredState.ACTIVE, 4, TopicOrigin.CREATED, "add")
+ADDED = replace(CLAIM, destination_topic_id="d", pending_operation=None)
+PROGRESS = ProgressRecord("m", 0, "L", 1, 0, "h", 7, 1, (row(),))
+
+
+def test_history_is_not_told_only_how_it_ends() -> None:
+    replica = Replica("m")
+    for met in (CLAIM, BEFORE, ADDED, replace(BEFORE, begun=True)):
+        assert replica.take(met) == []
+    assert replica.catch_up() == [HeardTopic(ADDED, (replace(BEFORE, begun=True),))]
+    assert replica.catch_up() == []
+
+
+def test_a_topic_comes_with_what_was_written_of_its_partitions() -> None:
+    replica = Replica("m")
+    replica.take(replace(BEFORE, partition=1))
+    replica.catch_up()
+    assert replica.take(CLAIM) == [HeardTopic(CLAIM, (replace(BEFORE, partition=1),))]
+    replica.take(Removed(("partition", "m", "orders", 1)))
+    replica.take(BEFORE)
+    assert replica.take(ADDED) == [HeardTopic(ADDED, (BEFORE,))]
+    assert replica.take(PROGRESS) == [PROGRESS]
+
+
+def test_other_mirrors_are_not_heard() -> None:
+    replica = Replica("m")
+    replica.catch_up()
+    for met in (replace(CLAIM, mirror="n"), replace(PROGRESS, mirror="n"), replace(BEFORE, mirror="n")):
+        assert replica.take(met) == []
+    assert replica.take(ADDED) == [HeardTopic(ADDED, ())]
