@@ -6,6 +6,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, batch_headers
+from kmirror.cluster.batch import BATCH_OVERHEAD, CorruptBatchError, batch_headers
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.filler import filler_batch
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.reader import read_batches
 from kmirror.cluster.records import Record, make_batch
 from kmirror.cluster.security import client_config
-from kmirror.engine.compare import compare_partition
+from kmirror.engine.compare import compare_partition, filler_at_start
 from kmirror.engine.difference import Difference, Kind, PartitionComparison
 from kmirror.engine.lane_control import append_to
 from kmirror.engine.verification import Piece, Share, compare_share, partition_sizes
+from kmirror.engine.visible_log import VisibleLog
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
@@ -146,7 +149,9 @@ def make_twins(cluster_pair: ClusterPair) -> Iterator[Callable[..., Twins]]:
 
 
 @pytest.fixture
-def twins(make_twins: Callable[..., Twins]) -> Twins:
+def twins(make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch) -> Twins:
+    """Return twins on brokers without followers: where a log seems to end, it does."""
+    monkeypatch.setattr("kmirror.engine.visible_log._PATIENCE_S", 0.5)
     return make_twins()
 
 
@@ -363,6 +368,34 @@ def test_a_byte_that_rotted_on_disk(twins: Twins, side: str) -> None:
     assert (found.offset, found.kind) == (40, Kind.CORRUPT)
     assert found.what.startswith(f"the batch that the {side} stores at offset 40 is corrupt: its checksum is")
     assert twins.compare(end=40).equal
+    # a search that ends before it does not meet it
+    rotten = getattr(twins, side)
+    with ThreadPoolExecutor(1) as executor:
+        log = VisibleLog(rotten.client, rotten.partition, 0, 100, executor)
+        assert [one.offset for one in log.scan(3, 40)] == list(range(3, 40))
+        with pytest.raises(CorruptBatchError):
+            list(log.scan(3, 41))
+
+
+def test_filler_that_was_left_at_the_start(twins: Twins) -> None:
+    destination = twins.destination
+    append_to(destination.client, destination.partition, memoryview(filler_batch(30)))
+    destination.append(RECORDS[30:])
+
+    def left(start: int, end: int = 30) -> int | None:
+        found = filler_at_start(destination.client, destination.partition, start, end)
+        assert found is None or (found.kind, found.source) == (Kind.FILLER, None)
+        return found.offset if found else None
+
+    assert left(0) == 0
+    destination.delete_records(12)
+    assert left(12) == 12
+    assert left(0) == 12
+    assert left(0, 12) is None
+    destination.delete_records(30)
+    assert left(0, 100) is None
+    twins.source.append(RECORDS)
+    assert twins.compare(30).equal
 
 
 def test_log_append_time_at_the_source(twins: Twins) -> None:

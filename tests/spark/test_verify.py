@@ -5,33 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine.lane_control import append_to
+from kmirror.cluster.records import Record
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify import VerifyRequest, VerifyView, verify
+from kmirror.ops.verify import VerifyRequest, verify
 from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
 from kmirror.patterns import TopicSelector
-from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.state.lock import transact
-from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
-from kmirror.state.snapshot import Changes, State
-from tests.support.clusters import ClusterPair, unique_topic
+from kmirror.state.records import DesiredState
+from tests.support.clusters import ClusterPair
+from tests.support.remembered_mirror import RememberedMirror, Side
 
 BASE_TIME = 1_700_000_000_000
 
@@ -40,104 +31,9 @@ def records(start: int, end: int) -> list[Record]:
     return [Record(i, BASE_TIME + i, b"k%d" % i, b"v%d" % i * 20) for i in range(start, end)]
 
 
-class Side:
-    """One cluster, and ways to write to it."""
-
-    def __init__(self, cluster: SandboxCluster) -> None:
-        self.cluster_id = cluster.cluster_id
-        self.properties = {"bootstrap.servers": cluster.bootstrap_servers}
-        self.client = ClusterClient(client_config(self.properties))
-        self.admin = AdminClient(self.properties)
-        self.created: list[str] = []
-
-    def create(self, topic: str, partitions: int = 1) -> str:
-        """Create a topic and return its id."""
-        config = {"compression.type": "producer", "retention.ms": "-1"}
-        self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
-        self.created.append(topic)
-        # asked again until every leader has taken office
-        answers = self.client.list_offsets({TopicPartition(topic, index): LATEST for index in range(partitions)})
-        assert all(answer.offset == 0 for answer in answers.values())
-        return self.client.metadata([topic]).topics[topic].printed_topic_id or ""
-
-    def append(self, topic: str, log: list[Record], *, partition: int = 0, codec: str = "none") -> None:
-        """Append records in batches of 50."""
-        for first in range(0, len(log), 50):
-            batch = [replace(one, offset=i) for i, one in enumerate(log[first : first + 50])]
-            data = memoryview(make_batch(batch, compression_type=codec))
-            append_to(self.client, TopicPartition(topic, partition), data)
-
-    def delete_records(self, topic: str, before: int) -> None:
-        """Move the log start of partition 0."""
-        place = ClientPartition(topic, 0, before)
-        self.admin.delete_records([place])[place].result(30)
-
-    def delete(self, topic: str) -> None:
-        """Delete a topic."""
-        self.admin.delete_topics([topic])[topic].result(30)
-        self.created.remove(topic)
-
-    def close(self) -> None:
-        """Delete what was created."""
-        for topic in list(self.created):
-            self.delete(topic)
-        self.client.close()
-
-
-@dataclass
-class Mirror:
-    """A mirror as the state topic knows it; copies are made by the test's own hand."""
-
-    source: Side
-    destination: Side
-    name: str = field(default_factory=lambda: f"m-{uuid.uuid4().hex[:8]}")
-    topics: list[TopicRecord] = field(default_factory=list)
-    partitions: list[PartitionRecord] = field(default_factory=list)
-    views: list[VerifyView] = field(default_factory=list)
-
-    def topic(
-        self, name: str, *, partitions: int = 1, there: int | None = None, desired: DesiredState = DesiredState.ACTIVE
-    ) -> str:
-        """Create a topic on both sides and make it a mirror topic; `there` is how many partitions the source has."""
-        topic = f"{unique_topic('verify')}-{name}"
-        source_id = self.source.create(topic, there or partitions)
-        destination_id = self.destination.create(topic, partitions)
-        origin = TopicOrigin.CREATED
-        self.topics.append(TopicRecord(self.name, topic, topic, source_id, destination_id, desired, partitions, origin))
-        return topic
-
-    def stopped_at(self, topic: str, last_mirrored_offset: int) -> None:
-        """Remember where the mirroring of partition 0 stopped."""
-        state = PartitionState.STOPPED
-        record = PartitionRecord(self.name, topic, 0, state, 0, last_mirrored_offset=last_mirrored_offset)
-        self.partitions.append(record)
-
-    def save(self, cluster_id: str | None = None) -> None:
-        """Write all of it to the state topic."""
-        mirror = MirrorRecord(self.name, self.source.properties, {}, cluster_id or self.source.cluster_id, "test", 0)
-        with Destination.open(self.destination.properties) as destination:
-            changes = Changes((mirror, *self.topics, *self.partitions))
-            transact(destination.store, self.name, lambda _: changes)
-
-    def forget(self) -> None:
-        """Remove the mirror's records."""
-
-        def decide(state: State) -> Changes:
-            return Changes(tombstones=state.keys_of(self.name))
-
-        with Destination.open(self.destination.properties) as destination:
-            transact(destination.store, self.name, decide)
-
-    def verify(self, **request: object) -> VerifyOutcome:
-        """Run the verb."""
-        self.views.clear()
-        with Destination.open(self.destination.properties) as destination:
-            return verify(destination, VerifyRequest(self.name, **request), self.views.append)  # type: ignore[arg-type]
-
-
 @pytest.fixture
-def mirror(cluster_pair: ClusterPair) -> Iterator[Mirror]:
-    made = Mirror(Side(cluster_pair.source), Side(cluster_pair.destination))
+def mirror(cluster_pair: ClusterPair) -> Iterator[RememberedMirror]:
+    made = RememberedMirror(Side(cluster_pair.source), Side(cluster_pair.destination))
     yield made
     made.forget()
     made.source.close()
@@ -175,7 +71,7 @@ def row_of(outcome: VerifyOutcome, topic: str, partition: int | None = 0) -> Ver
     return found
 
 
-def test_topics_in_every_condition(mirror: Mirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
+def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
     source, destination = mirror.source, mirror.destination
     whole = records(0, 300)
 
@@ -236,7 +132,7 @@ def test_topics_in_every_condition(mirror: Mirror, cluster_pair: ClusterPair, tm
     assert (row.result, row.message, row.lag) == (Outcome.DONE, "equal up to offset 200, lag 100", 100)
     row = row_of(outcome, different)
     assert (row.result, row.different, row.reason) == (Outcome.FAILED, True, None)
-    assert row.message == "differs at offset 217: value differ"
+    assert row.message == "differs at offset 217: value differs"
     row = row_of(outcome, beyond)
     assert row.message == "differs at offset 250: the source ends at offset 250"
     row = row_of(outcome, stopped)
@@ -281,7 +177,7 @@ def test_topics_in_every_condition(mirror: Mirror, cluster_pair: ClusterPair, tm
 
 
 def test_a_large_partition_is_compared_in_pieces_at_once(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: RememberedMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
     monkeypatch.setattr("kmirror.engine.verification._SMALLEST_SHARE_BYTES", 100_000)
@@ -304,7 +200,7 @@ def test_a_large_partition_is_compared_in_pieces_at_once(
     assert sampled.offsets == 2000
 
 
-def test_what_is_refused_before_spark_is_started(mirror: Mirror, cluster_pair: ClusterPair) -> None:
+def test_what_is_refused_before_spark_is_started(mirror: RememberedMirror, cluster_pair: ClusterPair) -> None:
     topic = mirror.topic("t")
     mirror.save()
     with Destination.open(mirror.destination.properties) as destination:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+import pickle
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
-from crc32c import crc32c
 
 from kmirror.cluster.batch import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD,
-    CONTROL,
-    HEADER,
     LOG_APPEND_TIME,
-    LOG_OVERHEAD,
     TRANSACTIONAL,
-    BatchHeader,
     CorruptBatchError,
-    batch_headers,
 )
 from kmirror.cluster.fetch import AbortedTransaction
+from kmirror.cluster.filler import FILLER_KEY
 from kmirror.cluster.records import Record, make_batch
 from kmirror.engine.compare import compare_logs
 from kmirror.engine.difference import Difference, Kind, PartitionComparison
 from kmirror.engine.superseded import Superseded
-from kmirror.engine.visible_log import Batch, UnsupportedFormatError, visible_batches
+from kmirror.engine.visible_log import UnknownFormatError
+from kmirror.errors import Reason
+from tests.support.log_batches import LogBatch, VisibleRecord, encode
+from tests.support.made_logs import MadeLog, batches_of, marker, stamped
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -37,64 +37,6 @@ def record(offset: int, **changes: object) -> Record:
 
 def records(start: int, end: int) -> list[Record]:
     return [record(offset) for offset in range(start, end)]
-
-
-def batches_of(log: Iterable[Record], size: int = 10, codec: str = "none") -> list[bytearray]:
-    """Return batches of up to `size` records; a missing offset begins a new one."""
-    made: list[list[Record]] = []
-    for one in log:
-        if not made or len(made[-1]) == size or made[-1][-1].offset + 1 != one.offset:
-            made.append([])
-        made[-1].append(one)
-    return [make_batch(batch, compression_type=codec) for batch in made]
-
-
-def stamped(batch: bytearray, **changes: int) -> bytearray:
-    """Return the batch with some of its header's fields changed, its true length, and a right checksum."""
-    base_offset, _, *fields = HEADER.unpack_from(batch)
-    header = BatchHeader(0, len(batch), base_offset, *fields)._replace(**changes)
-    out = bytearray(batch)
-
-    def pack(crc: int) -> None:
-        written = header._replace(crc=crc)
-        HEADER.pack_into(out, 0, written.base_offset, len(out) - LOG_OVERHEAD, *written[3:])
-
-    pack(0)
-    pack(crc32c(memoryview(out)[ATTRIBUTES_POSITION:]))
-    return out
-
-
-def marker(offset: int, producer_id: int, *, commit: bool) -> bytearray:
-    """Return a transaction marker."""
-    batch = make_batch([Record(offset, 0, b"\0\0\0\1" if commit else b"\0\0\0\0", b"\0\0\0\0\0\0")])
-    return stamped(batch, attributes=CONTROL | TRANSACTIONAL, producer_id=producer_id, producer_epoch=0)
-
-
-@dataclass
-class MadeLog:
-    """A log of batches made by hand, all in one fetch answer."""
-
-    stored: list[bytearray]
-    floor: int = 0
-    ended_at: int | None = None
-    log_end_offset: int | None = None
-    compacted: bool = False
-    aborted: tuple[AbortedTransaction, ...] = ()
-    scans: int = 0
-
-    def batches(self) -> Iterator[Batch]:
-        data = memoryview(b"".join(self.stored))
-        yield from visible_batches(data, batch_headers(data), self.aborted)
-
-    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
-        self.scans += 1
-        for batch in self.batches():
-            for one in batch.records():
-                if (start or 0) <= one.offset and (end is None or one.offset < end):
-                    yield one
-
-    def is_compacted(self) -> bool:
-        return self.compacted
 
 
 def compare(
@@ -111,6 +53,10 @@ def difference(
     assert not found.equal
     assert found.first_difference is not None
     return found.first_difference
+
+
+def _offset(one: Record) -> int:
+    return one.offset
 
 
 @pytest.mark.parametrize("source_codec", CODECS)
@@ -136,9 +82,9 @@ def test_where_batches_begin_makes_no_difference(sizes: tuple[int, int]) -> None
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"value": b"v99"}, "value differ"),
-        ({"value": None}, "value differ"),
-        ({"key": None}, "key differ"),
+        ({"value": b"v99"}, "value differs"),
+        ({"value": None}, "value differs"),
+        ({"key": None}, "key differs"),
         ({"key": b"", "value": b""}, "key and value differ"),
         ({"headers": ()}, "headers differ"),
         ({"headers": (("h", None),)}, "headers differ"),
@@ -220,6 +166,48 @@ def test_a_destination_that_goes_on_beyond_the_source(log_end: int, what: str) -
     assert difference(short, hidden, end=120) == found
 
 
+def test_offsets_at_the_end_that_show_nothing_are_compared_too() -> None:
+    def ended(at: int | None, log_end: int | None = None) -> MadeLog:
+        return MadeLog(batches_of(records(0, 60)), ended_at=at, log_end_offset=log_end or at)
+
+    assert compare(ended(100), ended(100)).equal
+    assert compare(ended(None), ended(None)).equal
+    beyond = difference(ended(98), ended(100))
+    assert (beyond.offset, beyond.kind, beyond.source, beyond.destination) == (98, Kind.EXTRA_TAIL, None, None)
+    assert beyond.what == "the source ends at offset 98; offsets 98 to 99 are lacking, which show no records"
+    short = difference(ended(100), ended(99))
+    assert (short.offset, short.kind) == (99, Kind.MISSING_TAIL)
+    undecided = difference(ended(98, 120), ended(100))
+    assert undecided.what.startswith("the source is not committed beyond offset 98: a transaction is open there; ")
+    assert compare(ended(100), ended(60, 100)).obstacle
+
+
+FILLER = Record(0, 1_700_000_000_000, FILLER_KEY, None)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_filler_that_was_left_is_never_in_order(compacted: bool) -> None:
+    def at_destination(*offsets: int) -> MadeLog:
+        log = [replace(FILLER, offset=one.offset) if one.offset in offsets else one for one in records(0, 100)]
+        return MadeLog(batches_of(log), compacted=compacted)
+
+    def at_source(start: int, floor: int) -> MadeLog:
+        return MadeLog(batches_of(records(start, 100)), floor=floor, compacted=compacted)
+
+    found = difference(at_source(0, 0), at_destination(3, 4))
+    assert (found.offset, found.kind) == (3, Kind.FILLER)
+    assert found.source
+    assert found.destination
+    # where the source has a hole, and where it no longer reaches back to
+    for floor in (0, 10):
+        found = difference(at_source(10, floor), at_destination(*range(10)))
+        assert (found.offset, found.kind, found.source) == (0, Kind.FILLER, None)
+        assert "filler" in found.what
+    assert compare(at_destination(3), at_destination(3)).equal
+    own = [replace(FILLER, offset=0, value=b"an application's"), *records(1, 100)]
+    assert difference(records(0, 100), own).kind is Kind.CONTENT
+
+
 @pytest.mark.parametrize("start", [0, 10, 14, 20])
 @pytest.mark.parametrize("end", [21, 25, 30, 31])
 def test_a_range_ends_where_it_says(start: int, end: int) -> None:
@@ -278,14 +266,159 @@ def test_a_batch_with_a_right_checksum_that_cannot_be_decompressed() -> None:
     assert (found.offset, found.kind) == (20, Kind.CORRUPT)
 
 
-def test_an_old_message_format_cannot_be_compared() -> None:
-    old = MadeLog([bytearray(b"\0" * 7 + b"\0" + b"\0\0\0\x20" + b"\0" * 4 + b"\1" + b"\0" * 40)])
-    with pytest.raises(UnsupportedFormatError):
-        list(old.batches())
-    found = compare(old, records(0, 100))
-    assert found.first_difference is None
-    assert found.obstacle
-    assert "message format 1" in found.obstacle
+def messages(log: Iterable[Record], magic: int, codec: str = "none", append_time: int | None = None) -> bytes:
+    """Return records in message format 0 or 1, as one producer sent them."""
+    visible = tuple(VisibleRecord(one.offset, one.timestamp, one.key, one.value) for one in log)
+    return encode(
+        LogBatch(visible[0].offset, visible[-1].offset, visible, 0, magic, codec=codec, append_time=append_time)
+    )
+
+
+def old_records(start: int, end: int, magic: int = 1) -> list[Record]:
+    """Return records as formats without headers, and without timestamps in format 0, can hold them."""
+    changes = {"headers": ()} if magic else {"headers": (), "timestamp": -1}
+    return [record(offset, **changes) for offset in range(start, end)]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4"])
+@pytest.mark.parametrize("magic", [0, 1])
+class TestOldMessageFormats:
+    """They are shown as consumers are shown them, and so are equal to what they were converted to."""
+
+    def old(self, magic: int, codec: str) -> MadeLog:
+        log = old_records(0, 60, magic)
+        # of a wrapper that begins with offset 20 the cleaner has left every third message
+        parts = (log[:20], log[20:40:3], log[40:])
+        return MadeLog([*(bytearray(messages(part, magic, codec)) for part in parts), *batches_of(records(60, 100))])
+
+    def converted(self, magic: int) -> list[Record]:
+        log = old_records(0, 60, magic)
+        return [*log[:20], *log[20:40:3], *log[40:], *records(60, 100)]
+
+    def test_equal(self, magic: int, codec: str) -> None:
+        old, new = self.old(magic, codec), self.converted(magic)
+        found = compare(old, new)
+        assert found.equal
+        assert found.records == len(new) == 87
+        assert found.size_in_bytes == sum(map(len, old.stored))
+        assert compare(MadeLog(batches_of(new)), old).equal
+        assert compare(old, old).equal
+
+    def test_both_sides_are_old(self, magic: int, codec: str) -> None:
+        log = [Record(offset, -1 if magic == 0 else 5, b"k", b"v") for offset in range(3)]
+        changed = [*log[:1], replace(log[1], value=b"w"), log[2]]
+        one, other = (MadeLog([bytearray(messages(each, magic, codec))]) for each in (log, changed))
+        assert compare(one, one, end=3).equal
+        assert difference(one, other, end=3).offset == 1
+
+    @pytest.mark.parametrize("changes", [{"timestamp": 0}, {"key": None}, {"value": b""}, {"headers": (("h", b""),)}])
+    def test_one_differing_record(self, magic: int, codec: str, changes: dict[str, object]) -> None:
+        new = self.converted(magic)
+        for index in (0, 5, 20, 22, 46):
+            changed = [replace(one, **changes) if one is new[index] else one for one in new]  # type: ignore[arg-type]
+            found = difference(self.old(magic, codec), changed)
+            assert (found.offset, found.kind) == (new[index].offset, Kind.CONTENT)
+            assert found.source
+            assert found.source.timestamp == new[index].timestamp
+
+    def test_a_record_less_and_one_too_many(self, magic: int, codec: str) -> None:
+        new = self.converted(magic)
+        found = difference(self.old(magic, codec), [one for one in new if one.offset != 23])
+        assert (found.offset, found.kind) == (23, Kind.MISSING)
+        extra = sorted([*new, old_records(24, 25, magic)[0]], key=lambda one: one.offset)
+        found = difference(self.old(magic, codec), extra)
+        assert (found.offset, found.kind) == (24, Kind.EXTRA)
+
+    @pytest.mark.parametrize(("start", "end"), [(0, 30), (30, 45), (7, 8), (22, 23), (20, 24), (58, 64)])
+    def test_a_range_begins_and_ends_within_a_wrapper(self, magic: int, codec: str, start: int, end: int) -> None:
+        new = self.converted(magic)
+        found = compare(self.old(magic, codec), new, start, end)
+        assert found.equal
+        assert found.records == sum(start <= one.offset < end for one in new)
+        for one in (one for one in new if one.offset in (start, end - 1)):
+            changed = [replace(other, value=b"x") if other is one else other for other in new]
+            assert difference(self.old(magic, codec), changed, start, end).offset == one.offset
+
+    def test_one_that_rotted(self, magic: int, codec: str) -> None:
+        """All that may be in it is not compared; of a wrapper nobody knows where it begins."""
+        rotten = self.old(magic, codec)
+        rotten.stored[1][-1] ^= 1
+        found = difference(rotten, self.converted(magic))
+        assert (found.offset, found.kind) == (36 if codec == "none" else 20, Kind.CORRUPT)
+        assert "the message at offset 38: its checksum is" in found.what
+        assert compare(rotten, self.converted(magic), end=20).equal
+
+
+def test_append_time_of_a_wrapper_is_that_of_all_its_messages() -> None:
+    old = MadeLog([bytearray(messages(old_records(0, 10), 1, "gzip", append_time=1_800_000_000_000))])
+    assert compare(old, [replace(one, timestamp=1_800_000_000_000) for one in old_records(0, 10)], end=10).equal
+    found = difference(old, old_records(0, 10), end=10)
+    assert found.what == f"the timestamp is 1800000000000 at the source, {record(0).timestamp} at the destination"
+
+
+class TestUnknownFormats:
+    """What cannot be read is no difference; what lies before it is compared."""
+
+    def unknown(self, what: str) -> MadeLog:
+        """Return a log whose batch from 50 to 59 is of this kind."""
+        if what == "format":
+            batch = stamped(make_batch(records(50, 60)), magic=3)
+        elif what == "codec":
+            batch = stamped(make_batch(records(50, 60)), attributes=5)
+        else:
+            batch = bytearray(messages(old_records(50, 60), 1, "gzip"))
+            batch[17] = 4
+            batch[12:16] = zlib.crc32(batch[16:]).to_bytes(4)
+        return MadeLog([*batches_of(records(0, 50)), batch, *batches_of(records(60, 100))])
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            ("format", "the batch at offset 50 has message format 3"),
+            ("codec", "the batch at offset 50 has the unknown compression type 5"),
+            ("old codec", "the message at offset 59, of format 1, has the unknown compression type 4"),
+        ],
+    )
+    def test_they_cannot_be_compared(self, what: str, message: str) -> None:
+        with pytest.raises(UnknownFormatError) as caught:
+            compare(self.unknown(what), records(0, 100))
+        assert caught.value.offset == 50
+        assert str(caught.value) == f"the source cannot be read from offset 50 on: {message}"
+        assert caught.value.reason is Reason.UNSUPPORTED_MESSAGE_FORMAT
+        assert caught.value.hint
+        assert pickle.loads(pickle.dumps(caught.value)).offset == 50
+        with pytest.raises(UnknownFormatError, match="the destination cannot be read"):
+            compare(records(0, 100), self.unknown(what))
+
+    @pytest.mark.parametrize("what", ["format", "codec", "old codec"])
+    def test_what_differs_before_them_is_told(self, what: str) -> None:
+        assert compare(self.unknown(what), records(0, 100), end=50).equal
+        log = self.unknown(what)
+        changed = [record(one.offset, value=b"x") if one.offset == 49 else one for one in records(0, 100)]
+        assert difference(log, changed).offset == 49
+        # nothing stands from 45 to 49
+        log.stored[4] = make_batch(records(40, 45))
+        lacking = [one for one in records(0, 100) if not 45 <= one.offset < 48]
+        if what == "codec":
+            assert difference(log, lacking).offset == 48
+        else:  # or does it? nobody knows where such a batch begins
+            with pytest.raises(UnknownFormatError, match="from offset 45 on"):
+                compare(log, lacking)
+
+    def test_compacted_topics_are_searched_no_further(self) -> None:
+        log = self.unknown("codec")
+        log.stored[0] = make_batch([record(i, key=b"once") if i == 3 else record(i) for i in range(10)])
+        log.compacted = True
+        lacking = [one for one in records(0, 100) if one.offset != 3]
+        with pytest.raises(UnknownFormatError):
+            compare(log, MadeLog(batches_of(lacking), compacted=True))
+        # what is missing at 3 may have been deleted by something that cannot be read; the difference is one in any case
+        differing = [record(one.offset, value=b"x") if one.offset == 9 else one for one in lacking]
+        found = difference(log, MadeLog(batches_of(differing), compacted=True))
+        assert (found.offset, found.kind) == (9, Kind.CONTENT)
+        whole = MadeLog([log.stored[0], *batches_of(records(10, 100))], compacted=True)
+        found = difference(whole, MadeLog(batches_of(differing), compacted=True))
+        assert (found.offset, found.kind) == (3, Kind.MISSING)
 
 
 def test_log_append_time_shows_one_timestamp_for_the_whole_batch() -> None:
@@ -475,6 +608,50 @@ class TestCompaction:
         lacking = [one for one in differing if one.key != b"k3"]
         found = difference(self.compacted(log), self.compacted(lacking))
         assert (found.offset, found.kind) == (3, Kind.MISSING)
+
+    def test_what_supersedes_does_not_differ_itself(self) -> None:
+        """Every record stands one offset further on; the first ones of their keys stand at their own by chance."""
+        log = [record(i, key=b"k%d" % i) for i in range(20)]
+        shifted = [*log[:8], *(replace(one, offset=one.offset + 1) for one in log[8:19])]
+        found = difference(self.compacted(log), self.compacted(shifted), end=20)
+        assert (found.offset, found.kind, found.destination) == (8, Kind.MISSING, None)
+        found = difference(self.compacted(shifted), self.compacted(log), end=20)
+        assert (found.offset, found.kind, found.source) == (8, Kind.EXTRA, None)
+
+    def test_a_record_whose_key_still_follows_may_be_missing_before_a_difference(self) -> None:
+        log = [record(i, key=b"same" if i in (3, 8) else b"k%d" % i) for i in range(20)]
+        changed = [replace(one, timestamp=5) if one.offset == 8 else one for one in log if one.offset != 3]
+        assert difference(self.compacted(log), self.compacted(changed), end=20).offset == 8
+
+    def test_one_record_at_another_offset_is_told_where_it_should_be(self) -> None:
+        """A key's last record has moved into a hole: missing here, standing alone there."""
+        log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
+        for start, to in ((11, 12), (13, 12)):
+            moved = sorted((replace(one, offset=to) if one.offset == start else one for one in log), key=_offset)
+            # a range that ends with offset 12 takes what stands at 13 for a later record
+            for end in (20, 13) if start == 11 else (20,):
+                found = difference(self.compacted(log), self.compacted(moved), end=end)
+                wanted = (11, Kind.MISSING) if start == 11 else (12, Kind.EXTRA)
+                assert (found.offset, found.kind) == wanted, end
+                found = difference(self.compacted(moved), self.compacted(log), end=end)
+                wanted = (11, Kind.EXTRA) if start == 11 else (12, Kind.MISSING)
+                assert (found.offset, found.kind) == wanted, end
+
+    def test_another_record_of_the_key_supersedes_though_it_stands_alone(self) -> None:
+        log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
+        other = sorted([*(one for one in log if one.offset != 11), record(12, key=b"k11", value=b"x")], key=_offset)
+        found = difference(self.compacted(log), self.compacted(other), end=20)
+        assert (found.offset, found.kind) == (12, Kind.EXTRA)
+
+    def test_the_same_content_written_twice_is_superseded_all_the_same(self) -> None:
+        """Both cleaners have been there, each up to another record of the key; the last one is on both sides."""
+        twice = [record(i, key=b"same", value=b"", headers=(), timestamp=7) for i in range(3)]
+        log = [*twice, *(record(i, key=b"k%d" % i) for i in range(3, 10))]
+        later = [*log[:1], *log[2:]]
+        assert compare(self.compacted(log[1:]), self.compacted(later), end=10).equal
+        assert compare(self.compacted(later), self.compacted(log[1:]), end=10).equal
+        gone = difference(self.compacted(log[1:]), self.compacted([*log[:1], *log[3:]]), end=10)
+        assert (gone.offset, gone.kind) == (0, Kind.EXTRA)
 
     def test_records_without_a_key_are_never_superseded(self) -> None:
         log = [record(offset, key=None) for offset in range(10)]

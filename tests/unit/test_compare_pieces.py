@@ -82,6 +82,17 @@ class TestPieces:
         assert ranges(sample(extent(0, 2000), 0, random.Random(1))) == [(0, 2000)]
         assert ranges(sample(extent(0, 2001), 0, random.Random(1))) == [(0, 1000), (1001, 2001)]
 
+    @pytest.mark.parametrize("end", [20, 1020])
+    def test_the_first_piece_knows_where_the_destination_starts(self, end: int) -> None:
+        """There is a look at what lies there, even where there are no offsets to compare."""
+        late = extent(20, end, 40 * MB, destination_start=3)
+        for pieces in (cut(late, 10 * MB), sample(late, 5, random.Random(1))):
+            assert [piece.destination_start for piece in pieces] == [3] + [None] * (len(pieces) - 1)
+            assert (pieces[0].start, pieces[-1].end) == (20, end)
+        for found in (shares([late], 4, {}, {}), sampled_shares([late], 5, random.Random(1), {}, {})):
+            assert found[0].pieces[0].destination_start == 3
+        assert shares([extent(20, 20)], 4, {}, {}) == []
+
     def test_samples_differ(self) -> None:
         one, other = (ranges(sample(extent(0, 10**9), 3, random.Random(seed))) for seed in (1, 2))
         assert one != other
@@ -161,6 +172,12 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
     assert [piece.start for piece in runtime.compared if piece.partition == 0] == [20, 30, 50, 40, 30, 90]
     assert [piece.start for piece in runtime.compared if piece.partition == 1] == [20, 30, 50, 30]
     assert len(found) == 10
+
+
+def test_a_piece_without_offsets_is_looked_at() -> None:
+    runtime = Inline(equal)
+    work = [Share({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
+    assert len(list(compare_shares(runtime, work))) == len(runtime.compared) == 1
 
 
 def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
@@ -244,6 +261,25 @@ class TestRows:
         row = self.row(self.finding(0, 100), recreated="created again")
         assert (row.result, row.reason, row.notes) == (Outcome.DONE, None, ("created again",))
 
+    def test_both_sides_are_told(self) -> None:
+        row = self.row(self.finding(30, 60, first_difference=difference(42), notes=("n",)), notes=("first",))
+        assert row.notes == (
+            "source: offset 42, timestamp 1, checksum a",
+            "destination: no record at offset 42",
+            "first",
+            "n",
+        )
+
+    def test_filler_is_in_order_until_the_log_has_been_brought_to_its_start(self) -> None:
+        found = self.finding(0, 100, first_difference=difference(0, Kind.FILLER))
+        row = self.row(found, unaligned=True)
+        assert (row.verdict, row.first_difference) == ("not-compared", None)
+        assert row.message == "could not be compared: its log is still being brought to its start"
+        assert row.hint
+        assert self.row(found).verdict == "DIFFERENT"
+        found = self.finding(0, 100, first_difference=difference(0))
+        assert self.row(found, unaligned=True).verdict == "DIFFERENT"
+
     @pytest.mark.parametrize(
         ("kind", "reason"),
         [
@@ -259,7 +295,7 @@ class TestRows:
 
 class TestExitCode:
     done = VerifyRow("t", 0, Outcome.DONE, "equal up to offset 1")
-    different = VerifyRow("t", 1, Outcome.FAILED, "differs at offset 0: value differ", different=True)
+    different = VerifyRow("t", 1, Outcome.FAILED, "differs at offset 0: value differs", different=True)
     refused = VerifyRow("t", 2, Outcome.FAILED, "could not be compared: no", Reason.NOT_AUTHORIZED, hint="grant it")
     silent = VerifyRow("t", 3, Outcome.FAILED, "could not be compared: gone", Reason.SOURCE_UNREACHABLE)
 
@@ -285,12 +321,12 @@ class TestExitCode:
     def test_the_sentence_names_the_first_difference(self) -> None:
         one = error_of([self.done, self.different], ExitCode.HISTORIES_DIFFER)
         assert one
-        assert one.message == "t-1 differs at offset 0: value differ"
+        assert one.message == "t-1 differs at offset 0: value differs"
         several = error_of([self.refused, self.different, self.silent], ExitCode.HISTORIES_DIFFER)
         assert several
         assert several.message == (
             "1 of 3 partitions differ, 2 of 3 partitions could not be compared; "
-            "the first, t-1, differs at offset 0: value differ"
+            "the first, t-1, differs at offset 0: value differs"
         )
         none = error_of([self.done, self.refused], ExitCode.PARTLY_DONE)
         assert none

@@ -173,7 +173,7 @@ def brokers(rows: Iterable[BrokerStatus]) -> Table:
 
 
 def check_line(line: CheckLine) -> str:
-    """Return one finding of `check` as a line: how it went, where, and what was found; with a hint it could be better."""
+    """Return one finding of `check` as a line: how it went, where, and what was found; a good one with a hint warns."""
     how = ("warn" if line.hint else "ok") if line.ok else "FAIL"
     return f"{how:<4}  {line.cluster:<11}  {line.what:<17}  {one_line(line.message)}"
 

@@ -7,44 +7,33 @@ Both logs are read as consumers see them (`visible_log`), and walked side by sid
 * everywhere else record is held against record, until both stand at the beginning of a batch again.
 
 A record that only one side has is a difference, with two exceptions: where the other log starts later, nothing can be
-said, and that is noted; where the other topic is compacted, it may have been superseded there (`superseded`).
+said, and that is noted; where the other topic is compacted, it may have been superseded there (`superseded`). Filler of
+ours that the destination shows has no excuse. Offsets that show nothing are compared only at the end: a destination
+that goes on beyond its source differs, whatever is there.
 
 This module runs in workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from typing import Protocol
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, LOG_APPEND_TIME, CorruptBatchError
+from kmirror.cluster.batch import BATCH_OVERHEAD, LOG_APPEND_TIME, CorruptBatchError, UnsupportedFormatError
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.filler import FILLER_KEY
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.records import Record, decompress
 from kmirror.engine.difference import Difference, Kind, PartitionComparison, retention_note, summary_of, what_differs
-from kmirror.engine.superseded import Superseded
-from kmirror.engine.visible_log import Batch, UnsupportedFormatError, VisibleLog
+from kmirror.engine.log_walk import BEYOND, Log, Side
+from kmirror.engine.visible_log import Batch, UnknownFormatError, VisibleLog
 
 #: How many keys may wait for a later record before the log is searched for them: some 40 MB.
 _MOST_WAITING = 100_000
 _TELL_BYTES = 4 << 20
-_BEYOND = 1 << 63
-
-
-class Log(Protocol):
-    """What the comparison asks of a log; `VisibleLog` says what each means."""
-
-    @property
-    def floor(self) -> int: ...
-    @property
-    def ended_at(self) -> int | None: ...
-    @property
-    def log_end_offset(self) -> int | None: ...
-    def batches(self) -> Iterator[Batch]: ...
-    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
-    def is_compacted(self) -> bool: ...
+_FILLER = "the destination shows filler, which kmirror writes where a log is to start further on"
 
 
 def compare_partition(
@@ -65,6 +54,7 @@ def compare_partition(
     Raises:
         UnreachableError: one of the clusters does not answer.
         BrokerError: one of them refuses.
+        UnsupportedFormatError: a batch is of a format that cannot be read; nothing before it differs.
     """
     notes: tuple[str, ...] = ()
     if end is None:
@@ -87,6 +77,29 @@ def compare_partition(
     return replace(found, notes=notes + found.notes)
 
 
+def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:
+    """Tell whether the first record that the destination shows from its log start on, below `end`, is filler.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+        BrokerError: it refuses.
+    """
+    with ThreadPoolExecutor(1, "read-ahead") as executor:
+        log = VisibleLog(destination, partition, start, end, executor)
+        try:
+            with closing(log.scan(start, end)) as records:
+                first = next(records, None)
+        except (CorruptBatchError, UnsupportedFormatError):
+            return None  # nothing of this is compared
+    if first is None or not _is_filler(first):
+        return None
+    return Difference(first.offset, Kind.FILLER, _FILLER, None, summary_of(first))
+
+
+def _is_filler(record: Record) -> bool:
+    return record.key == FILLER_KEY and record.value is None
+
+
 def _offset(client: ClusterClient, partition: TopicPartition, which: int, *, log_end: bool = False) -> int:
     answer = client.list_offsets({partition: which}, log_end=log_end)[partition]
     require(answer.error_code, f"looking up the offsets of {partition}")
@@ -96,7 +109,7 @@ def _offset(client: ClusterClient, partition: TopicPartition, which: int, *, log
 def compare_logs(
     source: Log, destination: Log, start: int, end: int, progress: Callable[[int], None] | None = None
 ) -> PartitionComparison:
-    """Compare what two logs hold from `start` to `end`."""
+    """Compare what two logs hold from `start` to `end`; raises UnsupportedFormatError."""
     return _Comparison(source, destination, start, end, progress).run()
 
 
@@ -104,7 +117,9 @@ def same_batch(one: Batch, other: Batch) -> bool:
     """Tell whether two sound batches hold the same records at the same offsets. False may also mean: look closer."""
     a, b = one.header, other.header
     if (
-        a.base_offset != b.base_offset
+        one.unwrapped is not None
+        or other.unwrapped is not None
+        or a.base_offset != b.base_offset
         or a.record_count != b.record_count
         or a.base_timestamp != b.base_timestamp
         or a.max_timestamp != b.max_timestamp
@@ -128,87 +143,6 @@ def _records_section(batch: Batch) -> bytes:
     return bytes(batch.data[start + BATCH_OVERHEAD : start + batch.header.size_in_bytes])
 
 
-class _Side:
-    """One log and how far the walk has come in it: before a whole batch, on a record, on a broken batch, at its end."""
-
-    def __init__(self, name: str, log: Log, other: Log, start: int, end: int) -> None:
-        self.name = name
-        self.log = log
-        self.missing = Superseded(log, other)
-        #: Records that the other log has and this one no longer reaches back to.
-        self.below_floor = 0
-        self.size_in_bytes = 0
-        self.record: Record | None = None
-        self.corrupt: CorruptBatchError | None = None
-        self._start = start
-        self._end = end
-        self._batches = log.batches()
-        self._batch: Batch | None = None
-        self._records: Iterator[Record] | None = None
-
-    @property
-    def fresh(self) -> Batch | None:
-        """The batch it stands before, if all its offsets lie in the range."""
-        batch = self._batch
-        if batch is None or self._records is not None:
-            return None
-        inside = self._first <= batch.header.base_offset and batch.header.next_offset <= self._end
-        return batch if inside else None
-
-    @property
-    def _first(self) -> int:
-        """The first offset of interest; a batch may begin before it, also before the log does."""
-        return max(self._start, self.log.floor)
-
-    @property
-    def offset(self) -> int:
-        """The offset of the record or of the broken batch it stands on; beyond all offsets at the end."""
-        if self.corrupt is not None:
-            return max(self.corrupt.offset, self._first)
-        return _BEYOND if self.record is None else self.record.offset
-
-    def next_batch(self) -> None:
-        """Go before the next batch."""
-        self._records = None
-        try:
-            self._batch = next(self._batches, None)
-        except CorruptBatchError as error:
-            self._batch, self.corrupt = None, error if error.offset < self._end else None
-            return
-        if self._batch is None:
-            return
-        if self._batch.header.base_offset >= self._end:
-            self._batch = None
-        elif self._batch.header.base_offset >= self._start:
-            self.size_in_bytes += self._batch.header.size_in_bytes
-
-    def stand_on_record(self) -> None:
-        """Go on to the next record, unless it stands on one."""
-        while self.record is None and self._batch is not None:
-            if self._records is None:
-                self._records = self._batch.records()
-            self._next_of_batch(self._records)
-
-    def leave_record(self) -> None:
-        """Go to the next record of the batch, or before the next batch."""
-        self.record = None
-        while self.record is None and self._records is not None:
-            self._next_of_batch(self._records)
-
-    def _next_of_batch(self, records: Iterator[Record]) -> None:
-        try:
-            record = next(records, None)
-        except CorruptBatchError as error:
-            self._batch, self._records, self.corrupt = None, None, error
-            return
-        if record is None:
-            self.next_batch()
-        elif record.offset >= self._end:
-            self._batch = self._records = None
-        elif record.offset >= self._first:
-            self.record = record
-
-
 class _Comparison:
     """One walk along two logs."""
 
@@ -222,21 +156,16 @@ class _Comparison:
         self._position = start
         self._records = 0
         self._obstacle: str | None = None
-        self._source = _Side("source", source, destination, start, end)
-        self._destination = _Side("destination", destination, source, start, end)
+        self._source = Side("source", source, destination, start, end)
+        self._destination = Side("destination", destination, source, start, end)
 
     def run(self) -> PartitionComparison:
-        """Walk to the end or to the first difference."""
-        difference = None
-        try:
-            difference = self._walk()
-            earlier = self._unexplained()
-            if earlier and (difference is None or earlier.offset < difference.offset):
-                difference = earlier
-        except UnsupportedFormatError as error:
-            self._obstacle = f"{error}: {error.hint}"
+        """Walk to the end or to the first difference; raises UnsupportedFormatError."""
+        difference = self._earliest(self._walk())
         if difference is None and self._obstacle is None:
             self._obstacle = self._hidden_tail()
+        if difference is None and self._obstacle is None:
+            difference = self._end_alone()
         self._tell(1)
         return PartitionComparison(
             self._start,
@@ -247,6 +176,16 @@ class _Comparison:
             None if difference else self._obstacle,
             tuple(self._notes(difference)),
         )
+
+    def _earliest(self, difference: Difference | None) -> Difference | None:
+        """Return what was found, or a record that is missing before it."""
+        try:
+            missing = self._unexplained()
+        except (CorruptBatchError, UnsupportedFormatError):
+            if difference is None:
+                raise
+            return difference
+        return missing if missing and (difference is None or missing.offset < difference.offset) else difference
 
     def _walk(self) -> Difference | None:
         one, other = self._source, self._destination
@@ -264,7 +203,7 @@ class _Comparison:
                 continue
             one.stand_on_record()
             other.stand_on_record()
-            if one.offset == other.offset == _BEYOND:
+            if one.offset == other.offset == BEYOND:
                 return None
             if difference := self._step():
                 return difference
@@ -276,30 +215,48 @@ class _Comparison:
         offset = min(one.offset, other.offset)
         here = [side for side in (one, other) if side.offset == offset]
         for side in here:
-            if side.corrupt is not None:
-                what = f"the batch that the {side.name} stores at offset {side.corrupt.offset} is corrupt"
-                return self._difference(offset, Kind.CORRUPT, f"{what}: {side.corrupt.detail}")
+            match side.unreadable:
+                case CorruptBatchError() as error:
+                    what = f"the batch that the {side.name} stores at offset {error.offset} is corrupt: {error.detail}"
+                    return self._difference(offset, Kind.CORRUPT, what)
+                case UnknownFormatError() as error:
+                    message = f"the {side.name} cannot be read from offset {offset} on: {error}"
+                    raise UnknownFormatError(offset, message, error.hint)
+        self._position = offset + 1
         records = [side.record for side in here if side.record is not None]
         if len(records) == 2:
-            differs = what_differs(*records)
-            difference = self._difference(offset, Kind.CONTENT, differs) if differs else None
+            difference = self._pair(*records)
             self._records += 1
         elif here == [one]:
             difference = self._alone(records[0], other, Kind.MISSING, Kind.MISSING_TAIL)
         else:
             difference = self._alone(records[0], one, Kind.EXTRA, Kind.EXTRA_TAIL)
         if difference is None:
-            for side, record in zip(here, records, strict=True):
-                side.missing.seen(record)
+            for side in here:
                 side.leave_record()
-            self._position = offset + 1
         return difference
 
-    def _alone(self, record: Record, other: _Side, inside: Kind, tail: Kind) -> Difference | None:
+    def _pair(self, source: Record, destination: Record) -> Difference | None:
+        """Compare what both sides have at one offset."""
+        if source.key == destination.key:
+            self._source.missing.seen(source)
+            self._destination.missing.seen(destination)
+        differs = what_differs(source, destination)
+        if differs is None:
+            return None
+        if _is_filler(destination):
+            return self._difference(source.offset, Kind.FILLER, _FILLER)
+        return self._difference(source.offset, Kind.CONTENT, differs)
+
+    def _alone(self, record: Record, other: Side, inside: Kind, tail: Kind) -> Difference | None:
         """Judge a record that is not on the `other` side."""
+        side = self._source if other is self._destination else self._destination
         ended_at = other.log.ended_at
+        if side is self._destination and _is_filler(record):
+            return self._difference(record.offset, Kind.FILLER, _FILLER)
         if record.offset < other.log.floor:
             other.below_floor += 1
+            side.missing.seen(record)
             return None
         if ended_at is not None and record.offset >= ended_at:
             if other is self._destination and (hidden := self._hidden_tail()):
@@ -307,18 +264,23 @@ class _Comparison:
                 return None
             return self._difference(record.offset, tail, f"the {other.name} {_end_of(other.log)}")
         if other.missing.excuses(record):
+            side.missing.seen_alone(record, other.missing)
             return None
         return self._difference(record.offset, inside, f"the {other.name} has no record at this offset")
 
     def _unexplained(self) -> Difference | None:
         """Search for the later records that are still waited for; return the first missing record without one."""
         found = []
-        for side, kind in ((self._destination, Kind.MISSING), (self._source, Kind.EXTRA)):
-            record = side.missing.unexplained(self._position, self._end)
-            if record is not None:
-                what = f"the {side.name} has no record at this offset, and no later one of its key"
-                ends = (record, None) if kind is Kind.MISSING else (None, record)
-                found.append(Difference(record.offset, kind, what, *ends))
+        for side, other in ((self._destination, self._source), (self._source, self._destination)):
+            missing = side.missing.unexplained(self._position, self._end)
+            if missing is None:
+                continue
+            lacking, record = other if missing.in_other else side, missing.record
+            what = f"the {lacking.name} has no record at this offset, and no later one of its key"
+            if lacking is self._destination:
+                found.append(Difference(record.offset, Kind.MISSING, what, record, None))
+            else:
+                found.append(Difference(record.offset, Kind.EXTRA, what, None, record))
         return min(found, key=lambda difference: difference.offset, default=None)
 
     def _difference(self, offset: int, kind: Kind, what: str) -> Difference:
@@ -336,6 +298,15 @@ class _Comparison:
             f"the destination shows consumers nothing from offset {log.ended_at} to its end {log.log_end_offset}: "
             "a transaction is open there, or too few replicas are in sync"
         )
+
+    def _end_alone(self) -> Difference | None:
+        """Tell which log has ended too early, if the other one goes on with offsets that show nothing."""
+        for side, kind in ((self._destination, Kind.MISSING_TAIL), (self._source, Kind.EXTRA_TAIL)):
+            ended_at = side.log.ended_at
+            if ended_at is not None and ended_at < self._end:
+                lacking = f"offsets {ended_at} to {self._end - 1} are lacking, which show no records"
+                return Difference(ended_at, kind, f"the {side.name} {_end_of(side.log)}; {lacking}", None, None)
+        return None
 
     def _notes(self, difference: Difference | None) -> Iterator[str]:
         for side, other in ((self._source, self._destination), (self._destination, self._source)):

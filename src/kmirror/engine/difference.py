@@ -23,6 +23,8 @@ class Kind(StrEnum):
     #: The source has ended where the destination goes on.
     EXTRA_TAIL = "EXTRA_TAIL"
     CORRUPT = "CORRUPT"
+    #: The destination shows what kmirror writes where a log is to start further on, and deletes before anybody reads.
+    FILLER = "FILLER"
 
 
 class RecordSummary(NamedTuple):
@@ -79,7 +81,8 @@ def what_differs(source: Record, destination: Record) -> str | None:
     if source == destination:
         return None
     parts = [name for name in ("key", "value", "headers") if getattr(source, name) != getattr(destination, name)]
-    sentences = [f"{' and '.join(parts)} differ"] if parts else []
+    verb = "differs" if parts in (["key"], ["value"]) else "differ"
+    sentences = [f"{' and '.join(parts)} {verb}"] if parts else []
     if source.timestamp != destination.timestamp:
         times = f"{source.timestamp} at the source, {destination.timestamp} at the destination"
         sentences.append(f"the timestamp is {times}")

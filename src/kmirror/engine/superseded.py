@@ -5,15 +5,18 @@ cleaner removes tombstones too, after a while, but never before all older record
 tombstone is in order where no older record of its key is left, and in order is then also what it superseded.
 
 Keys that wait for their later record are remembered by their hash; `unexplained` searches the log for those still left.
+
+A later record that the other log lacks explains nothing if it is the missing record itself, which then stands at
+another offset: the key waits on, in the other log, and both are told as one difference at the lower offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kmirror.cluster.records import Record
 from kmirror.engine.difference import RecordSummary, summary_of
@@ -26,11 +29,18 @@ class Scannable(Protocol):
     def is_compacted(self) -> bool: ...
 
 
+class Missing(NamedTuple):
+    """A record that a log lacks; `in_other` where that is the other of the two logs."""
+
+    record: RecordSummary
+    in_other: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """The first record of a key that is missing since the key was last seen, and what the last of them is."""
 
-    first: RecordSummary
+    first: Missing
     last_offset: int
     last_is_tombstone: bool
 
@@ -58,7 +68,7 @@ class Superseded:
 
     def _wait(self, key: bytes, record: Record) -> None:
         known = self._waiting.get(key)
-        first = known.first if known else summary_of(record)
+        first = known.first if known else Missing(summary_of(record))
         self._waiting[key] = _Wait(first, record.offset, record.value is None)
 
     def seen(self, record: Record) -> None:
@@ -66,7 +76,22 @@ class Superseded:
         if self._waiting and record.key is not None:
             self._waiting.pop(_hash(record.key), None)
 
-    def unexplained(self, position: int, end: int) -> RecordSummary | None:
+    def seen_alone(self, record: Record, other: Superseded) -> None:
+        """Take note that this record stands in the log, and is missing in the other, as `other` knows already."""
+        if not self._waiting or record.key is None:
+            return
+        key = _hash(record.key)
+        wait = self._waiting.pop(key, None)
+        if wait is not None and wait.first.record[1:] == summary_of(record)[1:]:
+            other._moved(key, wait.first)
+
+    def _moved(self, key: bytes, first: Missing) -> None:
+        """Let a key wait in this log since the other one lacked a record of it, which stands elsewhere there."""
+        known = self._waiting[key]
+        if first.record.offset < known.first.record.offset:
+            self._waiting[key] = replace(known, first=Missing(first.record, not first.in_other))
+
+    def unexplained(self, position: int, end: int) -> Missing | None:
         """Search for what is still waiting, and return the first missing record that nothing explains, or None.
 
         The logs have been compared up to `position`, and are to be up to `end`. Afterwards nothing is waiting.
@@ -79,7 +104,7 @@ class Superseded:
             self._forget_what_is_gone()
         left = [wait.first for wait in self._waiting.values()]
         self._waiting.clear()
-        return min(left, key=lambda missing: missing.offset, default=None)
+        return min(left, key=lambda missing: missing.record.offset, default=None)
 
     def _look_ahead(self, position: int) -> None:
         with closing(self._log.scan(position)) as records:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security import client_config
-from kmirror.engine.compare import compare_partition
+from kmirror.engine.compare import compare_partition, filler_at_start
 from kmirror.engine.difference import Difference, PartitionComparison
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
@@ -46,22 +46,30 @@ class Extent:
     end: int
     size_in_bytes: int | None = None
     divisible: bool = True
+    #: Where the destination's log starts, if that is lower: no filler may have been left from there to `start`.
+    destination_start: int | None = None
 
     @property
     def bytes_per_offset(self) -> float:
         """What an offset takes on average, at least one byte."""
         size = self.size_in_bytes
-        return _USUAL_RECORD_BYTES if size is None else max(1.0, size / (self.end - self.start))
+        return _USUAL_RECORD_BYTES if size is None else max(1.0, size / max(1, self.end - self.start))
+
+    @property
+    def has_work(self) -> bool:
+        """True when there is something to look at."""
+        return self.end > self.start or self.destination_start is not None
 
 
 class Piece(NamedTuple):
-    """A range of one partition's offsets."""
+    """A range of one partition's offsets; `destination_start` as in `Extent`, in the partition's first piece only."""
 
     topic: str
     partition: int
     source_topic: str
     start: int
     end: int
+    destination_start: int | None = None
 
     @property
     def destination(self) -> TopicPartition:
@@ -105,7 +113,7 @@ def shares(
     destination_properties: Mapping[str, str],
 ) -> list[Share]:
     """Cut everything into shares of about the same size, enough of them for all slots."""
-    known = [extent for extent in extents if extent.end > extent.start]
+    known = [extent for extent in extents if extent.has_work]
     total = sum(extent.bytes_per_offset * (extent.end - extent.start) for extent in known)
     size = min(_LARGEST_SHARE_BYTES, max(_SMALLEST_SHARE_BYTES, total / (slots * _SHARES_PER_SLOT)))
     sized = [
@@ -122,7 +130,7 @@ def sampled_shares(
     destination_properties: Mapping[str, str],
 ) -> list[Share]:
     """Take head, tail and `count` random ranges of each partition, and share them out."""
-    sized = [(piece, 1.0) for extent in extents if extent.end > extent.start for piece in sample(extent, count, chosen)]
+    sized = [(piece, 1.0) for extent in extents if extent.has_work for piece in sample(extent, count, chosen)]
     return _shared(sized, _MOST_PIECES_PER_SHARE, source_properties, destination_properties)
 
 
@@ -147,9 +155,9 @@ def cut(extent: Extent, size_in_bytes: float) -> list[Piece]:
     """Cut a partition into pieces of about the size given, one where it cannot be divided."""
     offsets = extent.end - extent.start
     wanted = round(extent.bytes_per_offset * offsets / size_in_bytes) if extent.divisible else 1
-    count = min(max(1, wanted), offsets)
+    count = min(max(1, wanted), max(1, offsets))
     rims = [extent.start + offsets * number // count for number in range(count + 1)]
-    return [_piece(extent, *rim) for rim in pairwise(rims)]
+    return _from_destination_start(extent, [_piece(extent, *rim) for rim in pairwise(rims)])
 
 
 def sample(extent: Extent, count: int, chosen: random.Random) -> list[Piece]:
@@ -164,11 +172,15 @@ def sample(extent: Extent, count: int, chosen: random.Random) -> list[Piece]:
             pieces[-1] = pieces[-1]._replace(end=start + length)
         else:
             pieces.append(_piece(extent, start, start + length))
-    return pieces
+    return _from_destination_start(extent, pieces)
 
 
 def _piece(extent: Extent, start: int, end: int) -> Piece:
     return Piece(extent.topic, extent.partition, extent.source_topic, start, end)
+
+
+def _from_destination_start(extent: Extent, pieces: list[Piece]) -> list[Piece]:
+    return [pieces[0]._replace(destination_start=extent.destination_start), *pieces[1:]]
 
 
 def compare_shares(runtime: Runtime, all_shares: Iterable[Share]) -> Iterator[Finding]:
@@ -183,7 +195,7 @@ def compare_shares(runtime: Runtime, all_shares: Iterable[Share]) -> Iterator[Fi
 
     def open_shares() -> Iterator[Share]:
         for share in all_shares:
-            pieces = tuple(piece for piece in share.pieces if piece.start < first.get(piece.destination, piece.end))
+            pieces = tuple(piece for piece in share.pieces if piece.start < first.get(piece.destination, piece.end + 1))
             if gone:
                 left.extend(pieces)
             elif pieces:
@@ -215,8 +227,7 @@ def compare_share(share: Share, attempt: int) -> tuple[Finding, ...]:
                 findings.append(Finding(piece, None, gone))
                 continue
             try:
-                found = compare_partition(source, destination, piece.source, piece.destination, piece.start, piece.end)
-                findings.append(Finding(piece, found))
+                findings.append(Finding(piece, _compare_piece(source, destination, piece)))
             except (KmirrorError, OutcomeUnknown) as error:
                 if isinstance(error, OutcomeUnknown | UnreachableError):
                     gone = _silent(source, "source", Reason.SOURCE_UNREACHABLE) or _silent(
@@ -225,6 +236,14 @@ def compare_share(share: Share, attempt: int) -> tuple[Finding, ...]:
                 trouble = gone or (error if isinstance(error, KmirrorError) else UnreachableError(str(error)))
                 findings.append(Finding(piece, None, trouble))
     return tuple(findings)
+
+
+def _compare_piece(source: ClusterClient, destination: ClusterClient, piece: Piece) -> PartitionComparison:
+    if piece.destination_start is not None:
+        filler = filler_at_start(destination, piece.destination, piece.destination_start, piece.start)
+        if filler is not None:
+            return PartitionComparison(piece.start, piece.end, 0, 0, filler)
+    return compare_partition(source, destination, piece.source, piece.destination, piece.start, piece.end)
 
 
 def _silent(client: ClusterClient, name: str, reason: Reason) -> KmirrorError | None:

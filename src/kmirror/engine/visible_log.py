@@ -1,7 +1,7 @@
 """One partition's log as a read_committed consumer sees it: its data batches in order, read ahead. Blocking.
 
-What a consumer never sees is left out: markers, and batches of aborted transactions.
-Every batch's checksum is checked before it is handed out.
+What a consumer never sees is left out: markers, and batches of aborted transactions. Messages of the formats 0 and 1
+are unwrapped. Every batch's checksum is checked before it is handed out.
 
 A log can say less than it is asked for, and each case is told apart:
 
@@ -18,18 +18,26 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.batch import BatchHeader, CorruptBatchError, UnsupportedFormatError, batch_headers, crc_of
+from kmirror.cluster.batch import (
+    COMPRESSION_MASK,
+    COMPRESSION_TYPES,
+    BatchHeader,
+    CorruptBatchError,
+    UnsupportedFormatError,
+    batch_headers,
+    crc_of,
+)
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.codes import Code
 from kmirror.cluster.fetch import AbortedTransaction
 from kmirror.cluster.isolation import Isolation, Kind
 from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.old_format import read_messages
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.records import Record, read_records
 from kmirror.errors import BrokerError, Reason
 
-__all__ = ["Batch", "UnsupportedFormatError", "VisibleLog", "compacted_topics", "visible_batches"]
-
+_FORMAT = 2
 _FETCH_BYTES = 1 << 20
 _WAIT_MS = 500
 #: How long a log may end before the offset asked for, until that is believed: a new leader learns its high watermark
@@ -38,15 +46,28 @@ _PATIENCE_S = 3.0
 _TOPIC_RESOURCE = 2
 
 
+class UnknownFormatError(UnsupportedFormatError):
+    """A batch of a format or codec that cannot be read; all records below `offset` come before it."""
+
+    def __init__(self, offset: int, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, Reason.UNSUPPORTED_MESSAGE_FORMAT)
+        self.args = (offset, message, hint)
+        self.offset = offset
+
+
 class Batch(NamedTuple):
-    """One stored batch: `header.position` is its place in `data`."""
+    """One stored batch: `header.position` is its place in `data`.
+
+    One of format 0 or 1 has been read already (`unwrapped`); its header says which offsets are in it, and no more.
+    """
 
     data: memoryview
     header: BatchHeader
+    unwrapped: Sequence[Record] | None = None
 
     def records(self) -> Iterator[Record]:
         """Read the records; raises CorruptBatchError."""
-        return read_records(self.data, self.header)
+        return read_records(self.data, self.header) if self.unwrapped is None else iter(self.unwrapped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +85,60 @@ class _Section:
 
 
 def visible_batches(
-    data: memoryview, headers: Iterable[BatchHeader], aborted_transactions: Iterable[AbortedTransaction]
+    data: memoryview,
+    headers: Iterable[BatchHeader],
+    aborted_transactions: Iterable[AbortedTransaction],
+    start: int = 0,
 ) -> Iterator[Batch]:
     """Yield the batches of one fetch answer that a read_committed consumer sees.
 
-    `aborted_transactions` is the answer's list.
+    `aborted_transactions` is the answer's list. No batch holds offsets below `start` that are of interest.
 
     Raises:
-        CorruptBatchError: a checksum does not fit, or a marker cannot be read.
-        UnsupportedFormatError: a message format before version 2.
+        CorruptBatchError: a checksum does not fit, an old message cannot be read, or a marker.
+        UnknownFormatError: a message format or codec that cannot be read.
     """
     isolation = Isolation(aborted_transactions)
+    reached = start
     for header in headers:
-        if header.magic != 2:
-            raise UnsupportedFormatError(
-                f"the batch at offset {header.base_offset} is of message format {header.magic}",
-                "kmirror reads format 2 only, which brokers write since Kafka 0.11",
-                Reason.UNSUPPORTED_MESSAGE_FORMAT,
-            )
         whole = data[header.position : header.position + header.size_in_bytes]
-        crc = crc_of(whole)
-        if crc != header.crc:
-            raise CorruptBatchError(header.base_offset, f"its checksum is {crc:08x}, its header says {header.crc:08x}")
-        if isolation.kind(whole) is Kind.DATA:
-            yield Batch(data, header)
+        if header.magic < _FORMAT:
+            yield _unwrapped(whole, header, reached)
+        elif header.magic > _FORMAT:
+            raise _unknown(reached, header, f"message format {header.magic}")
+        else:
+            crc = crc_of(whole)
+            if crc != header.crc:
+                detail = f"its checksum is {crc:08x}, its header says {header.crc:08x}"
+                raise CorruptBatchError(header.base_offset, detail)
+            if isolation.kind(whole) is Kind.DATA:
+                codec = header.attributes & COMPRESSION_MASK
+                if codec >= len(COMPRESSION_TYPES):
+                    raise _unknown(header.base_offset, header, f"the unknown compression type {codec}")
+                yield Batch(data, header)
+        reached = max(reached, header.next_offset)
+
+
+def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
+    """Read a message of an old format, which may stand for many; `reached` is the lowest offset that it can hold."""
+    try:
+        _, messages = read_messages(whole)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(reached, f"the message at offset {header.base_offset}: {error.detail}") from None
+    except UnsupportedFormatError as error:
+        raise UnknownFormatError(reached, error.message, error.hint) from None
+    # a wrapper stands at the offset of the last message in it
+    first, end = messages[0].offset, header.next_offset
+    known = header._replace(base_offset=first, last_offset_delta=end - 1 - first, record_count=len(messages))
+    return Batch(whole, known._replace(position=0), [Record(*message) for message in messages])
+
+
+def _unknown(offset: int, header: BatchHeader, what: str) -> UnknownFormatError:
+    return UnknownFormatError(
+        offset,
+        f"the batch at offset {header.base_offset} has {what}",
+        "a later version of kmirror may know it; or have its records written anew with a current client",
+    )
 
 
 def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[str]:
@@ -111,13 +162,18 @@ def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[
     return frozenset(compacted)
 
 
-def _whole_batches(data: memoryview, offset: int) -> list[BatchHeader]:
-    """Walk an answer's batches from the one with `offset` on; a broken one ends the list, or raises as the first."""
+def _whole_batches(data: memoryview, offset: int, end: int) -> list[BatchHeader]:
+    """Walk an answer's batches from the one with `offset` to the one that reaches `end`.
+
+    A broken one ends the list, or raises as the first.
+    """
     headers: list[BatchHeader] = []
     try:
         for header in batch_headers(data):
             if header.next_offset > offset:
-                headers.append(header)  # noqa: PERF401 - what came before a broken batch is kept
+                headers.append(header)
+                if header.next_offset >= end:
+                    break
     except CorruptBatchError:
         if not headers:
             raise
@@ -150,13 +206,13 @@ class VisibleLog:
         offset = self._start
         while offset < self._end:
             section = (self._ahead or self._executor.submit(self._look, offset)).result()
-            offset, self.floor = section.next_offset, section.floor
+            reached, offset, self.floor = offset, section.next_offset, section.floor
             self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
             if self.ended_at is not None:
                 return
             # the next answer travels while this one is looked at
             self._ahead = self._executor.submit(self._look, offset) if offset < self._end else None
-            yield from visible_batches(section.data, section.headers, section.aborted)
+            yield from visible_batches(section.data, section.headers, section.aborted, reached)
         self.ended_at = self._end
 
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
@@ -202,7 +258,7 @@ class VisibleLog:
                     continue
                 time.sleep(_WAIT_MS / 1000)
             else:
-                headers = _whole_batches(answer.records, offset)
+                headers = _whole_batches(answer.records, offset, self._end)
                 if headers:
                     next_offset = headers[-1].next_offset
                     return _Section(answer.records, headers, answer.aborted_transactions, next_offset, floor)

@@ -7,6 +7,7 @@ import random
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from kmirror.ops.selection import select_topics
 from kmirror.ops.verify_results import Subject, VerifyOutcome, VerifyRow, error_of, exit_code_of, row_of
 from kmirror.patterns import TopicSelector
 from kmirror.settings import parse_settings
-from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 
 _LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
@@ -59,7 +60,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class TopicProgress:
-    """How far one topic has been compared, in offsets; `size_in_bytes` is what that took in the source."""
+    """How far one topic has been compared, in offsets; `size_in_bytes` is what these offsets took in the source."""
 
     topic: str
     partitions: int
@@ -150,9 +151,7 @@ def _subjects(
                 f"its id was {topic.source_topic_id}, it is {theirs.printed_topic_id} now"
             )
         for partition in sorted({*ours.partitions, *theirs.partitions}):
-            record = records.get(partition)
-            last_mirrored = record.last_mirrored_offset if record else None
-            found = _subject(topic, partition, last_mirrored, recreated, here, there)
+            found = _subject(topic, partition, records.get(partition), recreated, here, there)
             if isinstance(found, Subject):
                 subjects.append(found)
             else:
@@ -183,11 +182,13 @@ def _topic_trouble(topic: TopicRecord, ours: TopicMetadata | None, theirs: Topic
 def _subject(
     topic: TopicRecord,
     partition: int,
-    last_mirrored: int | None,
+    record: PartitionRecord | None,
     recreated: str | None,
     here: ClusterLook,
     there: ClusterLook,
 ) -> Subject | VerifyRow:
+    last_mirrored = record.last_mirrored_offset if record else None
+
     def row(result: Outcome, message: str, reason: Reason | None = None, **more: Any) -> VerifyRow:
         return VerifyRow(topic.topic, partition, result, message, reason, last_mirrored_offset=last_mirrored, **more)
 
@@ -211,7 +212,25 @@ def _subject(
     start = max(log_start, source_start)
     notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
     lag = None if stopped else max(0, source_offset - log_end)
-    return Subject(topic.topic, partition, min(start, end), end, lag, last_mirrored, recreated, notes)
+    start = min(start, end)
+    # a log that ends below the start of its source is either old or on its way there
+    has_lower_start = log_start < start and (start < end or stopped)
+    return Subject(
+        topic.topic,
+        partition,
+        start,
+        end,
+        lag,
+        last_mirrored,
+        recreated,
+        notes,
+        destination_start=log_start if has_lower_start else None,
+        unaligned=not stopped and record is not None and not _was_aligned(record),
+    )
+
+
+def _was_aligned(record: PartitionRecord) -> bool:
+    return record.aligned or record.begun or record.initial_copy_complete
 
 
 class _Run:
@@ -228,6 +247,8 @@ class _Run:
         self._steps: list[dict[str, Any]] = []
         self._comparing_since: float | None = None
         self._sources: dict[str, str] = {}
+        #: How many offsets of each topic are to be looked at.
+        self._planned: Counter[str] = Counter()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -256,7 +277,7 @@ class _Run:
         """Decide what is compared in which task."""
         client = self._destination.client
         self._sources = {topic.topic: topic.source_topic for topic in topics}
-        some = [subject for subject in subjects if subject.end > subject.start]
+        some = [subject for subject in subjects if subject.has_work]
         if not some:
             return []
         sizes = partition_sizes(client, [TopicPartition(subject.topic, subject.partition) for subject in some])
@@ -274,13 +295,19 @@ class _Run:
                 subject.end,
                 sizes.get(TopicPartition(subject.topic, subject.partition)),
                 subject.topic not in indivisible,
+                subject.destination_start,
             )
             for subject in some
         ]
         ends = mirror.source, self._destination.properties
         if self._request.sample is not None:
-            return sampled_shares(extents, self._request.sample, random.Random(), *ends)
-        return shares(extents, slots_of(self._request.master, parse_settings(mirror.settings).copy_lanes), *ends)
+            work = sampled_shares(extents, self._request.sample, random.Random(), *ends)
+        else:
+            work = shares(extents, slots_of(self._request.master, parse_settings(mirror.settings).copy_lanes), *ends)
+        for share in work:
+            for piece in share.pieces:
+                self._planned[piece.topic] += piece.end - piece.start
+        return work
 
     def begin(self, subjects: Sequence[Subject]) -> None:
         """Take note of what is compared."""
@@ -323,7 +350,7 @@ class _Run:
             TopicProgress(
                 topic,
                 len(found),
-                sum(subject.end - subject.start for subject, _ in found),
+                self._planned[topic],
                 sum(verdict.offsets for _, verdict in found),
                 sum(verdict.records for _, verdict in found),
                 sum(verdict.size_in_bytes for _, verdict in found),

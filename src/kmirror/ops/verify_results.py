@@ -11,11 +11,14 @@ from typing import Any
 
 from kmirror.engine.difference import Difference, Kind, RecordSummary
 from kmirror.engine.verification import Verdict
-from kmirror.errors import ExitCode, Reason
+from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.results import ErrorInfo, Outcome
 
 #: Where a difference tells what happened; elsewhere either side may have been changed.
 _REASONS = {Kind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, Kind.CORRUPT: Reason.CORRUPT_BATCH}
+_UNALIGNED = KmirrorError(
+    "its log is still being brought to its start", "verify it once `kmirror describe` shows the topic as ACTIVE"
+)
 _CLUSTER_REASONS = frozenset({Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE, Reason.AUTHENTICATION_FAILED})
 
 
@@ -108,6 +111,15 @@ class Subject:
     #: Set when the source topic is not the one the mirror was made from.
     recreated: str | None = None
     notes: tuple[str, ...] = field(default=())
+    #: Where the destination's log starts, if that is below `start`.
+    destination_start: int | None = None
+    #: True until an engine has brought the destination's log to its start: filler is in order then.
+    unaligned: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """True when there is something to look at."""
+        return self.end > self.start or self.destination_start is not None
 
 
 def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
@@ -115,6 +127,8 @@ def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
     difference, trouble = verdict.first_difference, verdict.trouble
     reason: Reason | None = None
     hint = None
+    if difference is not None and difference.kind is Kind.FILLER and subject.unaligned:
+        difference, trouble = None, _UNALIGNED
     if difference is not None:
         result, message = Outcome.FAILED, f"differs at offset {difference.offset}: {difference.what}"
         reason = _REASONS.get(difference.kind)
@@ -128,6 +142,7 @@ def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
     else:
         result, message = Outcome.DONE, _sentence(subject, verdict)
     recreated = (subject.recreated,) if subject.recreated and difference is None else ()
+    sides = _sides(difference) if difference is not None else ()
     return VerifyRow(
         subject.topic,
         subject.partition,
@@ -143,8 +158,18 @@ def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
         verdict.size_in_bytes,
         subject.lag,
         subject.last_mirrored_offset,
-        (*recreated, *subject.notes, *verdict.notes),
+        (*sides, *recreated, *subject.notes, *verdict.notes),
         hint,
+    )
+
+
+def _sides(difference: Difference) -> tuple[str, ...]:
+    """Return what each side has where they differ, a sentence each."""
+    return tuple(
+        f"{name}: offset {record.offset}, timestamp {record.timestamp}, checksum {record.checksum}"
+        if record is not None
+        else f"{name}: no record at offset {difference.offset}"
+        for name, record in (("source", difference.source), ("destination", difference.destination))
     )
 
 
@@ -191,7 +216,7 @@ def error_of(rows: Iterable[VerifyRow], code: ExitCode) -> ErrorInfo | None:
         message = f"{', '.join(counts)}; the first, {where}, {first.message}"
     hint = first.hint
     if different:
-        hint = "the records of both sides at that offset tell which one was changed; --json has their checksums"
+        hint = "the records of both sides at that offset tell which one was changed"
     return ErrorInfo(code, message, hint, first.reason)
 
 
