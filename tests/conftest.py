@@ -1,6 +1,8 @@
-"""Fixtures known to all tests. Nothing is started before a test asks for it."""
+"""Fixtures known to all tests, and the order of the files. Nothing is started before a test asks for it."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.support.clusters import (
     cluster_pair,
@@ -21,3 +23,32 @@ __all__ = [
     "source_cluster",
     "standalone_spark",
 ]
+
+#: What takes longest, longest first. The rest follows by folder, what starts Spark before what starts brokers.
+LONGEST = (
+    "spark/test_log_cases",
+    "spark/test_engine_kill",
+    "spark/test_engine_clusters",
+    "kafka/test_sandbox",
+    "kafka/test_append_at_offset",
+    "spark/test_engine_leaders",
+    "spark/test_engine_lease",
+    "kafka/test_pieces_of_real_logs",
+)
+FOLDERS = ("spark", "kafka", "cli", "unit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist give out files in the order below, not those with the most tests first, as it has it."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first: else one process would be left alone with them when the others have ended."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[int, int]:
+    folder = item.path.parent.name
+    name = f"{folder}/{item.path.stem}"
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST), FOLDERS.index(folder)

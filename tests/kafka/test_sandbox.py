@@ -21,7 +21,7 @@ import kmirror.sandbox.cluster
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import LOOPBACK, free_ports
-from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, broker_processes
+from tests.support.clusters import QUICK_FAILOVER, QUICK_JAVA_OPTIONS, MakeCluster, archive_options, broker_processes
 from tests.support.oracle import librdkafka_records
 
 
@@ -65,11 +65,18 @@ def test_shared_clusters_are_two_different_clusters(
     assert source_cluster.cluster_id != destination_cluster.cluster_id
 
 
+def test_brokers_of_tests_start_from_a_class_archive(source_cluster: SandboxCluster) -> None:
+    """Without one everything passes too, only minutes later."""
+    (archive,) = (word.partition("=")[2] for word in archive_options(None) if word.startswith("-XX:SharedArchiveFile="))
+    (broker,) = source_cluster.brokers
+    assert archive in Path(f"/proc/{broker.pid}/maps").read_text()
+
+
 @pytest.mark.parametrize("kafka_version", ["4.3.1", "3.9.2"])
 def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
     make_cluster: MakeCluster, kafka_version: str
 ) -> None:
-    cluster = make_cluster(kafka_version=kafka_version)
+    cluster = make_cluster(kafka_version=kafka_version, properties=QUICK_FAILOVER)
     identity = (cluster.cluster_id, cluster.bootstrap_servers)
     log = cluster.brokers[0].log_file.read_text()
     assert re.findall(r"Kafka version: (\S+)", log)[0] == kafka_version
@@ -95,7 +102,7 @@ def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
 
 
 def test_three_brokers_survive_the_loss_of_each_in_turn(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(brokers=3)
+    cluster = make_cluster(brokers=3, properties=QUICK_FAILOVER)
     make_topic(cluster, replicas=3)
 
     def all_in_sync() -> bool:

@@ -20,7 +20,7 @@ from tests.support.installed_logs import install
 from tests.support.log_batches import VisibleRecord
 from tests.support.log_features import FEATURES
 from tests.support.logs import LONG_SEEDS, QUICK_SEEDS, BuiltLog, build_log
-from tests.support.oracle import dump_log
+from tests.support.oracle import dump_logs
 from tests.support.visible import COMMITTED, Bounds, bounds_of, difference, shown, shown_by_console
 
 #: One at least of every feature.
@@ -91,12 +91,12 @@ def test_two_hundred_logs(make_cluster: MakeCluster) -> None:
 
 
 def test_the_log_dump_finds_the_features(holder: SandboxCluster) -> None:
-    dumped = 0
-    for topic, log in LOGS.items():
-        if log.has_old_format or not any(log.segments.values()):
-            continue  # it tells other things of these
-        dumped += 1
-        batches = [batch for batch in dump_log(holder, topic) if batch.last_offset >= log.log_start_offset]
+    # it tells other things of old formats, and nothing of an empty log
+    chosen = {topic: log for topic, log in LOGS.items() if not log.has_old_format and any(log.segments.values())}
+    assert len(chosen) >= len(LOGS) // 2
+    for topic, dumped in dump_logs(holder, chosen).items():
+        log = chosen[topic]
+        batches = [batch for batch in dumped if batch.last_offset >= log.log_start_offset]
         assert all(batch.is_valid for batch in batches)
         found = {f"codec {batch.compression.lower()}" for batch in batches if batch.count and not batch.is_control}
         found |= {"empty batch" for batch in batches if batch.count == 0}
@@ -106,4 +106,3 @@ def test_the_log_dump_finds_the_features(holder: SandboxCluster) -> None:
         checked = {name for name in FEATURES if name.startswith("codec ")}
         checked |= {"empty batch", "delete horizon", "LogAppendTime", "start in a batch"}
         assert log.features & checked <= found, log.seed
-    assert dumped >= len(LOGS) // 2

@@ -268,7 +268,10 @@ def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStor
     lease.close()
 
 
-def test_an_engine_whose_mirror_was_deleted_is_told(store: StateStore, config: Any, name: str) -> None:
+def test_an_engine_whose_mirror_was_deleted_is_told(
+    store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmirror.state.lease._BELIEVED_GONE_S", 2.0)
     lease = Lease.acquire(store, name, ME)
     writer = Writer(StateStore(config), "engine", name)
     writer.open(Deadline(30))
@@ -281,7 +284,7 @@ def test_an_engine_whose_mirror_was_deleted_is_told(store: StateStore, config: A
         while time.monotonic() < deadline:
             with suppress(UnreachableError):
                 lease.heartbeat({})
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     with pytest.raises(RefusedError, match="its lease is gone"):
         try_until_told()

@@ -13,12 +13,12 @@ import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
-from tests.support.engine import Pair, finish, under_way
+from tests.support.engine import Pair, catch_up, finish, under_way
 from tests.support.processes import EngineTree, Process, wait_gone
 
 #: The whole campaign belongs to `make test-long`; each way of killing once to `make test`.
 LONG_KILLS = 20
-RECORDS = 120_000
+RECORDS = 80_000
 
 
 def kill_driver(tree: EngineTree) -> None:
@@ -119,8 +119,7 @@ def test_engine_frozen_and_continued_after_its_successor_took_over(
     assert not wait_gone(tree.workers, 10), "a worker that was frozen lives on"
     assert first.wait(30) == 3
     assert "took over" in first.output
-    assert second.stop() == 0
-    finish(pair)
+    catch_up(pair, second)
 
 
 def test_worker_frozen_and_continued_after_its_successor_took_over(
@@ -139,8 +138,7 @@ def test_worker_frozen_and_continued_after_its_successor_took_over(
     for worker in workers:
         worker.send(signal.SIGCONT)
     assert not wait_gone(workers, 10), "a worker that was frozen lives on"
-    assert engine.stop() == 0
-    finish(pair)
+    catch_up(pair, engine)
 
 
 @pytest.mark.long

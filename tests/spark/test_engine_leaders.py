@@ -4,51 +4,54 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
-from tests.support.clusters import MakeCluster
-from tests.support.engine import finish, limit_writes, under_way
+from tests.support.clusters import QUICK_FAILOVER, MakeCluster
+from tests.support.engine import catch_up, limit_writes, under_way
 
-THREE = {"default.replication.factor": "3", "min.insync.replicas": "2"}
+
+@pytest.fixture(scope="module")
+def three(make_module_cluster: MakeCluster) -> SandboxCluster:
+    """Return a cluster of three brokers; each test leaves all of them running and in sync."""
+    properties = {"default.replication.factor": "3", "min.insync.replicas": "2", **QUICK_FAILOVER}
+    return make_module_cluster("three", brokers=3, properties=properties)
 
 
 def test_destination_leader_killed(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, make_pair: MakePair, chance: random.Random
+    source_cluster: SandboxCluster, three: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
-    destination = make_cluster("three", brokers=3, properties=THREE)
-    limit_writes(destination, 3 << 20)
-    pair = make_pair(source_cluster, destination)
+    limit_writes(three, 3 << 20)
+    pair = make_pair(source_cluster, three)
     pair.fill(120_000)
     pair.create()
     engine = pair.engine()
     for _ in range(2):
         under_way(pair, engine, chance)
-        leader = pair.leader(destination)
-        destination.kill(leader)
+        leader = pair.leader(three)
+        three.kill(leader)
         pair.wait_until_copying(engine)
-        destination.start_broker(leader)
-        pair.wait_until_in_sync(destination, 3)
+        three.start_broker(leader)
+        pair.wait_until_in_sync(three, 3)
     assert engine.process.poll() is None, engine.output
-    assert engine.stop() == 0
-    finish(pair)
-    for broker in destination.brokers:
+    catch_up(pair, engine)
+    for broker in three.brokers:
         pair.assert_equal(destination_node=broker.node_id)
 
 
 def test_source_leader_killed(
-    destination_cluster: SandboxCluster, make_cluster: MakeCluster, make_pair: MakePair, chance: random.Random
+    three: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
-    source = make_cluster("three", brokers=3, properties=THREE)
     limit_writes(destination_cluster, 3 << 20)
-    pair = make_pair(source, destination_cluster, replication=3)
+    pair = make_pair(three, destination_cluster, replication=3)
     pair.fill(120_000)
     pair.create()
     engine = pair.engine()
     under_way(pair, engine, chance)
-    leader = pair.leader(source)
-    source.kill(leader)
+    leader = pair.leader(three)
+    three.kill(leader)
     pair.wait_until_copying(engine)
-    source.start_broker(leader)
-    pair.wait_until_in_sync(source, 3)
-    assert engine.stop() == 0
-    finish(pair)
+    three.start_broker(leader)
+    pair.wait_until_in_sync(three, 3)
+    catch_up(pair, engine)

@@ -6,7 +6,7 @@ import random
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
-from tests.support.engine import finish, under_way
+from tests.support.engine import catch_up, finish, under_way
 
 
 def test_second_engine_is_refused_and_take_over_ends_the_first(
@@ -29,8 +29,7 @@ def test_second_engine_is_refused_and_take_over_ends_the_first(
     assert first.wait(40) == 3
     assert "took over" in first.output
     under_way(pair, third, chance)
-    assert third.stop() == 0
-    finish(pair)
+    catch_up(pair, third)
 
 
 def test_standby_goes_on_where_the_first_ends(
@@ -44,8 +43,7 @@ def test_standby_goes_on_where_the_first_ends(
     second = pair.engine("--standby")
     assert first.stop() == 0
     under_way(pair, second, chance)
-    assert second.stop() == 0
-    finish(pair)
+    catch_up(pair, second)
 
 
 def test_ctrl_c_and_the_limits_of_time(
@@ -60,10 +58,10 @@ def test_ctrl_c_and_the_limits_of_time(
     assert interrupted.interrupt() == 0
     assert not any(worker.alive for worker in workers)
 
-    short = pair.engine("--until-caught-up", "--timeout", "6s")
+    short = pair.engine("--until-caught-up", "--timeout", "4s")
     assert short.wait(40) == 5
     assert "caught up" in short.output
 
-    timed = pair.engine("--for", "8s")
+    timed = pair.engine("--for", "4s")
     assert timed.wait(40) == 0
     finish(pair)

@@ -85,6 +85,12 @@ def test_workers_run_what_is_shipped_and_functions_spread(
             assert len({daemon for daemon, _ in places}) == 2
             for _, files in places:
                 assert all("/kmdeps/" in file for file in files)
+        assert standalone_spark.alive_workers() == 2
+        assert standalone_spark.running_applications() == ["test"]
+        assert {standalone_spark.worker_of(pid) for pid in standalone_spark.executor_pids()} == {
+            *standalone_spark.workers
+        }
+        assert standalone_spark.python_pids()
 
     wait_until(lambda: not standalone_spark.python_pids())
     wait_until(lambda: not standalone_spark.running_applications())

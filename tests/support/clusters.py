@@ -8,19 +8,31 @@ asks `make_cluster` for a cluster of its own.
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.sandbox.jars import kafka_jars
+from tests.support.class_archive import ClassArchive
 
 #: What makes a broker start soonest and cost least, at the price of its top speed.
 QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+#: Quotas are measured over two seconds instead of eleven: who is over one is held back for a moment, not for many
+#: seconds after a burst.
+STEADY_QUOTAS = {"quota.window.num": "2"}
+#: A killed broker's partitions get another leader, and it may come back, after half the time. A busy machine may have
+#: a living broker taken for dead; where that would be a fault of the test, the sandbox's own time is better.
+QUICK_FAILOVER = {"broker.session.timeout.ms": "2000"}
 
 
 class MakeCluster(Protocol):
@@ -55,6 +67,38 @@ def broker_processes(directory: Path) -> list[int]:
     return found
 
 
+def new_cluster(name: str, folder: Path, **settings: Any) -> SandboxCluster:
+    """Return a cluster as tests have it, not started yet; takes the arguments of SandboxCluster."""
+    properties = {**STEADY_QUOTAS, **settings.pop("properties", {})}
+    java_options = (*QUICK_JAVA_OPTIONS, *archive_options(settings.get("kafka_version")))
+    return SandboxCluster(name, folder, **{"java_options": java_options, "properties": properties, **settings})
+
+
+@cache
+def archive_options(kafka_version: str | None) -> tuple[str, ...]:
+    """Return Java's options for a broker with a class archive; where there is none yet, a broker is run to make it."""
+    archive = ClassArchive.of("broker", kafka_jars(kafka_version, os.environ, lambda line: None))
+    if not archive.options:
+        with tempfile.TemporaryDirectory() as folder, archive.used() as making:
+            java_options = (*QUICK_JAVA_OPTIONS, *making)
+            with SandboxCluster("first", Path(folder), kafka_version=kafka_version, java_options=java_options) as first:
+                _use(first)
+                first.stop(grace_s=60)
+    return archive.options
+
+
+def _use(cluster: SandboxCluster) -> None:
+    """Have a broker do what most tests have it do."""
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}
+    admin = AdminClient(settings)
+    admin.create_topics([NewTopic("t", 1)])["t"].result(30)
+    producer = Producer({**settings, "transactional.id": "t"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("t", b"v")
+    producer.commit_transaction(30)
+
+
 @pytest.fixture(scope="session")
 def clusters_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder of all clusters of this run; when all tests are over, no broker may be left in it."""
@@ -66,8 +110,7 @@ def clusters_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 @pytest.fixture(scope="session")
 def cluster_pair(clusters_directory: Path) -> Iterator[ClusterPair]:
     """Start the two clusters that all tests share, one broker each."""
-    source = SandboxCluster("source", clusters_directory / "source", java_options=QUICK_JAVA_OPTIONS)
-    destination = SandboxCluster("destination", clusters_directory / "destination", java_options=QUICK_JAVA_OPTIONS)
+    source, destination = (new_cluster(name, clusters_directory / name) for name in ("source", "destination"))
     try:
         start_together([source, destination])
         yield ClusterPair(source, destination)
@@ -108,8 +151,7 @@ def made_clusters(directory: Path) -> Iterator[MakeCluster]:
     made: list[SandboxCluster] = []
 
     def make(name: str = "own", *, start: bool = True, **settings: Any) -> SandboxCluster:
-        folder = directory / f"{name}-{uuid.uuid4().hex[:8]}"
-        cluster = SandboxCluster(name, folder, **{"java_options": QUICK_JAVA_OPTIONS, **settings})
+        cluster = new_cluster(name, directory / f"{name}-{uuid.uuid4().hex[:8]}", **settings)
         made.append(cluster)
         if start:
             cluster.start()

@@ -299,3 +299,11 @@ def finish(pair: Pair, *arguments: str, seconds: float = 240) -> None:
     engine = pair.engine("--until-caught-up", "--timeout", f"{int(seconds)}s", *arguments)
     assert engine.wait(seconds + 30) == 0, engine.output[-4000:]
     pair.assert_equal()
+
+
+def catch_up(pair: Pair, engine: Engine, seconds: float = 90) -> None:
+    """Let this engine copy the rest without the quota, stop it and compare."""
+    limit_writes(pair.destination, None)
+    pair.wait_until_equal(engine, seconds)
+    assert engine.stop() == 0
+    pair.assert_equal()

@@ -64,10 +64,10 @@ def put_segments(folder: Path, segments: Mapping[int, bytes]) -> None:
 
 
 def read_checkpoint(file: Path) -> Offsets:
-    """Read one of a broker's offset checkpoint files; one that is not there holds nothing."""
-    if not file.exists():
+    """Read one of a broker's offset checkpoint files; one that is not there holds nothing, and a new one is empty."""
+    if not file.exists() or not (text := file.read_text()):
         return {}
-    version, _, *lines = file.read_text().splitlines()
+    version, _, *lines = text.splitlines()
     assert version == _OFFSETS_CHECKPOINT_VERSION, f"{file} has version {version}"
     entries = [line.split(" ") for line in lines]
     return {(topic, int(partition)): int(offset) for topic, partition, offset in entries}

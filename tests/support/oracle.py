@@ -10,15 +10,14 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kmirror.java import find_java
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
+from tests.support.class_archive import ClassArchive, java
 
 _CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _DUMP_LOG_SEGMENTS = "org.apache.kafka.tools.DumpLogSegments"
@@ -76,7 +75,7 @@ class DumpedBatch:
     compression: str
     crc: int
     is_valid: bool
-    segment: str
+    segment: Path
 
 
 def console_consumer(
@@ -146,18 +145,20 @@ def librdkafka_records(
             "isolation.level": isolation,
             "check.crcs": True,
             "fetch.message.max.bytes": 8 << 20,
-            "fetch.wait.max.ms": 100,
-            "statistics.interval.ms": 100,
+            "fetch.wait.max.ms": 20,
+            "statistics.interval.ms": 50,
             "stats_cb": fetches.note,
             **(config or {}),
         }
     )
     records: list[ReadRecord] = []
     try:
+        # assigned a partition whose leader it does not know yet, librdkafka waits half a second before it looks again
+        consumer.list_topics(topic, timeout=_PATIENCE_S)
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
         patience = time.monotonic() + _PATIENCE_S
         while True:
-            messages = consumer.consume(1000, timeout=0.1)
+            messages = consumer.consume(1000, timeout=0.02)
             if messages:
                 patience = time.monotonic() + _PATIENCE_S
                 fetches.restart()
@@ -203,10 +204,22 @@ class _Fetches:
 
 def dump_log(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> list[DumpedBatch]:
     """Return the batches stored for a partition on one broker (the first that has it), in order of their offsets."""
-    segments = segment_files(cluster, topic, partition, node_id)
-    files = ",".join(str(segment) for segment in segments)
+    return _dump({topic: segment_files(cluster, topic, partition, node_id)})[topic]
+
+
+def dump_logs(cluster: SandboxCluster, topics: Iterable[str]) -> dict[str, list[DumpedBatch]]:
+    """Return the batches stored for partition 0 of several topics, by topic; the tool is started once for all."""
+    return _dump({topic: segment_files(cluster, topic) for topic in topics})
+
+
+def _dump(segments: Mapping[str, Sequence[Path]]) -> dict[str, list[DumpedBatch]]:
+    files = ",".join(str(segment) for some in segments.values() for segment in some)
     output = kafka_tool(_DUMP_LOG_SEGMENTS, "--max-message-size", str(64 << 20), "--files", files).decode()
-    return list(_dumped_batches(output))
+    folders = {some[0].parent: topic for topic, some in segments.items()}
+    found: dict[str, list[DumpedBatch]] = {topic: [] for topic in segments}
+    for batch in _dumped_batches(output):
+        found[folders[batch.segment.parent]].append(batch)
+    return found
 
 
 def raw_log_bytes(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: int | None = None) -> bytes:
@@ -225,17 +238,13 @@ def segment_files(cluster: SandboxCluster, topic: str, partition: int = 0, node_
 
 def kafka_tool(main_class: str, *arguments: str) -> bytes:
     """Run one of Kafka's own tools (a class with a `main`) and return what it printed; fail when the tool does."""
-    command = [*_tool_command(), main_class, *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=240)
-    assert done.returncode == 0, f"{main_class} {arguments}: {done.stdout[-2000:]!r} {done.stderr.decode()[-4000:]}"
-    return done.stdout
-
-
-@cache
-def _tool_command() -> tuple[str, ...]:
     jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
     options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
-    return (str(find_java(os.environ)), *options, "-cp", jars.classpath)
+    with ClassArchive.of(main_class.rpartition(".")[2], jars).used() as archive:
+        command: list[str | Path] = [java(), *options, *archive, "-cp", jars.classpath, main_class, *arguments]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=240)
+    assert done.returncode == 0, f"{main_class} {arguments}: {done.stdout[-2000:]!r} {done.stderr.decode()[-4000:]}"
+    return done.stdout
 
 
 def _read_record(line: bytes) -> ReadRecord:
@@ -267,17 +276,17 @@ def _unescaped(text: bytes) -> bytes | None:
 
 
 def _dumped_batches(output: str) -> Iterator[DumpedBatch]:
-    segment = ""
+    segment = Path()
     for line in output.splitlines():
         if line.startswith("Dumping "):
-            segment = Path(line.removeprefix("Dumping ")).name
+            segment = Path(line.removeprefix("Dumping "))
         elif line.startswith("baseOffset: "):
             yield _dumped_batch(line, segment)
         else:
             assert line.startswith(("Log starting offset: ", "Starting offset: ")) or not line, f"a dump says {line!r}"
 
 
-def _dumped_batch(line: str, segment: str) -> DumpedBatch:
+def _dumped_batch(line: str, segment: Path) -> DumpedBatch:
     fields = dict(re.findall(r"(\w+): (\S+)", line))
     timestamp_type = "LogAppendTime" if "LogAppendTime" in fields else "CreateTime"
     horizon = re.fullmatch(r"OptionalLong\[(\d+)]", fields["deleteHorizonMs"])

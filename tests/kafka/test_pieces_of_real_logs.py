@@ -1,0 +1,149 @@
+"""Logs that brokers hold are taken apart and appended anew: consumers see the same, at the same offsets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.batch import batch_headers
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.isolation import Isolation, Kind
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.pieces import Hole, Run, pieces
+from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.security import client_config
+from kmirror.cluster.trim import delete_records
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.installed_logs import install
+from tests.support.leader import OWN_ID, Leader, create_topic
+from tests.support.logs import QUICK_SEEDS, build_log
+from tests.support.oracle import dump_log
+from tests.support.real_logs import BUSY, CODECS, CompactedTopic, producer_of
+from tests.support.visible import COMMITTED, Bounds, assert_shows, assert_sound, bounds_of, shown
+
+LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
+#: Beyond this many offsets a log's beginning is made of filler, as a mirror's is.
+FEW = 300
+
+
+@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
+    """Return a cluster that holds the built logs, and whose cleaner is never idle."""
+    made = make_module_cluster(f"pieces-{request.param}", kafka_version=request.param, properties=BUSY)
+    install(made, LOGS)
+    return made
+
+
+@pytest.fixture
+def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
+    with ClusterClient(client_config(cluster.client_properties())) as made:
+        yield made
+
+
+def offset_of(client: ClusterClient, partition: TopicPartition, which: int, *, read_committed: bool = False) -> int:
+    found = client.list_offsets({partition: which}, read_committed=read_committed)[partition]
+    assert found.offset is not None
+    return found.offset
+
+
+def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[str, Counter[str]]:
+    """Copy a log up to its last stable offset; return the copy's name and how many pieces of each kind there were."""
+    copy = create_topic(cluster, settings={"max.message.bytes": "2000000"})
+    source, destination = TopicPartition(topic, 0), TopicPartition(copy, 0)
+    start = offset_of(client, source, EARLIEST)
+    end = offset_of(client, source, LATEST, read_committed=True)
+    filler = start if start > FEW else 0
+    with Leader(cluster, copy) as leader:
+        for offset in range(0, filler, FILLER_RECORDS):
+            assert leader.append(filler_batch(min(FILLER_RECORDS, filler - offset)), offset)[0] == 0
+    found: Counter[str] = Counter()
+    reader = PartitionReader(client, source, read_committed=True)
+    position = start
+    with OffsetAppender(client, destination, producer_id=OWN_ID) as out:
+        while position < end:
+            answer = reader.fetch(position, max_bytes=100_000)
+            isolation = Isolation(answer.aborted_transactions)
+            before = position
+            for header in batch_headers(answer.records):
+                stored = answer.records[header.position : header.position + header.size_in_bytes]
+                kind = isolation.kind(stored)
+                for piece in pieces(stored, start=position, shown=kind is Kind.DATA, max_bytes=1_000_000):
+                    assert piece.base_offset == position
+                    position = piece.next_offset
+                    found[type(piece).__name__] += 1
+                    if isinstance(piece, Run):
+                        assert out.append(piece.data) == position
+            if position == before:
+                position = end  # offsets at the end that compaction has left nothing of
+        if out.log_end_offset < end:
+            out._fill(end)
+    if start:
+        assert delete_records(client, {destination: start})[destination].log_start_offset == start
+    return copy, found
+
+
+@pytest.mark.parametrize("topic", LOGS, ids=[f"seed {log.seed}" for log in LOGS.values()])
+def test_built_logs(cluster: SandboxCluster, client: ClusterClient, topic: str) -> None:
+    log = LOGS[topic]
+    copy, _ = copied(cluster, client, topic)
+    assert_shows(cluster, copy, 0, log.expected)
+    assert bounds_of(cluster, copy) == Bounds(log.log_start_offset, log.last_stable_offset)
+
+
+def codecs_of_records(cluster: SandboxCluster, topic: str) -> set[str]:
+    """Return the codecs of the batches that have records of applications, as Kafka's log dump tells them."""
+    batches = dump_log(cluster, topic)
+    return {batch.compression.lower() for batch in batches if batch.count and not batch.is_control}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "codecs"),
+    [
+        pytest.param([None] * 6, {"none", "gzip", "snappy", "lz4", "zstd"}, id="plain"),
+        # the third round is snappy's; of what was aborted the cleaner leaves nothing
+        pytest.param([None, True, False, None, True, None], {"none", "gzip", "lz4", "zstd"}, id="transactions"),
+    ],
+)
+def test_a_log_that_the_brokers_cleaner_has_compacted(
+    cluster: SandboxCluster, client: ClusterClient, outcomes: list[bool | None], codecs: set[str]
+) -> None:
+    topic = unique_topic("compacted")
+    log = CompactedTopic(cluster, topic, {})
+    for commit in outcomes:
+        log.write_round(commit=commit)
+    log.wait_until_cleaned(log.write_round())
+    log.freeze()
+    wanted = shown(cluster, topic)
+    assert any(record.value is None for record in wanted)
+    assert codecs_of_records(cluster, topic) == codecs
+    copy, found = copied(cluster, client, topic)
+    assert found[Hole.__name__] > 20
+    assert_shows(cluster, copy, 0, wanted, with_console=True)
+    assert_sound(cluster, copy)
+    assert codecs_of_records(cluster, copy) == codecs
+    assert bounds_of(cluster, copy) == bounds_of(cluster, topic, 0, COMMITTED)
+    with ClusterClient(client.config) as another:  # and the copy's copy is the same again
+        again, _ = copied(cluster, another, copy)
+        assert_shows(cluster, again, 0, wanted)
+
+
+def test_a_log_that_its_broker_has_stamped(cluster: SandboxCluster, client: ClusterClient) -> None:
+    topic = create_topic(cluster, settings={"message.timestamp.type": "LogAppendTime"})
+    for codec in CODECS:
+        producer = producer_of(cluster, compression_type=codec)
+        for number in range(30):
+            producer.produce(topic, b"v" * number, b"k", timestamp=1_000_000 + number)
+        assert producer.flush(30) == 0
+        time.sleep(0.01)
+    wanted = shown(cluster, topic)
+    assert len({record.timestamp for record in wanted}) >= 5
+    assert min(record.timestamp for record in wanted) > 1_600_000_000_000
+    copy, _ = copied(cluster, client, topic)
+    assert_shows(cluster, copy, 0, wanted, with_console=True)
+    assert codecs_of_records(cluster, copy) == set(CODECS)
