@@ -23,12 +23,13 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kmirror.cluster.append import FIRST_PRODUCER_ID, InvalidProduceOffsetError, OffsetAppender
+from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.batch import CorruptBatchError, crc_of
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.produce import API_KEY as PRODUCE
+from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.records import Record, make_batch
 from kmirror.cluster.security import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
@@ -176,7 +177,7 @@ def test_records_older_than_the_brokers_memory(cluster: SandboxCluster, client: 
 
 def test_a_producer_id_that_brokers_may_hand_out_is_refused(client: ClusterClient) -> None:
     with pytest.raises(UsageError, match="brokers hand out"):
-        OffsetAppender(client, TopicPartition("t", 0), producer_id=FIRST_PRODUCER_ID - 1)
+        OffsetAppender(client, TopicPartition("t", 0), producer_id=FIRST_OWN_PRODUCER_ID - 1)
 
 
 def test_a_topic_that_is_not_there(client: ClusterClient) -> None:

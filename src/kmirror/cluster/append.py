@@ -48,10 +48,6 @@ from kmirror.errors import (
     UsageError,
 )
 
-#: Brokers hand out producer ids from 0 up; whoever appends by offset takes one of these, and always the same for a
-#: partition.
-FIRST_PRODUCER_ID = 1 << 62
-
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
 #: After so long a request without an answer is not on its way any more.
@@ -90,9 +86,10 @@ class OffsetAppender:
     """
 
     def __init__(self, client: ClusterClient, partition: TopicPartition, *, producer_id: int) -> None:
-        if producer_id < FIRST_PRODUCER_ID:
+        if producer_id < produce.FIRST_OWN_PRODUCER_ID:
             raise UsageError(
-                f"producer id {producer_id} may be one that brokers hand out", f"take one from {FIRST_PRODUCER_ID} up"
+                f"producer id {producer_id} may be one that brokers hand out",
+                f"take one from {produce.FIRST_OWN_PRODUCER_ID} up",
             )
         self._client = client
         self._partition = partition

@@ -54,6 +54,8 @@ class RunView:
     notes: tuple[str, ...]
 
 
+_ALIGNING = PartitionState.LOG_ALIGNMENT
+
 Watcher = Callable[[RunView], None]
 
 
@@ -134,7 +136,8 @@ def _topic_view(engine: MirrorEngine, topic: str, partitions: int, rows: list[Pr
     ]
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
-    state = "FAILED" if failed else "ACTIVE" if len(rows) == partitions else "PENDING_MIRROR"
+    aligned = len(rows) == partitions and all(row.begun or row.state is not _ALIGNING for row in rows)
+    state = "FAILED" if failed else "ACTIVE" if aligned else "PENDING_MIRROR"
     if state != "FAILED" and engine.source_trouble is not None:
         state = "SOURCE_UNAVAILABLE"
     return TopicView(

@@ -18,19 +18,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.security import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
-from kmirror.cluster.trim import trim_compacted
 from kmirror.cluster.wire import parse_topic_id
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.heard import HeardTopic, Replica
 from kmirror.engine.lane import run_lane
 from kmirror.engine.lane_control import STATE_PARTITION
-from kmirror.engine.log_starts import LogStarts
 from kmirror.engine.plan import assign
 from kmirror.engine.remembered import alignment_note, remember
+from kmirror.engine.scout import Scout, Scouted
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
 from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.settings import Settings, parse_settings
@@ -92,15 +91,6 @@ class _LaneHandle:
         return f"{mirror}-lane-{self.lane}-{self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scouted:
-    """What the scout saw of the source; `trouble` when it does not answer."""
-
-    partitions: Mapping[str, int]
-    source_offsets: Mapping[TopicPartition, int]
-    trouble: KmirrorError | None = None
-
-
 class MirrorEngine:
     """Drive one mirror; the lease is held already."""
 
@@ -132,8 +122,7 @@ class MirrorEngine:
         self._partition_counts: dict[str, int] = {}
         self._lanes: dict[int, _LaneHandle] = {}
         self._old_futures: list[tuple[str, Future[LaneResult], float]] = []
-        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | _Scouted] = queue.SimpleQueue()
-        self._log_starts = LogStarts(self._settings.follow_log_start_delay_ms / 1000)
+        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | Scouted] = queue.SimpleQueue()
         self._stop_threads = threading.Event()
         self._beat_at = 0.0
         self._beat_now = True
@@ -152,6 +141,7 @@ class MirrorEngine:
         #: Sentences for whoever watches, oldest first; the watcher empties it.
         self.notes: list[str] = []
         self.source_trouble: KmirrorError | None = None
+        self._log_start_trouble = False
         self.stopping = False
         #: Why the engine has to give this mirror up; None in the normal case.
         self.lost: KmirrorError | None = None
@@ -161,8 +151,23 @@ class MirrorEngine:
 
     def start(self) -> None:
         """Begin to watch lanes and clusters."""
-        for target in (self._follow, self._scout):
-            threading.Thread(target=target, name=f"kmirror-{target.__name__}", daemon=True).start()
+        scout = Scout(self._settings, self._source_config, self._destination_config, self._copied, self._copied_up_to)
+        threading.Thread(target=self._follow, name="kmirror-follow", daemon=True).start()
+        threading.Thread(
+            target=scout.run, args=(self._stop_threads, self._heard.put), name="kmirror-scout", daemon=True
+        ).start()
+
+    def _copied(self) -> list[TopicRecord]:
+        """Return the topics that are to be copied now; from any thread."""
+        return [topic for topic in self._topics.copy().values() if topic.desired is DesiredState.ACTIVE]
+
+    def _copied_up_to(self) -> dict[TopicPartition, int]:
+        """Return the destination's ends of partitions that are being copied and hold records; from any thread."""
+        return {
+            partition: row.destination_offset
+            for partition, row in self.rows.copy().items()
+            if row.begun and row.state is PartitionState.MIRRORING and row.destination_offset is not None
+        }
 
     @property
     def finished(self) -> bool:
@@ -438,12 +443,17 @@ class MirrorEngine:
         details = {"topic": row.topic, "partition": row.partition, "offset": row.aligned_to}
         self._tell("partition", "ALIGNED", details)
 
-    def _take_scouted(self, seen: _Scouted) -> None:
+    def _take_scouted(self, seen: Scouted) -> None:
         if seen.trouble:
             if self.source_trouble is None:
                 self.notes.append(f"the source of {self.mirror} does not answer: {seen.trouble}")
             self.source_trouble = seen.trouble
             return
+        if seen.log_start_trouble and not self._log_start_trouble:
+            self.notes.append(
+                f"what the source of {self.mirror} has deleted is kept in the mirror: {seen.log_start_trouble}"
+            )
+        self._log_start_trouble = seen.log_start_trouble is not None
         if self.source_trouble is not None:
             self.notes.append(f"the source of {self.mirror} answers again")
         self.source_trouble = None
@@ -522,80 +532,6 @@ class MirrorEngine:
                     for topic in heard.catch_up():
                         self._heard.put(topic)
             tail.close()
-
-    def _scout(self) -> None:
-        """Look at the source's partitions and ends now and then; add missing partitions to the destination."""
-        with ClusterClient(self._source_config) as source, ClusterClient(self._destination_config) as destination:
-            while not self._stop_threads.is_set():
-                try:
-                    seen = self._look(source, destination)
-                except KmirrorError as error:
-                    seen = _Scouted({}, {}, error)
-                except OutcomeUnknown as error:
-                    seen = _Scouted({}, {}, KmirrorError(str(error)))
-                self._heard.put(seen)
-                self._stop_threads.wait(self._settings.refresh_interval_seconds)
-
-    def _look(self, source: ClusterClient, destination: ClusterClient) -> _Scouted:
-        topics = [t for t in list(self._topics.values()) if t.desired is DesiredState.ACTIVE]
-        if not topics:
-            return _Scouted({}, {})
-        found = source.metadata({t.source_topic for t in topics})
-        counts = {
-            t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
-        }
-        grown = {t.topic: counts[t.topic] for t in topics if counts.get(t.topic, 0) > t.partitions}
-        if grown:
-            there = destination.metadata(grown)
-            missing = {t: n for t, n in grown.items() if len(there.topics[t].partitions) < n}
-            if missing:
-                destination.create_partitions(missing)
-        places = {
-            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
-            for t in topics
-            for p in range(counts.get(t.topic, 0))
-        }
-        if self._settings.follow_log_start:
-            self._follow_log_starts(places, found, source, destination)
-        ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
-        return _Scouted(counts, {places[p]: a.offset for p, a in ends.items() if a.offset is not None})
-
-    def _follow_log_starts(
-        self,
-        places: Mapping[TopicPartition, TopicPartition],
-        found: ClusterMetadata,
-        source: ClusterClient,
-        destination: ClusterClient,
-    ) -> None:
-        """Delete in the mirror what the source has deleted long enough ago, of partitions that are being copied."""
-        starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
-        same = {t.source_topic for t in list(self._topics.values()) if _is_known_source(t, found)}
-        known = {
-            places[p]: answer.offset for p, answer in starts.items() if answer.offset is not None and p.topic in same
-        }
-        self._log_starts.seen(known, now())
-        rows = {p: self.rows.get(p) for p in known}
-        ends = {
-            p: row.destination_offset
-            for p, row in rows.items()
-            if row and row.begun and row.state is PartitionState.MIRRORING and row.destination_offset is not None
-        }
-        due = self._log_starts.due(ends, now())
-        if not due:
-            return
-        at_present = destination.list_offsets(dict.fromkeys(due, EARLIEST))
-        for partition, answer in at_present.items():
-            if answer.offset is not None and answer.offset >= due[partition]:
-                self._log_starts.trimmed(partition, due.pop(partition))
-        for partition, trimmed in trim_compacted(destination, due).items():
-            if not trimmed.error_code:
-                self._log_starts.trimmed(partition, due[partition])
-
-
-def _is_known_source(topic: TopicRecord, found: ClusterMetadata) -> bool:
-    """Tell whether the source topic is the one that was added, not another of its name."""
-    seen = found.topics.get(topic.source_topic)
-    return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
 
 
 def _is_copied(topic: TopicRecord) -> bool:

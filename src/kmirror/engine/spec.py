@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.errors import Reason
-
-#: Brokers hand out producer ids from 0 up; ours begin where theirs will never get to.
-_FIRST_OWN_PRODUCER_ID = 1 << 62
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
     """Return the producer id under which this mirror, and nobody else, writes this destination partition."""
     digest = blake2b(f"{mirror}\0{topic}\0{partition}".encode(), digest_size=8).digest()
-    return _FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (_FIRST_OWN_PRODUCER_ID - 1))
+    return FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (FIRST_OWN_PRODUCER_ID - 1))
 
 
 @dataclass(frozen=True, slots=True)

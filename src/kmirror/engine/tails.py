@@ -30,12 +30,11 @@ from kmirror.cluster.fetch import AbortedTransaction
 from kmirror.cluster.filler import is_filler
 from kmirror.cluster.isolation import Isolation, Kind
 from kmirror.cluster.old_format import read_messages
+from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.records import Record, read_records
 from kmirror.engine.judge import Tail
 from kmirror.errors import KmirrorError, Reason
 
-#: From here on producer ids are those of mirrors; brokers hand out lower ones (see `spec.own_producer_id`).
-_FIRST_MIRROR_ID = 1 << 62
 #: How much of a log is remembered on the walk: what was read last, and what that may have to be held against.
 _STRETCHES_KEPT = 2
 
@@ -144,7 +143,7 @@ class _Batch:
     @property
     def is_foreign(self) -> bool:
         """True when no mirror wrote it."""
-        return self.producer_id < _FIRST_MIRROR_ID
+        return self.producer_id < FIRST_OWN_PRODUCER_ID
 
     def records(self) -> list[Record]:
         """Read its records, once."""
