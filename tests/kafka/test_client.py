@@ -20,7 +20,7 @@ from kmirror.cluster.security import client_config
 from kmirror.cluster.wire import parse_topic_id
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import MakeCluster, freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.wire import closed_port
 
@@ -241,7 +241,7 @@ def test_the_log_end_is_not_the_high_watermark(two_brokers: SandboxCluster) -> N
     partition = TopicPartition(topic, 0)
     with Leader(two_brokers, topic) as leader:
         assert leader.append(batch_of(4, timestamp=young()), 0) == (0, 0)
-        two_brokers.signal(2, signal.SIGSTOP)
+        freeze(two_brokers, 2)
         try:
             append = Append(topic, leader.topic_id, 0, batch_of(3))
             ((answer,), client) = (leader.as_is(append, acks=1), leader.client)
@@ -279,7 +279,7 @@ def test_a_frozen_leader_is_a_missing_answer_and_no_more(two_brokers: SandboxClu
     config = replace(client_config(two_brokers.client_properties()), request_timeout_ms=2000, connect_timeout_ms=500)
     with ClusterClient(config) as client:
         assert client.list_offsets({one: LATEST, other: LATEST})[other].offset == 0
-        two_brokers.signal(2, signal.SIGSTOP)
+        freeze(two_brokers, 2)
         try:
             found = client.list_offsets({one: LATEST, other: LATEST}, timeout=1.0)
             assert found[one].offset == 0

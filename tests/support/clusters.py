@@ -8,10 +8,11 @@ asks `make_cluster` for a cluster of its own.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import kafka_jars
 from tests.support.class_archive import ClassArchive
+from tests.support.waiting import wait_until
 
 #: What makes a broker start soonest and cost least, at the price of its top speed.
 QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -65,6 +67,19 @@ def broker_processes(directory: Path) -> list[int]:
         if os.fsencode(f"{directory}/") in command_line:
             found.append(int(entry.parent.name))
     return found
+
+
+def freeze(cluster: SandboxCluster, node_id: int) -> None:
+    """Send a broker SIGSTOP, and return when none of its threads runs any more; SIGCONT lets it go on."""
+    process = cluster.signal(node_id, signal.SIGSTOP)
+    wait_until(lambda: set(_thread_states(process.pid)) == {"T"})
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    """Yield the state of each thread, the word after the name in /proc/PID/task/TID/stat (proc_pid_stat(5))."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads come and go
+            yield stat.read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 def new_cluster(name: str, folder: Path, **settings: Any) -> SandboxCluster:
