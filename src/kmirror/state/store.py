@@ -42,6 +42,9 @@ _PATIENCE_S = 1.0
 #: Tombstones vanish after delete.retention.ms (a day by default): what was read longer ago is read anew.
 _FORGET_AFTER_S = 3600.0
 
+#: How long the end of the log may lie below what was read before that is taken for lost.
+_BELIEVED_LOST_S = 60.0
+
 _MESSAGES_AT_ONCE = 1000
 
 #: Codes a consumer hears about groups, which this one does not use: authorisation, coordinators.
@@ -67,6 +70,10 @@ class StateStore:
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
         self._position = 0
+        #: The id of the topic that was read; None before anything was.
+        self._topic_id: str | None = None
+        #: Since when its end lies below what was read already.
+        self._hidden_since: float | None = None
         self._read_at = boottime()
         self._state = State()
         self._seen: set[str] = set()
@@ -162,8 +169,20 @@ class StateStore:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
         end = self._end(STATE_TOPIC, deadline)
+        while end is not None and end < self._position and self._id_of(STATE_TOPIC, deadline) == self._topic_id:
+            # a leader just elected hides its last records until it knows how far its followers are
+            self._hidden_since = self._hidden_since or boottime()
+            if boottime() - self._hidden_since > _BELIEVED_LOST_S:
+                break
+            if patience.passed:
+                raise _Blocked
+            time.sleep(STEP_S)
+            end = self._end(STATE_TOPIC, deadline)
+        self._hidden_since = None
         if end is None or end < self._position:
-            self._start_over()  # never written to, or deleted and created again
+            self._start_over()  # never written to, created again, or cut short by an unclean election
+        if end and self._topic_id is None:
+            self._topic_id = self._id_of(STATE_TOPIC, deadline)
         changed: set[bytes] = set()
         try:
             if end is not None and end > self._position:
@@ -196,6 +215,7 @@ class StateStore:
 
     def _start_over(self) -> None:
         self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
+        self._topic_id = None
 
     def _messages(
         self, topic: str, start: int, end: int, patience: Deadline, deadline: Deadline
@@ -308,6 +328,15 @@ class StateStore:
         return self._partition_count(topic, deadline) > 0
 
     def _partition_count(self, topic: str, deadline: Deadline) -> int:
+        described = self._described(topic, deadline)
+        return 0 if described is None else len(described.partitions)
+
+    def _id_of(self, topic: str, deadline: Deadline) -> str | None:
+        described = self._described(topic, deadline)
+        return None if described is None else str(described.topic_id)
+
+    def _described(self, topic: str, deadline: Deadline) -> Any:
+        # None when there is no such topic
         from confluent_kafka import KafkaError, TopicCollection
 
         topics = TopicCollection([topic])
@@ -319,10 +348,10 @@ class StateStore:
             )
         except BrokerError as error:
             if error.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return 0
+                return None
             raise
         self._seen.add(topic)
-        return len(described.partitions)
+        return described
 
     def _create(
         self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
