@@ -17,7 +17,7 @@ from kmirror.cluster.records import Record, make_batch, read_records
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 from tests.support.stored import first_difference, stored_batches
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -70,7 +70,7 @@ def young() -> int:
 @pytest.mark.parametrize("codec", CODECS)
 def test_an_appended_batch_is_stored_unchanged_but_for_offset_and_epoch(cluster: SandboxCluster, codec: str) -> None:
     source, destination = create_topic(cluster), create_topic(cluster)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec, **WHOLE_BATCHES})
+    producer = whole_batches(source, {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec})
     for number in range(40):
         headers = [("h", b"x"), ("h", None), ("", b"")] if number % 3 else []
         key, value = (None if number % 5 == 0 else b"k%d" % number), (None if number % 7 == 0 else b"v" * number * 50)

@@ -34,7 +34,7 @@ from tests.support.installed_logs import install
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.logs import QUICK_SEEDS, build_log
 from tests.support.oracle import librdkafka_records, segment_files
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 from tests.support.waiting import wait_until
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
@@ -128,7 +128,7 @@ def produce(
 ) -> None:
     """Write records with librdkafka, forty in a batch."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **WHOLE_BATCHES, **settings})
+    producer = whole_batches(topic, {"bootstrap.servers": cluster.bootstrap_servers, **settings})
     for index in range(number):
         producer.produce(topic, f"{name}-{index}".encode() * 9, b"%d" % index, partition, headers=[("h", None)])
         if index % 40 == 39:
@@ -138,10 +138,8 @@ def produce(
 
 def transact(cluster: SandboxCluster, topic: str, number: int, *, commit: bool = True) -> None:
     """Write records in a transaction of their own, in one batch."""
-    transactional_id = f"t-{time.time_ns()}"
-    producer = Producer(
-        {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": transactional_id, **WHOLE_BATCHES}
-    )
+    config = {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"t-{time.time_ns()}"}
+    producer = whole_batches(topic, config)
     producer.init_transactions(30)
     producer.begin_transaction()
     for index in range(number):

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.oracle import ReadRecord, console_consumer, dump_log, librdkafka_records, raw_log_bytes
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 
 ALL_BYTES = bytes(range(256))
 RECORDS = [
@@ -30,7 +30,7 @@ def make_topic(cluster: SandboxCluster, **settings: str) -> str:
 
 
 def write(cluster: SandboxCluster, topic: str, records: list[ReadRecord], **config: Any) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **WHOLE_BATCHES, **config})
+    producer = whole_batches(topic, {"bootstrap.servers": cluster.bootstrap_servers, **config})
     for record in records:
         headers = list(record.headers)
         producer.produce(topic, record.value, record.key, timestamp=record.timestamp, headers=headers)

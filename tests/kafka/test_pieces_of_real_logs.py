@@ -136,7 +136,7 @@ def test_a_log_that_the_brokers_cleaner_has_compacted(
 def test_a_log_that_its_broker_has_stamped(cluster: SandboxCluster, client: ClusterClient) -> None:
     topic = create_topic(cluster, settings={"message.timestamp.type": "LogAppendTime"})
     for codec in CODECS:
-        producer = producer_of(cluster, compression_type=codec)
+        producer = producer_of(cluster, topic, compression_type=codec)
         for number in range(30):
             producer.produce(topic, b"v" * number, b"k", timestamp=1_000_000 + number)
         assert producer.flush(30) == 0

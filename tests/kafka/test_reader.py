@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
@@ -22,7 +22,7 @@ from kmirror.errors import BrokerError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.leader import Leader, batch_of, create_topic, delete_topic
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 from tests.support.wire import Wire, hang_up
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -42,7 +42,7 @@ def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
 def produce(cluster: SandboxCluster, topic: str, codec: str) -> list[Record]:
     """Let librdkafka write four batches of all kinds of records; return what was written."""
     rng = random.Random(codec)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec, **WHOLE_BATCHES})
+    producer = whole_batches(topic, {"bootstrap.servers": cluster.bootstrap_servers, "compression.type": codec})
     written = []
     for number in range(60):
         record = Record(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from kmirror.ops.context import Destination
@@ -13,7 +12,7 @@ from kmirror.ops.create import create
 from kmirror.ops.results import VerbResult
 from kmirror.patterns import TopicSelector
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 
 
 def properties_of(cluster: SandboxCluster) -> dict[str, str]:
@@ -51,7 +50,7 @@ def delete_topic(cluster: SandboxCluster, topic: str) -> None:
 
 def produce(cluster: SandboxCluster, topic: str, values: Sequence[str], partition: int = 0) -> None:
     """Append records whose key and timestamp follow from their value, so that two clusters can hold the same ones."""
-    producer = Producer({**properties_of(cluster), **WHOLE_BATCHES})
+    producer = whole_batches(topic, properties_of(cluster))
     for value in values:
         producer.produce(topic, value, key=value, partition=partition, timestamp=1_700_000_000_000 + len(value))
     assert producer.flush(30) == 0

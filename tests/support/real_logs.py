@@ -19,7 +19,7 @@ from tests.support.installed_logs import create_topics, read_checkpoint
 from tests.support.leader import Leader
 from tests.support.log_batches import LogBatch, VisibleRecord, encode
 from tests.support.oracle import segment_files
-from tests.support.producers import WHOLE_BATCHES
+from tests.support.producers import whole_batches
 from tests.support.stored import log_dir_of
 from tests.support.visible import bounds_of
 from tests.support.waiting import wait_until
@@ -44,10 +44,10 @@ _FROZEN = {"min.compaction.lag.ms": str(9 * 10**15), "retention.ms": "-1"}
 _FILLER_RECORDS = 100_000
 
 
-def producer_of(cluster: SandboxCluster, **config: object) -> Producer:
-    """Return a librdkafka producer, to be flushed; settings with `_` for `.`."""
+def producer_of(cluster: SandboxCluster, topic: str, **config: object) -> Producer:
+    """Return a librdkafka producer for a topic, to be flushed; settings with `_` for `.`."""
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    return Producer({"bootstrap.servers": cluster.bootstrap_servers, **WHOLE_BATCHES, **settings})
+    return whole_batches(topic, {"bootstrap.servers": cluster.bootstrap_servers, **settings})
 
 
 def set_topic(cluster: SandboxCluster, topic: str, settings: Mapping[str, str]) -> None:
@@ -94,9 +94,8 @@ class CompactedTopic:
         self.clock = max(self.clock + _ROUND_MS, int(time.time() * 1000) + _ROUND_MS // 2 - days_old * DAY_MS)
         in_transaction = {} if commit is None else {"transactional.id": f"{self.topic}-{self.rounds}"}
         codec = CODECS[self.rounds % len(CODECS)]
-        producer = producer_of(
-            self.cluster, compression_type=codec, batch_num_messages=_RECORDS_A_BATCH, **in_transaction
-        )
+        size = {"batch_num_messages": _RECORDS_A_BATCH}
+        producer = producer_of(self.cluster, self.topic, compression_type=codec, **size, **in_transaction)
         if commit is not None:
             producer.init_transactions(30)
             producer.begin_transaction()
@@ -164,7 +163,7 @@ def write(
     cluster: SandboxCluster, topic: str, records: Iterable[VisibleRecord] | int, partition: int = 0, **config: object
 ) -> None:
     """Produce records (offsets are not looked at), or so many of any content; settings with `_` for `.`."""
-    producer = producer_of(cluster, **config)
+    producer = producer_of(cluster, topic, **config)
     if isinstance(records, int):
         records = [VisibleRecord(0, int(time.time() * 1000), b"key-%d" % n, b"value-%d" % n) for n in range(records)]
     for one in records:
