@@ -143,6 +143,15 @@ def _boolean() -> Kind:
     return Kind("boolean", "true | false", read, lambda value: str(value).lower())
 
 
+def _choice(*words: str) -> Kind:
+    def read(key: str, text: str) -> str:
+        if text.lower() not in words:
+            raise UsageError(f"{key}={text} is not known", f"it is one of: {', '.join(words)}")
+        return text.lower()
+
+    return Kind("word", " | ".join(words), read)
+
+
 def _topics() -> Kind:
     def read(key: str, text: str) -> TopicSelector:
         return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
@@ -230,6 +239,13 @@ class Settings:
         _integer(0, 31_536_000_000, "milliseconds"),
         3_600_000,
         "How long after the source such records are kept in the mirror.",
+    )
+    source_truncation_policy: str = _row(
+        "source.truncation.policy",
+        _choice("fail", "follow"),
+        "fail",
+        "What becomes of a partition whose source deleted records before they were copied: FAILED until `recover`, or"
+        " the copy goes on behind them, with an event.",
     )
     copy_lanes: int = _row(
         "copy.lanes",

@@ -31,6 +31,7 @@ Commands:
   list      Show the mirrors of a destination.
   describe  Show every mirrored partition: offsets, lag, state.
   wait      Wait until topics are caught up, stopped or healthy.
+  recover   Have FAILED partitions tried again at once.
   verify    Compare source and destination, record by record.
   config    Show or change a mirror's settings.
   check     Look ahead: do both clusters answer, and are they new enough?

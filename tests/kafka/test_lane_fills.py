@@ -19,9 +19,11 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.produce import API_KEY as PRODUCE
+from kmirror.cluster.reader import read_batches
 from kmirror.cluster.records import Record
 from kmirror.cluster.security import client_config
 from kmirror.engine.lane_control import STATE_PARTITION
@@ -124,6 +126,25 @@ def test_holes_are_filled(mirror: Mirror, wire: LateWire) -> None:
     mirror.wait_copied(lane)
     assert_alike(mirror, topic, 3)
     assert mirror.stop(lane).clean
+
+
+def marker_times(mirror: Mirror, topic: str, partition: int) -> list[int]:
+    """Return when the destination's broker wrote each of the partition's markers, in milliseconds."""
+    place = TopicPartition(mirror.mirror_of(topic), partition)
+    sections = read_batches(mirror.at_destination, place, 0, mirror.destination_ends()[str(place)])
+    headers = (header for section, _ in sections for header in batch_headers(section))
+    return [header.max_timestamp for header in headers if header.is_control]
+
+
+def test_large_holes_do_not_keep_a_small_one_waiting(mirror: Mirror, wire: LateWire) -> None:
+    topic = mirror.topic(3)
+    for partition, hole in enumerate((10_000, 1, 10_000)):
+        write_holes(mirror.source, topic, partition, stretches=((hole, 1),))
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    first, (small,), second = (marker_times(mirror, topic, partition) for partition in range(3))
+    assert small < first[5_000]
+    assert small < second[5_000]
 
 
 @pytest.mark.parametrize(

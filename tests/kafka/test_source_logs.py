@@ -67,9 +67,8 @@ def read_by_verify(holder: SandboxCluster, topic: str, log: BuiltLog) -> list[Vi
 
 def test_verify_reads_what_consumers_see(holder: SandboxCluster) -> None:
     for topic, log in LOGS.items():
-        if not log.has_old_format:
-            seen = read_by_verify(holder, topic, log)
-            assert difference(log.expected, seen, f"seed {log.seed}") is None, difference(log.expected, seen)
+        seen = read_by_verify(holder, topic, log)
+        assert difference(log.expected, seen, f"seed {log.seed}") is None, difference(log.expected, seen)
 
 
 @pytest.mark.long
@@ -82,9 +81,8 @@ def test_two_hundred_logs(make_cluster: MakeCluster) -> None:
     def check(topic: str, log: BuiltLog) -> None:
         seen = shown(holder, topic)
         assert difference(log.expected, seen, topic) is None, difference(log.expected, seen, topic)
-        if not log.has_old_format:
-            seen = read_by_verify(holder, topic, log)
-            assert difference(log.expected, seen, topic) is None, difference(log.expected, seen, topic)
+        seen = read_by_verify(holder, topic, log)
+        assert difference(log.expected, seen, topic) is None, difference(log.expected, seen, topic)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, logs, logs.values()))

@@ -59,10 +59,15 @@ class Mirrored:
         file = self._folder / f"{self.name}.properties"
         file.write_text(f"bootstrap.servers={self.source.bootstrap_servers}\n")
         options = [word for setting in settings for word in ("--config", setting)]
-        self._run("create", "--mirror-config", str(file), *options)
+        self.run("create", "--mirror-config", str(file), *options)
         names = self._folder / f"{self.name}.topics"
         names.write_text("".join(f"{topic}\n" for topic in self.topics))
-        self._run("add", "--topics", f"@{names}")
+        self.run("add", "--topics", f"@{names}")
+
+    def add(self, topic: str, partitions: int = 1) -> None:
+        """Add another topic."""
+        self.run("add", "--topics", topic)
+        self.topics[topic] = partitions
 
     def engine(self, *arguments: str) -> Engine:
         """Start an engine."""
@@ -79,14 +84,15 @@ class Mirrored:
 
     def verify(self) -> None:
         """Let kmirror compare both sides itself."""
-        self._run("verify", "--full")
+        self.run("verify", "--full")
 
     def rows(self) -> dict[Place, dict[str, Any]]:
         """Return what `describe` says, by partition."""
-        rows = json.loads(self._run("describe", "--json"))
+        rows = json.loads(self.run("describe", "--json"))
         return {(row["topic"], row["partition"]): row for row in rows}
 
-    def _run(self, verb: str, *arguments: str) -> str:
+    def run(self, verb: str, *arguments: str) -> str:
+        """Run a verb on this mirror, and return what it prints; it has to succeed."""
         done = kmirror(self.destination, verb, "--mirror", self.name, *arguments)
         assert done.returncode == 0, f"{verb} ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
         return done.stdout

@@ -13,6 +13,7 @@ from kmirror.cluster.client import ProducerState
 from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Trouble, Verdict, Wait, judge
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.records import Recovery
 from tests.support.histories import OWN_ID, WHOLE, History, build, compare
 
 SOURCE_ID, DESTINATION_ID, ANOTHER_ID = b"\x01" * 16, b"\x02" * 16, b"\x03" * 16
@@ -290,6 +291,48 @@ def test_a_log_with_records_is_never_raised() -> None:
         found = verdict(seen(**changes))
         assert isinstance(found, Fail)
         assert found.reason is Reason.SOURCE_TRUNCATED
+
+
+# -- losses that are accepted --
+
+
+def after_recovery(facts: Facts, recovery: Recovery | None, **others: bool) -> Verdict:
+    return judge(replace(ASSIGNMENT, recovery=recovery, **others), None, facts, begun=True)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_was_accepted_is_gone_past() -> None:
+    lost = seen(source_log_start=130, tail=Tail.NOTHING)
+    assert after_recovery(lost, Recovery(1, 100, 130)) == Copy(100, skip_to=130)
+    assert after_recovery(lost, Recovery(1, 100, 130, trims=True)) == Copy(100, skip_to=130, trim_to=130)
+    # what the source has lost since belongs to the same loss: nothing behind it was copied
+    assert after_recovery(lost, Recovery(1, 100, 120)) == Copy(100, skip_to=130)
+    # interrupted on its way
+    assert after_recovery(lost, Recovery(1, 90, 130)) == Copy(100, skip_to=130)
+
+
+@pytest.mark.parametrize("recovery", [None, Recovery(1), Recovery(1, 101, 130), Recovery(1, 80, 99)])
+def test_another_loss_is_not(recovery: Recovery | None) -> None:
+    found = after_recovery(seen(source_log_start=130, tail=Tail.NOTHING), recovery)
+    assert isinstance(found, Fail)
+    assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
+
+
+def test_consent_to_a_loss_is_consent_to_nothing_else() -> None:
+    for changes, reason in ((REWRITTEN, Reason.SOURCE_DIVERGED), (RECREATED, Reason.SOURCE_TOPIC_RECREATED)):
+        found = after_recovery(seen(**changes), Recovery(1, 0, 1000), follows_truncation=True)
+        assert isinstance(found, Fail)
+        assert found.reason is reason
+
+
+def test_the_log_is_trimmed_behind_a_loss_also_when_that_was_interrupted() -> None:
+    recovery = Recovery(1, 60, 100, trims=True)
+    assert after_recovery(seen(source_log_start=100), recovery) == Copy(100, trim_to=100)
+    assert after_recovery(seen(source_log_start=100, destination_log_start=100), recovery) == Copy(100)
+
+
+def test_every_loss_is_gone_past_where_that_is_the_policy() -> None:
+    lost = seen(source_log_start=130, tail=Tail.NOTHING)
+    assert after_recovery(lost, None, follows_truncation=True) == Copy(100, skip_to=130)
 
 
 # -- random histories --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from kmirror.cluster.fetch import AbortedTransaction
 from kmirror.cluster.fill_plan import Ask, Look
 from kmirror.cluster.filler import FILLER_RECORDS
 from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
-from kmirror.engine.judge import Raise, Trouble
+from kmirror.engine.judge import Copy, Raise, Trouble
 from kmirror.engine.lane_intake import Batch, Gap
 from kmirror.errors import Reason
 from tests.unit.test_lane_partition import (
@@ -59,7 +59,7 @@ def fill(shell: Shell, code: int = 0) -> Ask | Look:
 
 
 def trim_is_due(shell: Shell) -> bool:
-    return shell.copy.trim_is_due
+    return shell.copy.trim_due is not None
 
 
 def test_offsets_before_within_and_behind_a_batch_become_gaps(copying: Shell) -> None:
@@ -278,6 +278,38 @@ def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
     shell.inspect(facts(5, only_filler=True), Raise(5))
     assert trim_is_due(shell)
     assert shell.copy.aligned_to is None
+
+
+# -- what the source has lost --
+
+
+def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
+    shell.inspect(facts(5, source_log_start=20, producer=remembered(5, shell.wall)), Copy(5, skip_to=20))
+    assert queued(shell) == [("g", 5, 20)]
+    # epochs of before the loss say nothing of what comes behind it
+    assert shell.copy.fetch_position(1000)[:2] == (20, -1)
+    while shell.copy.gap_to_fill():
+        fill(shell)
+    shell.fetch(stored(20))
+    assert [sequence_of(batch) for batch in shell.send()] == [5]
+    shell.answer()
+    report = shell.copy.report()
+    assert (report.lost_from, report.lost_until, report.destination_offset) == (5, 20, 21)
+
+
+def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied(shell: Shell) -> None:
+    shell.inspect(facts(5, source_log_start=20, producer=remembered(5, shell.wall)), Copy(5, skip_to=20, trim_to=20))
+    assert [shell.copy.wants_records] == [False]
+    while shell.copy.gap_to_fill():
+        assert not trim_is_due(shell)
+        fill(shell)
+    assert shell.copy.trim_due == 20
+    shell.copy.trim_begun()
+    shell.copy.trimmed(None, shell.now)
+    assert (shell.status, shell.copy.aligned_to) == ("waiting", 20)
+    shell.inspect(facts(20, source_log_start=20, destination_log_start=20, producer=remembered(5, shell.wall)))
+    assert shell.copy.wants_records
+    assert shell.copy.report().lost_until == 20
 
 
 # -- a log that ends with nothing --------------------------------------------------------------------------------------

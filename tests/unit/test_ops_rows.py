@@ -187,7 +187,11 @@ def test_the_lag_of_a_log_that_begins_further_on_is_counted_in_offsets() -> None
 def test_the_newer_of_record_and_report_tells_the_state() -> None:
     failed = partition(PartitionState.FAILED, NOW - 500, reason=Reason.CORRUPT_BATCH, message="at 7", retry_attempt=2)
     found = row(ENGINE, progress(), failed)
-    assert (found.state, found.reason, found.error_message) == (PartitionState.FAILED, Reason.CORRUPT_BATCH, "at 7")
+    assert (found.state, found.reason) == (PartitionState.FAILED, Reason.CORRUPT_BATCH)
+    assert found.error_message == (
+        "at 7; FAILED since 1970-01-01T00:16:39Z; "
+        "when that is mended: kmirror recover --mirror m --topics a.orders"
+    )
     assert (found.retry_attempt, found.state_time_ms) == (2, NOW - 500)
     assert found.topic_state is TopicState.FAILED
     recovered = row(ENGINE, progress(at=NOW - 100), failed)

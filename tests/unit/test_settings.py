@@ -34,6 +34,7 @@ def test_defaults() -> None:
         retry_timeout_ms=300_000,
         follow_log_start=True,
         follow_log_start_delay_ms=3_600_000,
+        source_truncation_policy="fail",
         copy_lanes=2,
     )
 
@@ -50,6 +51,7 @@ def test_every_setting_is_read() -> None:
             "retry.timeout.ms": "0",
             "follow.log.start": "False",
             "follow.log.start.delay.ms": "5000",
+            "source.truncation.policy": "Follow",
             "copy.lanes": "8",
         }
     )
@@ -63,6 +65,7 @@ def test_every_setting_is_read() -> None:
         0,
         False,
         5000,
+        "follow",
         8,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [

@@ -20,6 +20,7 @@ from kmirror.state.records import (
     ProgressRecord,
     ProgressRow,
     Record,
+    Recovery,
     Removed,
     TopicOrigin,
     TopicRecord,
@@ -34,6 +35,17 @@ MIRROR = MirrorRecord(
     "m", {"sasl.password": "${env:P}", "bootstrap.servers": "a:9092"}, {"topics.include": "orders"}, "Q1", "eve@ops", 17
 )
 TOPIC = TopicRecord("m", "orders", "orders", "sId", None, DesiredState.ACTIVE, 8, TopicOrigin.CREATED)
+RECOVERED = TopicRecord(
+    "m",
+    "logs",
+    "logs",
+    "sId",
+    "dId",
+    DesiredState.ACTIVE,
+    2,
+    TopicOrigin.ADOPTED,
+    recoveries={1: Recovery(3, 1000, 1150, True), 0: Recovery(1)},
+)
 CLAIM = TopicRecord(
     "m", "pay", "pay", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED, "add", {}, first_offsets={0: 7, 1: 0}
 )
@@ -47,6 +59,7 @@ PARTITION = PartitionRecord(
     first_offset=7,
     begun=True,
     aligned=True,
+    lost_until=6,
 )
 FAILED = PartitionRecord(
     "m", "ordres-é", 0, PartitionState.FAILED, 99, Reason.CORRUPT_BATCH, "CRC wrong", 2, 70, 1, 70, None, True
@@ -62,7 +75,19 @@ PROGRESS = ProgressRecord(
     1000,
     (
         ProgressRow(
-            "orders", 0, 10, 12, 0, 9, 950, PartitionState.MIRRORING, bytes_per_second=12.5, begun=True, aligned_to=5
+            "orders",
+            0,
+            10,
+            12,
+            0,
+            9,
+            950,
+            PartitionState.MIRRORING,
+            bytes_per_second=12.5,
+            begun=True,
+            aligned_to=5,
+            lost_from=5,
+            lost_until=7,
         ),
         ProgressRow("orders", 1, None, None, None, 9, None, PartitionState.FAILED, Reason.LOOP, "round"),
     ),
@@ -104,10 +129,18 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"pending_operation":"add","source_topic":"pay","v":1}',
     ),
     (
+        RECOVERED,
+        b'["topic","m","logs"]',
+        b'{"desired":"ACTIVE","destination_topic_id":"dId","origin":"ADOPTED","partitions":2,'
+        b'"recoveries":{"0":{"number":1,"trims":false},'
+        b'"1":{"lost_from":1000,"lost_until":1150,"number":3,"trims":true}},'
+        b'"source_topic":"logs","source_topic_id":"sId","v":1}',
+    ),
+    (
         PARTITION,
         b'["partition","m","orders",3]',
         b'{"aligned":true,"begun":true,"first_offset":7,"guard":{"coordinator_epoch":4,"filled_offsets":12,"producer_epoch":0,"producer_id":4611686018427387904},'
-        b'"initial_copy_complete":false,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
+        b'"initial_copy_complete":false,"lost_until":6,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
     ),
     (
         FAILED,
@@ -119,10 +152,11 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         PROGRESS,
         b'["progress","m",0]',
         b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
-        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to"],'
+        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
+        b'"lost_from","lost_until"],'
         b'"fills_by_transactions":true,"generation":2,"host":"host-1","lease_id":"L","pid":4711,'
-        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5],'
-        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null]],"time_ms":1000,"v":1}',
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null]],"time_ms":1000,"v":1}',
     ),
     (
         ENGINE,

@@ -31,6 +31,7 @@ VERBS = {
     "list": ("views", "Show the mirrors of a destination."),
     "describe": ("views", "Show every mirrored partition: offsets, lag, state."),
     "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
+    "recover": ("mirrors", "Have FAILED partitions tried again at once."),
     "verify": ("copying", "Compare source and destination, record by record."),
     "config": ("mirrors", "Show or change a mirror's settings."),
     "check": ("views", "Look ahead: do both clusters answer, and are they new enough?"),

@@ -1,4 +1,4 @@
-"""`create`, `add`, `config`, `delete`: the verbs that change what is remembered of a mirror."""
+"""`create`, `add`, `recover`, `config`, `delete`: the verbs that change what is remembered of a mirror."""
 
 from __future__ import annotations
 
@@ -84,6 +84,42 @@ def add_verb(
             start_from=start_from,
             dry_run=call.dry_run,
         )
+    call.output.result(done)
+    return done.exit_code
+
+
+@verb(
+    "recover",
+    "Have FAILED partitions tried again at once.\n\nWhere records are at stake nothing is"
+    " done without consent: it prints what would be lost first. The consent holds for that loss only.",
+    mirror_option(),
+    topics_option("Destination topics; every topic by default. May be repeated."),
+    click.Option(
+        ["--accept-loss"], is_flag=True, help="Go on without records that the source deleted before they were copied."
+    ),
+    click.Option(["--trim"], is_flag=True, help="With --accept-loss: delete the mirror's records before the loss too."),
+    example="kmirror recover --mirror m --topics orders --accept-loss --bootstrap-server b:9092",
+    changes=True,
+    dry_run=True,
+    irreversible=True,
+)
+def recover_verb(call: Call, mirror: str, topics: TopicSelector | None, accept_loss: bool, trim: bool) -> int:
+    from kmirror.errors import RefusedError, UsageError
+    from kmirror.ops.recover import Consent, recover
+
+    if trim and not accept_loss:
+        raise UsageError("--trim goes with --accept-loss", "give both, or neither")
+    consent = Consent(accept_loss, trim)
+    with call.destination() as destination:
+        if accept_loss and not call.dry_run and not call.yes:
+            preview = recover(destination, mirror, topics, consent, dry_run=True)
+            for line in _direction(destination, mirror):
+                call.output.screen.tell(line)
+            for row in preview.results:
+                call.output.screen.tell(row.message or row.result.value)
+            if not call.confirm("Go on like this?"):
+                raise RefusedError("the answer was no: nothing was changed")
+        done = recover(destination, mirror, topics, consent, dry_run=call.dry_run)
     call.output.result(done)
     return done.exit_code
 

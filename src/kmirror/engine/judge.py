@@ -4,7 +4,8 @@ Facts are what an inspection saw of one partition: who it is (topic ids), where 
 destination's leader remembers of our producer, and how the ends of both logs compare (`tails`).
 The verdict is one of:
 
-* `Copy(offset)`: both logs tell one history up to `offset`, the destination's log end; go on there;
+* `Copy(offset)`: both logs tell one history up to `offset`, the destination's log end; go on there, or behind a loss
+  that is accepted;
 * `Raise(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled up to
   there, and then trimmed;
 * `Wait(trouble)`: not everything is known yet, so nothing is done; look again;
@@ -27,7 +28,7 @@ topic mean nothing, and a failed look-up goes before everything.
    → Wait, for as long as a failure is retried
 10. the destination ends with filler, or is empty, and has to begin further on than it ends → Raise. With filler that
     leads there exactly → Raise too: the filler has still to be taken away
-11. the source starts after the destination's end → Fail SOURCE_TRUNCATED
+11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this loss was accepted, or any is
 12. else → Copy
 
 That nothing could be compared is no misfit by itself (rule 12): markers, aborted transactions and cleaners leave logs
@@ -120,6 +121,10 @@ class Copy:
     #: The destination lost this many of our records and gets them again; 0 in the normal case.
     copied_again: int = 0
     filled_offsets: int = 0
+    #: The source has lost what lies between `offset` and here: nothing will ever be shown there. None: it has not.
+    skip_to: int | None = None
+    #: The destination's log is to begin here, behind such a loss, once it gets so far; None: as it does.
+    trim_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ def judge(
         or _unproven_tail(assignment, facts)
         or _lost_tail(acknowledged, facts)
         or _beginning(assignment, facts, first_offset, begun)
-        or _source_too_late(facts)
+        or _source_too_late(assignment, facts)
         or _go_on(assignment, acknowledged, facts)
     )
 
@@ -301,9 +306,9 @@ def _beginning(assignment: Assignment, facts: Facts, first_offset: int, begun: b
     return None
 
 
-def _source_too_late(facts: Facts) -> Fail | None:
+def _source_too_late(assignment: Assignment, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
-    if facts.source_log_start <= end:
+    if facts.source_log_start <= end or assignment.follows_truncation or _is_accepted(assignment, end):
         return None
     lost = facts.source_log_start - end
     return Fail(
@@ -314,7 +319,27 @@ def _source_too_late(facts: Facts) -> Fail | None:
     )
 
 
+def _is_accepted(assignment: Assignment, end: int) -> bool:
+    """Tell whether the loss of what follows `end` was accepted: nothing was copied since then.
+
+    An end within the accepted range is that of a copy that was interrupted on its way past it.
+    """
+    recovery = assignment.recovery
+    if recovery is None or recovery.lost_from is None or recovery.lost_until is None:
+        return False
+    return recovery.lost_from <= end <= recovery.lost_until
+
+
 def _go_on(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Copy:
-    end = facts.destination_log_end
-    filled_offsets = facts.filled_offsets(assignment.producer_epoch)
-    return Copy(end, max(0, (acknowledged or 0) - end), filled_offsets)
+    end, start = facts.destination_log_end, facts.source_log_start
+    recovery = assignment.recovery
+    trim_to = None
+    if recovery is not None and recovery.trims and recovery.lost_until is not None:
+        trim_to = start if end < start else recovery.lost_until
+    return Copy(
+        end,
+        max(0, (acknowledged or 0) - end),
+        facts.filled_offsets(assignment.producer_epoch),
+        start if end < start else None,
+        trim_to if trim_to is not None and facts.destination_log_start < trim_to else None,
+    )

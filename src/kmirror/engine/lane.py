@@ -69,7 +69,7 @@ class Lane:
         self.destination_config = client_config(spec.destination_properties)
         self._events: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self._errands = Errands(
-            spec, self._source_config, self.destination_config, stream_bytes=FETCH_BYTES + (64 << 10)
+            spec, self._source_config, self.destination_config, self._broken, stream_bytes=FETCH_BYTES + (64 << 10)
         )
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -98,7 +98,7 @@ class Lane:
         self._by_key: dict[PartitionCopy, FetchKey] = {}
         self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
         self._was_caught_up = False
-        self.control = LaneControl(spec, attempt, self.destination_config, self._rows)
+        self.control = LaneControl(spec, attempt, self.destination_config, self._rows, self._broken)
         self.control.on_change = lambda: self._post(lambda _: None)
         self._fills = Fills(self, self._errands, self._post)
 
@@ -189,6 +189,14 @@ class Lane:
         self._events.put(event)
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"x")
+
+    def _broken(self, error: Exception) -> None:
+        """End the lane with an error that one of its other threads met, instead of waiting for that thread for ever."""
+
+        def end(_: float) -> None:
+            raise error
+
+        self._post(end)
 
     # -- errands --------------------------------------------------------------------------------------------------
 
@@ -543,7 +551,7 @@ class Lane:
         """Follow up on a partition with nothing to send: its trim, or its end in this lane."""
         if partition.status is not Status.COPYING:
             self._detach(partition)
-        elif partition.trim_is_due:
+        elif partition.trim_due is not None:
             self._fills.trim(partition)
 
     def _in_order(
@@ -633,6 +641,8 @@ class Lane:
                     float(report.rate),
                     report.begun,
                     report.aligned_to,
+                    report.lost_from,
+                    report.lost_until,
                 )
             )
         return rows

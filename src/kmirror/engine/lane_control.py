@@ -28,6 +28,7 @@ from kmirror.cluster.security import ClientConfig
 from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.spec import LaneSpec
+from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
 from kmirror.state.records import (
     EngineRecord,
@@ -54,7 +55,12 @@ class LaneControl:
     """Follow the claims on one lane, and publish its progress. `deadline` and `ended` may be read from any thread."""
 
     def __init__(
-        self, spec: LaneSpec, attempt: int, config: ClientConfig, rows: Callable[[], Sequence[ProgressRow]]
+        self,
+        spec: LaneSpec,
+        attempt: int,
+        config: ClientConfig,
+        rows: Callable[[], Sequence[ProgressRow]],
+        broken: Callable[[Exception], None],
     ) -> None:
         self.spec = spec
         self.attempt = attempt
@@ -78,8 +84,8 @@ class LaneControl:
         self.fills_by_transactions = False
         self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
-        self._follower = threading.Thread(target=self._follow, name="kmirror-control", daemon=True)
-        self._reporter = threading.Thread(target=self._report_loop, name="kmirror-progress", daemon=True)
+        self._follower = guarded_thread(self._follow, "kmirror-control", broken)
+        self._reporter = guarded_thread(self._report_loop, "kmirror-progress", broken)
         self._report_client = ClusterClient(config)
 
     def start(self) -> None:

@@ -25,6 +25,7 @@ from kmirror.engine.inspection import Inspector
 from kmirror.engine.judge import Facts, Trouble
 from kmirror.engine.lane_links import Side
 from kmirror.engine.spec import Assignment, LaneSpec
+from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 
 Errand = Callable[[], None]
@@ -38,9 +39,20 @@ _ROUNDS = 50
 
 
 class Errands:
-    """Run errands for one lane; `done` callbacks are called in the errand's thread and should only pass events on."""
+    """Run errands for one lane; `done` callbacks are called in the errand's thread and should only pass events on.
 
-    def __init__(self, spec: LaneSpec, source: ClientConfig, destination: ClientConfig, *, stream_bytes: int) -> None:
+    `broken` is told of an error that nobody expected, after which that thread runs no more errands.
+    """
+
+    def __init__(
+        self,
+        spec: LaneSpec,
+        source: ClientConfig,
+        destination: ClientConfig,
+        broken: Callable[[Exception], None],
+        *,
+        stream_bytes: int,
+    ) -> None:
         self._spec = spec
         self._configs = {"source": source, "destination": destination}
         self._stream_bytes = stream_bytes
@@ -48,7 +60,7 @@ class Errands:
         self._changes: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=run, name=name, daemon=True)
+            guarded_thread(run, name, broken)
             for run, name in ((self._run_looks, "kmirror-looks"), (self._run_changes, "kmirror-changes"))
         ]
 

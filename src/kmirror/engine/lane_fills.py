@@ -45,9 +45,9 @@ class Fills:
         self._timeout = lane.destination_config.request_timeout_ms / 1000
         #: By destination broker; None while the connection is being opened.
         self.links: dict[int, FillLink | None] = {}
-        #: Partitions with a gap at the head of their queue.
+        #: Partitions with a gap at the head of their queue, in the order of their turns.
         self._waiting: dict[PartitionCopy, None] = {}
-        self._to_trim: dict[PartitionCopy, None] = {}
+        self._to_trim: dict[PartitionCopy, int] = {}
         self._looking_beyond: set[PartitionCopy] = set()
         spec = lane.spec
         self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
@@ -106,6 +106,9 @@ class Fills:
             if isinstance(step, Ask):
                 asks.append((partition, step))
                 room[node_id] -= step.count
+                # it comes last in the next request, so that a large hole keeps nobody waiting for long
+                del self._waiting[partition]
+                self._waiting[partition] = None
             else:
                 looks.append((partition, step))
         for node_id, (asks, looks) in steps.items():
@@ -228,7 +231,7 @@ class Fills:
                 elif at >= self._lane.control.deadline:
                     self.lose(node_id, "this lane's time is over")
         for partition in self._lane.partitions:
-            if partition.trim_is_due:
+            if partition.trim_due is not None:
                 self.trim(partition)
             elif partition not in self._looking_beyond and partition.seems_to_end(at):
                 self._look_beyond(partition)
@@ -248,14 +251,16 @@ class Fills:
 
     def trim(self, partition: PartitionCopy) -> None:
         """Let a log begin where it is to; several partitions' at once where they come at once."""
+        to = partition.trim_due
+        assert to is not None, f"{partition!r} is not due"
         partition.trim_begun()
         if not self._to_trim:
             self._post(lambda _: self._begin_trim())
-        self._to_trim[partition] = None
+        self._to_trim[partition] = to
 
     def _begin_trim(self) -> None:
         partitions = {p.assignment.destination: p for p in self._to_trim}
-        offsets = {place: p.raise_to for place, p in partitions.items() if p.raise_to is not None}
+        offsets = {p.assignment.destination: to for p, to in self._to_trim.items()}
         self._to_trim.clear()
 
         def trimmed(troubles: Mapping[TopicPartition, Trouble | None], at: float) -> None:

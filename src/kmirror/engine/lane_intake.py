@@ -272,6 +272,11 @@ class Intake:
             self._queue_gap(self.next_offset, until, self.leader_epoch)
             self.next_offset = until
 
+    def take_in_loss(self, until: int) -> None:
+        """Queue a gap for what the source has lost below `until`: under which epochs it was written, nobody knows."""
+        self.leader_epoch = -1
+        self.take_in_nothing(until)
+
     def take_in_filler(self, until: int) -> None:
         """Keep some batches of filler ready, up to that offset."""
         while self.next_offset < until and len(self.queue) < _FILLER_BATCHES:

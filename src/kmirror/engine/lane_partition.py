@@ -37,7 +37,7 @@ from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.fill_plan import Ask, Done, Failed, FillPlan, Look, Obstacle
 from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
-from kmirror.engine.judge import Facts, Fail, Raise, Tail, Trouble, Verdict, Wait
+from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Trouble, Verdict, Wait
 from kmirror.engine.lane_intake import Batch, Frame, Gap, Intake, filled_offsets_of
 from kmirror.engine.spec import Assignment, PartitionReport
 from kmirror.errors import Reason
@@ -138,9 +138,12 @@ class PartitionCopy:
         self.may_not_fill = False
         #: Where the destination's log is to begin, while it does not; whether it is being trimmed.
         self.raise_to: int | None = None
+        self._trim_to: int | None = None
         self._trim_is_under_way = False
         #: Where this made it begin.
         self.aligned_to: int | None = None
+        #: What the source had lost before it was copied, and the copy goes past; the last offset exclusive.
+        self.lost: tuple[int, int] | None = None
         #: Since when fetches bring nothing although the source says that there is more.
         self._nothing_since: float | None = None
         #: True once an inspection found that records can be copied; once some of the source's were in the destination.
@@ -191,6 +194,7 @@ class PartitionCopy:
             self._lost_numbering.clear()
         self.acknowledged = facts.destination_log_end
         known = facts.producer is not None
+        self._trim_to = None
         if isinstance(verdict, Raise):
             self.raise_to = verdict.to
             self.intake.restart(self.acknowledged, -1, verdict.filled_offsets, producer_is_known=known)
@@ -210,6 +214,16 @@ class PartitionCopy:
             self.status = Status.COPYING
             if self.raise_to is not None:
                 self.intake.take_in_filler(self.raise_to)
+            elif isinstance(verdict, Copy):
+                self._go_past(verdict)
+
+    def _go_past(self, verdict: Copy) -> None:
+        """Queue what the source has lost as a gap."""
+        self._trim_to = verdict.trim_to
+        if verdict.skip_to is not None:
+            self.lost = self.lost or (verdict.offset, verdict.skip_to)
+            self._tell(f"goes past a loss, up to {verdict.skip_to}")
+            self.intake.take_in_loss(verdict.skip_to)
 
     def _may_go_on(self, filled_offsets: int, now_ms: int) -> bool:
         """True when the broker's memory makes it safe to append although requests of ours may still be on their way.
@@ -252,6 +266,7 @@ class PartitionCopy:
             and self.intake.queued_bytes < QUEUE_BYTES
             and self.failure is None
             and self.raise_to is None
+            and self._trim_to is None
         )
 
     @property
@@ -589,18 +604,15 @@ class PartitionCopy:
     # -- the log start --------------------------------------------------------------------------------------------
 
     @property
-    def trim_is_due(self) -> bool:
-        """True when the filler has got as far as it should, and has to be taken away."""
-        return (
-            self.status is Status.COPYING
-            and self.raise_to is not None
-            and self.acknowledged == self.raise_to
-            and not self.in_flight
-            and not self._trim_is_under_way
-        )
+    def trim_due(self) -> int | None:
+        """Return up to where the log is to be trimmed now, when it has got so far; None when it is not."""
+        to = self._trim_to if self.raise_to is None else self.raise_to
+        is_there = to is not None and self.acknowledged is not None and self.acknowledged >= to
+        is_busy = self.in_flight or self.fill_is_under_way or self._trim_is_under_way
+        return to if self.status is Status.COPYING and is_there and not is_busy else None
 
     def trim_begun(self) -> None:
-        """Note that the log is being trimmed up to `raise_to`."""
+        """Note that the log is being trimmed."""
         self._trim_is_under_way = True
 
     def trimmed(self, trouble: Trouble | None, now: float) -> None:
@@ -611,8 +623,8 @@ class PartitionCopy:
         if trouble:
             self._interrupt(trouble, now)
             return
-        self.aligned_to = self.raise_to
-        self._tell(f"the log begins at {self.raise_to} now")
+        self.aligned_to = self._trim_to if self.raise_to is None else self.raise_to
+        self._tell(f"the log begins at {self.aligned_to} now")
         self.status, self.wake_at = Status.WAITING, now
 
     # -- moves ----------------------------------------------------------------------------------------------------
@@ -714,4 +726,5 @@ class PartitionCopy:
             failed.offset if failed else None,
             self.begun,
             self.aligned_to,
+            *(self.lost or (None, None)),
         )

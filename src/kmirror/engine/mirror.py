@@ -31,6 +31,7 @@ from kmirror.engine.plan import assign
 from kmirror.engine.remembered import alignment_note, remember
 from kmirror.engine.scout import Scout, Scouted
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
+from kmirror.engine.threads import guarded_thread
 from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.settings import Settings, parse_settings
 from kmirror.state.events import Event
@@ -122,7 +123,7 @@ class MirrorEngine:
         self._partition_counts: dict[str, int] = {}
         self._lanes: dict[int, _LaneHandle] = {}
         self._old_futures: list[tuple[str, Future[LaneResult], float]] = []
-        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | Scouted] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | Scouted | Exception] = queue.SimpleQueue()
         self._stop_threads = threading.Event()
         self._beat_at = 0.0
         self._beat_now = True
@@ -152,10 +153,8 @@ class MirrorEngine:
     def start(self) -> None:
         """Begin to watch lanes and clusters."""
         scout = Scout(self._settings, self._source_config, self._destination_config, self._copied, self._copied_up_to)
-        threading.Thread(target=self._follow, name="kmirror-follow", daemon=True).start()
-        threading.Thread(
-            target=scout.run, args=(self._stop_threads, self._heard.put), name="kmirror-scout", daemon=True
-        ).start()
+        guarded_thread(self._follow, "kmirror-follow", self._heard.put).start()
+        guarded_thread(lambda: scout.run(self._stop_threads, self._heard.put), "kmirror-scout", self._heard.put).start()
 
     def _copied(self) -> list[TopicRecord]:
         """Return the topics that are to be copied now; from any thread."""
@@ -166,7 +165,10 @@ class MirrorEngine:
         return {
             partition: row.destination_offset
             for partition, row in self.rows.copy().items()
-            if row.begun and row.state is PartitionState.MIRRORING and row.destination_offset is not None
+            if row.begun
+            and row.state is PartitionState.MIRRORING
+            and row.destination_offset is not None
+            and not _keeps_what_was_lost(self._records.get(partition), row)
         }
 
     @property
@@ -231,6 +233,8 @@ class MirrorEngine:
                         guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
                         guard.producer_epoch if guard else 0,
                         first_offset=(record.first_offset or 0) if record else 0,
+                        recovery=(topic.recoveries or {}).get(partition),
+                        follows_truncation=self._settings.source_truncation_policy == "follow",
                     )
                 )
         return found
@@ -373,6 +377,8 @@ class MirrorEngine:
                 self._take_progress(heard)
             elif isinstance(heard, HeardTopic):
                 self._take_topic(heard)
+            elif isinstance(heard, Exception):
+                raise heard
             else:
                 self._take_scouted(heard)
 
@@ -425,6 +431,7 @@ class MirrorEngine:
         """Keep what must outlive the engine, and tell what whoever watches should know."""
         before = self._records.get(partition)
         self._tell_of_alignment(partition, row, before)
+        self._tell_of_loss(partition, row, before)
         record = remember(before, self.mirror, row, reached=self._reached(partition), now_ms=now_ms())
         if record == before:
             return
@@ -442,6 +449,17 @@ class MirrorEngine:
         self.notes.append(note)
         details = {"topic": row.topic, "partition": row.partition, "offset": row.aligned_to}
         self._tell("partition", "ALIGNED", details)
+
+    def _tell_of_loss(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
+        if row.lost_from is None or row.lost_until is None or (record and record.lost_until == row.lost_until):
+            return
+        lost = row.lost_until - row.lost_from
+        self.notes.append(
+            f"{partition} goes on without {lost} records that its source had lost: {row.lost_from} to "
+            f"{row.lost_until - 1}"
+        )
+        details = {"topic": row.topic, "partition": row.partition, "from": row.lost_from, "until": row.lost_until}
+        self._tell("partition", "LOSS_ACCEPTED", {**details, "records": lost})
 
     def _take_scouted(self, seen: Scouted) -> None:
         if seen.trouble:
@@ -536,6 +554,14 @@ class MirrorEngine:
 
 def _is_copied(topic: TopicRecord) -> bool:
     return topic.desired is DesiredState.ACTIVE and not topic.pending_operation
+
+
+def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:
+    """Tell whether the mirror holds what its source lost together with records that were never copied.
+
+    That stays until the source deletes more.
+    """
+    return record is not None and record.lost_until is not None and (row.source_log_start or 0) <= record.lost_until
 
 
 def _topic_id(topic: TopicRecord) -> bytes | None:

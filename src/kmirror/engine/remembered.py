@@ -31,6 +31,7 @@ def remember(
         initial_copy_complete=known.initial_copy_complete or reached,
         begun=known.begun or row.begun,
         aligned=known.aligned or row.state is PartitionState.MIRRORING,
+        lost_until=known.lost_until if row.lost_until is None else row.lost_until,
     )
     if (record.state, record.reason) != (known.state, known.reason):
         record = replace(record, state_time_ms=now_ms)

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.errors import Reason
+from kmirror.state.records import Recovery
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
@@ -32,6 +33,10 @@ class Assignment:
     first_offset: int = 0
     #: True when records of the source have been in the destination: an empty log is not the beginning then.
     begun: bool = False
+    #: What an operator wanted when the partition FAILED; None when that never was.
+    recovery: Recovery | None = None
+    #: True when records that the source has lost before they were copied are gone past (source.truncation.policy).
+    follows_truncation: bool = False
 
     @property
     def source(self) -> TopicPartition:
@@ -90,6 +95,8 @@ class PartitionReport:
     failed_offset: int | None = None
     begun: bool = False
     aligned_to: int | None = None
+    lost_from: int | None = None
+    lost_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ state is the newer one of record and report; what the look proves against it (a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from kmirror.cluster.codes import Code
@@ -16,6 +16,7 @@ from kmirror.cluster.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.context import PENDING_ADD, PENDING_PROMOTE
 from kmirror.ops.look import ClusterLook
+from kmirror.ops.next_steps import failure_text
 from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
 from kmirror.state.records import (
     DesiredState,
@@ -230,8 +231,11 @@ def _explained(
     mirror: str,
 ) -> _Story:
     """Return the story with the state as the operator's wish has it, and a reason wherever nothing is copied."""
-    if story.state in (PartitionState.STOPPED, PartitionState.FAILED):
+    if story.state is PartitionState.STOPPED:
         return story
+    if story.state is PartitionState.FAILED:
+        text = failure_text(story.message, story.since_ms, story.reason, mirror, topic.topic)
+        return replace(story, message=text)
     if topic.desired is DesiredState.PAUSED:
         paused = engine is None or story.state is PartitionState.PAUSED
         state = PartitionState.PAUSED if paused else PartitionState.PAUSING

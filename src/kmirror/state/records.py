@@ -83,12 +83,28 @@ class MirrorRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovery:
+    """Say what an operator wants of a partition that FAILED: to be tried again, and what may be lost on the way.
+
+    `number` grows with every request, so that an engine tells a new one from one it knows. The loss that is accepted
+    begins at `lost_from`, where the copy stood, and ended at `lost_until` when it was accepted; both None: none is.
+    """
+
+    number: int
+    lost_from: int | None = None
+    lost_until: int | None = None
+    #: True: the destination's log is to begin behind the loss. False: what it holds before it is kept.
+    trims: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRecord:
     """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
     `deferred` are topic settings the source wants and the destination topic gets when mirroring stops. `first_offsets`
     keeps, by partition, where an `add` that is under way has decided to begin, so that an interrupted one is finished
-    with the same offsets; afterwards the partitions' records tell.
+    with the same offsets; afterwards the partitions' records tell. `recoveries` are the last ones, by partition.
     """
 
     mirror: str
@@ -102,6 +118,7 @@ class TopicRecord:
     pending_operation: str | None = None
     deferred: Mapping[str, str] | None = None
     first_offsets: Mapping[int, int] | None = None
+    recoveries: Mapping[int, Recovery] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -143,6 +160,8 @@ class PartitionRecord:
     begun: bool = False
     #: True when the two logs have been aligned once: no filler is left that a reader could meet.
     aligned: bool = False
+    #: Up to here the source lost records before they were copied, and the copy went on behind them.
+    lost_until: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -168,6 +187,9 @@ class ProgressRow(NamedTuple):
     begun: bool = False
     #: The offset at which the lane made the destination's log begin; None when it did not.
     aligned_to: int | None = None
+    #: The offsets that the lane went past because the source had lost them, the last one exclusive; None: it did not.
+    lost_from: int | None = None
+    lost_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +338,7 @@ def _mirror(names: Names, stored: Stored) -> MirrorRecord:
 def _topic(names: Names, stored: Stored) -> TopicRecord:
     mirror, topic = names
     first_offsets = stored.optional_mapping("first_offsets")
+    recoveries = stored.optional_mapping("recoveries")
     return TopicRecord(
         str(mirror),
         str(topic),
@@ -328,6 +351,7 @@ def _topic(names: Names, stored: Stored) -> TopicRecord:
         pending_operation=stored.optional_text("pending_operation"),
         deferred=stored.optional_texts("deferred"),
         first_offsets=None if first_offsets is None else {int(p): int(at) for p, at in first_offsets.items()},
+        recoveries=None if recoveries is None else {int(p): _recovery(Stored(one)) for p, one in recoveries.items()},
         extra=stored.rest(),
     )
 
@@ -352,6 +376,17 @@ def _partition(names: Names, stored: Stored) -> PartitionRecord:
         first_offset=stored.optional_integer("first_offset"),
         begun=stored.optional_flag("begun"),
         aligned=stored.optional_flag("aligned"),
+        lost_until=stored.optional_integer("lost_until"),
+        extra=stored.rest(),
+    )
+
+
+def _recovery(stored: Stored) -> Recovery:
+    return Recovery(
+        number=stored.integer("number"),
+        lost_from=stored.optional_integer("lost_from"),
+        lost_until=stored.optional_integer("lost_until"),
+        trims=stored.flag("trims"),
         extra=stored.rest(),
     )
 
@@ -400,6 +435,8 @@ def _progress_row(row: dict[str, Any]) -> ProgressRow:
         bytes_per_second=stored.number("bytes_per_second"),
         begun=stored.optional_flag("begun"),
         aligned_to=stored.optional_integer("aligned_to"),
+        lost_from=stored.optional_integer("lost_from"),
+        lost_until=stored.optional_integer("lost_until"),
     )
 
 

@@ -1,0 +1,34 @@
+"""What to type when a partition is FAILED. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from kmirror.errors import Reason
+
+_STEPS = {
+    Reason.SOURCE_TRUNCATED: "to go on without them: kmirror recover --mirror {mirror} --topics {topic} --accept-loss",
+    Reason.SOURCE_TOPIC_DELETED: (
+        "when it is there again: kmirror recover --mirror {mirror} --topics {topic}; the mirror topic is kept as it is"
+    ),
+    Reason.NOT_AUTHORIZED: (
+        "kmirror check --mirror {mirror} prints what is missing; then: kmirror recover --mirror {mirror} "
+        "--topics {topic}"
+    ),
+    Reason.FENCED: "kmirror events and kmirror list say who is in charge now",
+}
+_DEFAULT = "when that is mended: kmirror recover --mirror {mirror} --topics {topic}"
+
+
+def next_step(reason: Reason | None, mirror: str, topic: str) -> str:
+    """Return what an operator can do about a FAILED partition, with the command to type."""
+    step = _DEFAULT if reason is None else _STEPS.get(reason, _DEFAULT)
+    return step.format(mirror=mirror, topic=topic)
+
+
+def failure_text(message: str | None, since_ms: int | None, reason: Reason | None, mirror: str, topic: str) -> str:
+    """Return what is told of a FAILED partition: what happened, since when, what to type. The time is epoch ms."""
+    told = [message or "FAILED"]
+    if since_ms is not None:
+        told.append(f"FAILED since {datetime.fromtimestamp(since_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}")
+    return "; ".join([*told, next_step(reason, mirror, topic)])

@@ -1,0 +1,194 @@
+"""`recover`: have FAILED partitions tried again at once, and say what may be lost on the way.
+
+What is wanted is recorded with the topic. An engine in charge hears of it and begins those partitions anew; the next
+one to start does so anyway. Nothing is given up that was not accepted here: a loss is accepted from where the copy
+stands, and that consent is used up as soon as a record behind it was copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.describe import look_at
+from kmirror.ops.look import Looker
+from kmirror.ops.next_steps import next_step
+from kmirror.ops.results import Outcome, PartitionRow, TopicResult, VerbResult
+from kmirror.ops.rows import engine_in_charge
+from kmirror.ops.selection import select_topics
+from kmirror.patterns import TopicSelector
+from kmirror.state.events import Event
+from kmirror.state.records import Incarnation, PartitionState, ProgressRow, Recovery, TopicRecord
+from kmirror.state.snapshot import Changes, State
+
+#: How long an engine in charge is waited for.
+_WAIT_S = 60.0
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What the operator accepts."""
+
+    loss: bool = False
+    #: With a loss: the mirror's log is to begin behind it.
+    trim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be recorded for one FAILED partition, and what to say of it."""
+
+    place: TopicPartition
+    told: str
+    lost: tuple[int, int] | None = None
+
+
+def recover(
+    destination: Destination,
+    mirror: str,
+    topics: TopicSelector | None = None,
+    consent: Consent | None = None,
+    *,
+    dry_run: bool = False,
+    wait_s: float = _WAIT_S,
+) -> VerbResult:
+    """Have the FAILED partitions of these topics tried again; one result each.
+
+    With an engine in charge, DONE means that the partition is copied again; without, that the next engine will try.
+
+    Raises:
+        RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    require_mirror(state, mirror)
+    chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+    with Looker(destination) as looker:
+        rows, _ = look_at(looker, state, chosen, ())
+    failed = [row for row in rows if row.failed]
+    if not failed:
+        return _result(mirror, [TopicResult(None, None, Outcome.NOOP, "no partition is FAILED")], dry_run)
+    decided = [_decide(row, consent or Consent()) for row in failed]
+    wishes = [one for one in decided if isinstance(one, _Wish)]
+    results = [one for one in decided if isinstance(one, TopicResult)]
+    if dry_run or not wishes:
+        return _result(
+            mirror, [*results, *(_done(wish, f"would be tried again{wish.told}") for wish in wishes)], dry_run
+        )
+    before = _reports(state, mirror)
+    _record(destination, mirror, wishes, trims=consent is not None and consent.trim)
+    if engine_in_charge(destination.state(), mirror, now_ms()) is None:
+        hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
+        results += [_done(wish, f"will be tried again{wish.told}") for wish in wishes]
+        return _result(mirror, results, dry_run, warnings=[hint])
+    results += _wait(destination.state, mirror, wishes, before, time.monotonic() + wait_s)
+    return _result(mirror, results, dry_run)
+
+
+def _decide(row: PartitionRow, consent: Consent) -> _Wish | TopicResult:
+    place = TopicPartition(row.topic, row.partition)
+    start, end = row.source_log_start, row.destination_offset
+    if row.reason is not Reason.SOURCE_TRUNCATED or start is None or end is None or start <= end:
+        return _Wish(place, "")
+    what = f"{start - end} records, {end} to {start - 1}, which the source deleted before they were copied"
+    if not consent.loss:
+        message = f"{place} cannot go on but without {what}"
+        hint = next_step(row.reason, row.mirror, row.topic)
+        return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
+    trimmed = f"; its log will begin at {start}" if consent.trim else ""
+    return _Wish(place, f" and goes on without {what}{trimmed}", (end, start))
+
+
+def _record(destination: Destination, mirror: str, wishes: Sequence[_Wish], *, trims: bool) -> None:
+    by_topic: defaultdict[str, list[_Wish]] = defaultdict(list)
+    for wish in wishes:
+        by_topic[wish.place.topic].append(wish)
+
+    def decide(state: State) -> Changes:
+        records = [
+            _with_recoveries(record, by_topic[record.topic], trims=trims)
+            for record in state.topics(mirror)
+            if record.topic in by_topic
+        ]
+        lost = [
+            {"topic": wish.place.topic, "partition": wish.place.partition, "from": wish.lost[0], "until": wish.lost[1]}
+            for wish in wishes
+            if wish.lost
+        ]
+        details = {"partitions": [str(wish.place) for wish in wishes][:100], "count": len(wishes), "accepted": lost}
+        event = Event(now_ms(), mirror, "recover", actor(), ExitCode.OK.name, details)
+        return Changes(tuple(records), (), (event,))
+
+    change(destination, mirror, decide)
+
+
+def _with_recoveries(record: TopicRecord, wishes: Sequence[_Wish], *, trims: bool) -> TopicRecord:
+    known = dict(record.recoveries or {})
+    for wish in wishes:
+        before = known.get(wish.place.partition)
+        lost_from, lost_until = wish.lost or (None, None)
+        number = before.number + 1 if before else 1
+        known[wish.place.partition] = Recovery(number, lost_from, lost_until, trims and wish.lost is not None)
+    return replace(record, recoveries=known)
+
+
+Reports = Mapping[TopicPartition, tuple[tuple[int, str, Incarnation], ProgressRow]]
+
+
+def _reports(state: State, mirror: str) -> Reports:
+    """Return each partition's last report, with which run of which lane it comes from."""
+    found: dict[TopicPartition, tuple[int, tuple[int, str, Incarnation], ProgressRow]] = {}
+    for progress in state.progress(mirror):
+        run = (progress.lane, progress.lease_id, Incarnation(progress.generation, progress.attempt))
+        for row in progress.rows:
+            place = TopicPartition(row.topic, row.partition)
+            if place not in found or found[place][0] < progress.time_ms:
+                found[place] = (progress.time_ms, run, row)
+    return {place: (run, row) for place, (_, run, row) in found.items()}
+
+
+def _wait(
+    read: Callable[[], State], mirror: str, wishes: Sequence[_Wish], before: Reports, deadline: float
+) -> list[TopicResult]:
+    """Wait until a later run of a lane has said what became of each partition."""
+    left = {wish.place: wish for wish in wishes}
+    results: dict[TopicPartition, TopicResult] = {}
+    while True:
+        now = _reports(read(), mirror)
+        for place, wish in list(left.items()):
+            run, row = now.get(place, (None, None))
+            if row is None or (place in before and before[place][0] == run):
+                continue
+            if row.state is PartitionState.FAILED:
+                hint = next_step(row.reason, mirror, place.topic)
+                results[place] = TopicResult(*place, Outcome.FAILED, row.message, row.reason, hint=hint)
+            elif row.state is PartitionState.MIRRORING:
+                results[place] = _done(wish, f"is copied again{wish.told}")
+            else:
+                continue
+            del left[place]
+        if not left or time.monotonic() >= deadline:
+            break
+        time.sleep(_PAUSE_S)
+    late = "the engine has not begun it anew yet"
+    for place in left:
+        run, row = now.get(place, (None, None))
+        message = (row.message if row and (place not in before or before[place][0] != run) else None) or late
+        hint = "`kmirror describe` shows how it goes on"
+        results[place] = TopicResult(*place, Outcome.TIMED_OUT, message, hint=hint)
+    return [results[wish.place] for wish in wishes]
+
+
+def _done(wish: _Wish, what: str) -> TopicResult:
+    return TopicResult(*wish.place, Outcome.DONE, f"{wish.place} {what}")
+
+
+def _result(mirror: str, rows: Sequence[TopicResult], dry_run: bool, warnings: Sequence[str] = ()) -> VerbResult:
+    ordered = sorted(rows, key=lambda row: (row.topic or "", row.partition or 0))
+    return VerbResult.of("recover", mirror, ordered, dry_run=dry_run, warnings=warnings)
