@@ -1,5 +1,8 @@
 """Run the bench: `make bench`, or `python -m bench --megabytes 100 --rounds 1 --only 16k,kmirror` for a quick try.
 
+`--only logs` measures what is no copying of plain batches: holes, a log's start above 0, transactions; once each,
+smaller with fewer megabytes.
+
 The source is filled once with each data set. Then every contender copies it, to brokers that a whole round has warmed
 up, round after round in another order, each time into a topic that did not exist; what counts is the median.
 """
@@ -33,6 +36,7 @@ from bench.contenders import (
 from bench.cores import cores_apart
 from bench.data import DATA_SETS, Amount, DataSet
 from bench.latency import Latency, measure_latency
+from bench.logs import LOG_PARTS, Logs, measure_logs
 from bench.machine import describe_machine
 from bench.measure import Copy, CopyFailedError, ProcessTree, watch
 from bench.mirrormaker import MirrorMaker, mirrormaker_jars
@@ -43,7 +47,9 @@ ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
 CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
-_PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency")
+_PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency", "logs", *LOG_PARTS)
+_LOGS = {"logs", *LOG_PARTS}
+_NO_THROUGHPUT = {"latency", *_LOGS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,14 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data_sets = [one for key, one in DATA_SETS.items() if key in only] or list(DATA_SETS.values())
     wanted = [one for one in CONTENDERS if one.key in only] or list(CONTENDERS)
     # `--only latency,kmirror` asks for no throughput; `--only latency,16k` does.
-    throughput = "latency" not in only or bool(only - {"latency"} - {one.key for one in CONTENDERS})
-    full = options.only is None and options.rounds >= ROUNDS and options.megabytes >= MEGABYTES
-    output: Path | None = options.output or (REPOSITORY / "docs" / "results" if full else None)
-    help_seconds = _time_help()
-    if MirrorMaker in wanted:
+    throughput = not only & _NO_THROUGHPUT or bool(only - _NO_THROUGHPUT - {one.key for one in CONTENDERS})
+    whole = options.only in (None, {"logs"}) and options.rounds >= ROUNDS and options.megabytes >= MEGABYTES
+    output: Path | None = options.output or (REPOSITORY / "docs" / "results" if whole else None)
+    help_seconds = [] if only <= _LOGS else _time_help()
+    if MirrorMaker in wanted and not only <= _LOGS:
         mirrormaker_jars()
     copies: list[Copy] = []
     latencies: list[Latency] = []
+    logs = Logs()
     failure: CopyFailedError | None = None
     with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name)) as pair:
         folder = Path(name)
@@ -77,21 +84,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if not isinstance(contender, (Ceiling, KmirrorApart)):
                         _say(f"latency  {contender.title}")
                         latencies.append(measure_latency(pair, contender))
+            for part in LOG_PARTS:
+                if only & {"logs", part}:
+                    _say(part)
+                    measure_logs(part, pair, folder, min(1.0, options.megabytes / MEGABYTES), logs)
         except CopyFailedError as error:
             failure = error
-    results = Results(machine, options.rounds, options.megabytes, help_seconds, copies, latencies)
+    results = Results(machine, options.rounds, options.megabytes, help_seconds, copies, latencies, logs)
     for line in told(results):
         print(line)
     if failure is not None:
         print(f"This is not all: a copy failed. {failure}", file=sys.stderr)
         return 1
     if output is not None:
-        from bench.chart import draw
-
+        stem = "logs" if only <= _LOGS else "bench"
         output.mkdir(parents=True, exist_ok=True)
-        (output / "bench.json").write_text(results.to_json(), encoding="utf-8")
-        draw(results, output / "bench.png")
-        print(f"Written: bench.json and bench.png in {output}")
+        (output / f"{stem}.json").write_text(results.to_json(), encoding="utf-8")
+        if results.copies:
+            from bench.chart import draw
+
+            draw(results, output / f"{stem}.png")
+        print(f"Written: {stem}.* in {output}")
     return 0 if all(budget.kept for budget in results.budgets()) else 1
 
 

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.data import PARTITIONS
-from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.security import client_config
+from kmirror.engine.lane_control import append_to
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 
 _HEAP = "1g"
@@ -24,7 +25,12 @@ _JAVA_OPTIONS = (
     "-XX:+ExplicitGCInvokesConcurrent",
 )
 #: Files of a deleted topic go at once; the default is a minute later, in the middle of what is measured next.
-_PROPERTIES = {"log.segment.delete.delay.ms": "100", "log.initial.task.delay.ms": "1000"}
+_PROPERTIES = {
+    "log.segment.delete.delay.ms": "100",
+    "log.initial.task.delay.ms": "1000",
+    # `transactions` writes what transactions leave in a log, without a coordinator that could be asked for them
+    "transaction.partition.verification.enable": "false",
+}
 _SETTLE_TIMEOUT_S = 90.0
 #: What any tool would give a topic that shall hold what another cluster's holds.
 _COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
@@ -53,14 +59,14 @@ class Cluster:
         if hasattr(self, "_client"):
             self._client.close()
 
-    def create_topic(self, name: str) -> None:
-        """Create a topic of the data sets' shape."""
+    def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
+        """Create a topic, of the data sets' shape unless told otherwise."""
         from confluent_kafka.admin import NewTopic
 
-        topic = NewTopic(name, PARTITIONS, 1, config=_COPY_SETTINGS)
+        topic = NewTopic(name, partitions, 1, config=_COPY_SETTINGS)
         for created in self._admin.create_topics([topic]).values():
             created.result(timeout=60)
-        self.log_end(name)
+        self.log_ends(name, partitions)
 
     def topics(self) -> set[str]:
         """Return the names of all topics."""
@@ -76,8 +82,34 @@ class Cluster:
 
     def log_end(self, topic: str) -> int:
         """Return the sum of the true log ends of the topic's partitions."""
+        return sum(self.log_ends(topic, PARTITIONS))
+
+    def log_ends(self, topic: str, partitions: int) -> list[int]:
+        """Return the true log end of each partition."""
+        wanted = {TopicPartition(topic, index): LATEST for index in range(partitions)}
+        answers = self._client.list_offsets(wanted, log_end=True)
+        return [answers[partition].offset or 0 for partition in wanted]
+
+    def log_start(self, topic: str) -> int:
+        """Return where the log of partition 0 starts."""
+        partition = TopicPartition(topic, 0)
+        return self._client.list_offsets({partition: EARLIEST})[partition].offset or 0
+
+    def last_stable(self, topic: str) -> int:
+        """Return the sum of the last stable offsets of the topic's partitions."""
         wanted = {TopicPartition(topic, index): LATEST for index in range(PARTITIONS)}
-        return sum(answer.offset or 0 for answer in self._client.list_offsets(wanted, log_end=True).values())
+        return sum(answer.offset or 0 for answer in self._client.list_offsets(wanted, read_committed=True).values())
+
+    def append(self, topic: str, batch: memoryview) -> int:
+        """Append a batch to partition 0 and return its base offset."""
+        return append_to(self._client, TopicPartition(topic, 0), batch)
+
+    def delete_records(self, topic: str, offset: int) -> None:
+        """Move the start of partition 0's log."""
+        from confluent_kafka import TopicPartition as Place
+
+        place = Place(topic, 0, offset)
+        self._admin.delete_records([place])[place].result(timeout=60)
 
     def _files_of(self, names: set[str]) -> bool:
         folders = [entry for broker in self.sandbox.brokers for entry in os.listdir(broker.log_dir)]

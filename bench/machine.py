@@ -15,7 +15,7 @@ from kmirror.java import find_java, java_major_version
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine, and the versions of what ran on it."""
+    """The machine, and the versions of what ran on it. `load_average` is of the five minutes before: what else ran."""
 
     cpu: str
     cores: int
@@ -26,6 +26,7 @@ class Machine:
     kafka: str
     kmirror: str
     measured_at: str
+    load_average: float
 
     @property
     def title(self) -> str:
@@ -51,6 +52,7 @@ def describe_machine(kafka_version: str) -> Machine:
         kafka_version,
         __version__,
         datetime.now(UTC).isoformat(timespec="seconds"),
+        round(os.getloadavg()[1], 1),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from bench.data import DATA_SETS, DataSet
 from bench.latency import Latency
+from bench.logs import Logs
 from bench.machine import Machine
 from bench.measure import Copy
 
@@ -20,6 +21,11 @@ _CPU_AIM = {"256k": 0.9, "16k": 1.8}
 _FIRST_BYTE_S = (5.0, 4.0)
 _HELP_S = 0.150
 _MEMORY_AIM = 900e6
+#: Filled offsets a second: of one partition alone, and of each where all have a hole.
+_FILLED_PER_SECOND = 10_000.0
+_LOG_START_S = 30.0
+#: Who keeps up has all so soon after the writer stopped.
+_TRANSACTIONS_LAG_S = 1.0
 _LATENCY_AIM_MS = {"p50": 5.0, "p99": 25.0}
 
 TITLES = {
@@ -71,6 +77,7 @@ class Results:
     help_seconds: list[float]
     copies: list[Copy]
     latencies: list[Latency]
+    logs: Logs
 
     @property
     def data_sets(self) -> list[DataSet]:
@@ -88,7 +95,7 @@ class Results:
 
     def budgets(self) -> list[Budget]:
         """Return what the budgets say of the numbers there are."""
-        return [*self._copy_budgets(), *self._start_budgets(), *self._latency_budgets()]
+        return [*self._copy_budgets(), *self._start_budgets(), *self._latency_budgets(), *self._log_budgets()]
 
     def to_json(self) -> str:
         """Return all raw numbers, and the judgement, as a JSON document."""
@@ -120,13 +127,29 @@ class Results:
         first = [copy.first_byte_seconds for copy in self.copies if copy.contender == "kmirror"]
         if first:
             yield Budget("first byte after `kmirror run`", statistics.median(first), " s", *_FIRST_BYTE_S)
-        yield Budget("`kmirror --help`", statistics.median(self.help_seconds) * 1000, " ms", _HELP_S * 1000, None)
+        if self.help_seconds:
+            yield Budget("`kmirror --help`", statistics.median(self.help_seconds) * 1000, " ms", _HELP_S * 1000, None)
 
     def _latency_budgets(self) -> Iterator[Budget]:
         for latency in self.latencies:
             if latency.contender == "kmirror":
                 yield Budget("added latency, p50", latency.added_ms.p50, " ms", None, _LATENCY_AIM_MS["p50"])
                 yield Budget("added latency, p99", latency.added_ms.p99, " ms", None, _LATENCY_AIM_MS["p99"])
+
+    def _log_budgets(self) -> Iterator[Budget]:
+        for filling in self.logs.holes:
+            if filling.partitions == 1:
+                yield Budget("filled offsets a second", filling.offsets_per_second, "", _FILLED_PER_SECOND, None,
+                             at_least=True)  # fmt: skip
+            else:
+                yield Budget(f"filled offsets a second, slowest of {filling.partitions} partitions",
+                             min(filling.by_partition), "", None, _FILLED_PER_SECOND, at_least=True)  # fmt: skip
+        for one in self.logs.starts:
+            yield Budget(f"mirror log starts at {one.offset:,}", one.seconds, " s", _LOG_START_S, None)
+        for written in self.logs.transactions:
+            wanted = 0.99 * written.wanted_per_second  # with less there is little to keep up with
+            yield Budget("transactions a second, written", written.per_second, "", wanted, None, at_least=True)
+            yield Budget("behind the transactions' writer", written.behind_seconds, " s", _TRANSACTIONS_LAG_S, None)
 
 
 def throughput(copy: Copy) -> float:
@@ -165,10 +188,36 @@ def told(results: Results) -> Iterator[str]:
             f"{TITLES[latency.contender]:<22}{latency.added_ms.p50:8.1f}{latency.added_ms.p99:8.1f}"
             f"{latency.source_ms.p50:22.1f}{latency.source_ms.p99:8.1f}"
         )
+    yield from _told_of_logs(results)
     yield ""
     if any(copy.contender.endswith("apart") for copy in results.copies):
         yield "apart: the destination's brokers had half of the cores for themselves, everything else the other half"
     yield from (budget.line() for budget in results.budgets())
+
+
+def _told_of_logs(results: Results) -> Iterator[str]:
+    for filling in results.logs.holes:
+        yield ""
+        yield (
+            f"holes of {filling.hole:,} offsets in {filling.partitions} partitions: "
+            f"{filling.offsets_per_second:,.0f} filled offsets a second, {filling.seconds:.1f} s"
+        )
+        if filling.partitions > 1:
+            yield f"  by partition: {', '.join(f'{rate:,.0f}' for rate in filling.by_partition)}"
+    for one in results.logs.starts:
+        yield ""
+        yield (
+            f"mirror log starts at {one.offset:,} after {one.seconds:.1f} s, "
+            f"{one.since_command_seconds:.1f} s after the command"
+        )
+    for written in results.logs.transactions:
+        yield ""
+        yield (
+            f"{written.transactions:,} transactions of {written.records_in_transaction} records of "
+            f"{written.value_bytes} B, {written.per_second:,.0f} a second for {written.seconds:.1f} s: "
+            f"all there {written.behind_seconds:.2f} s after the last, at most {written.peak_lag_offsets:,} "
+            "offsets behind before"
+        )
 
 
 def _row(results: Results, key: str, contender: str, title: str, rates: list[float]) -> str:
