@@ -32,7 +32,7 @@ from kmirror.cluster.batch import SEQUENCE_MASK, CorruptBatchError, batch_header
 from kmirror.cluster.client import LATEST, ClusterClient, ProducerState, require
 from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.connection import ConnectFailedError, Connection
-from kmirror.cluster.fill_plan import Ask, Done, Failed, FillPlan, Look, Obstacle
+from kmirror.cluster.fill_plan import MAX_PRODUCER_EPOCH, Ask, Done, Failed, FillPlan, Look, Obstacle
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.pieces import Run, pieces
 from kmirror.cluster.records import Record, make_batch, read_records
@@ -53,6 +53,7 @@ _TRIES = 20
 #: After so long a request without an answer is not on its way any more.
 _SETTLE_S = 10.0
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
+_MARKERS_REFUSED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
 _PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
 
 
@@ -140,6 +141,50 @@ class OffsetAppender:
             self._fill(run.base_offset)
         self._append(run)
         return self.log_end_offset
+
+    def take_over(self, *, above: int = -1) -> None:
+        """Shut out whoever else writes with this producer id, by one marker, and go on behind what they have written.
+
+        Their batches and markers are refused from then on (FENCED), for as long as the leader remembers the producer
+        id. `above` is the highest producer epoch that is known to have been used; what the leader remembers counts too.
+
+        Raises:
+            RefusedError: markers may not be written (NOT_AUTHORIZED; nothing was), or somebody took over from us.
+            BrokerError: refused for another reason.
+            OutcomeUnknown: whether the marker was or will be written is not known.
+            UnreachableError: the partition's leader does not answer; nothing is on its way.
+        """
+        epoch, in_doubt = max(self._producer_epoch, above), False
+        for attempt in range(_TRIES):
+            epoch = min(epoch + 1, MAX_PRODUCER_EPOCH)
+            code = self._write_markers(Ask(1, epoch, self._coordinator_epoch))
+            if code in _MARKERS_REFUSED:
+                message = f"{self._partition}: no right to write markers (ALTER on the cluster)"
+                raise self._refusal(Failed(Obstacle.NOT_AUTHORIZED, message, self.log_end_offset))
+            if code == Code.NONE:
+                # what was sent before and not answered has a lower epoch: it is refused from now on
+                seen = self._replicated(in_doubt=in_doubt)
+                if seen.producer and seen.producer.producer_epoch > epoch:
+                    raise self._refusal(Failed(Obstacle.FENCED, "somebody else took over meanwhile", seen.log_end))
+                self._producer_epoch, self._sequence = epoch, 0
+                self._resume(seen)
+                return
+            in_doubt = in_doubt or code is None or code in _PERHAPS_WRITTEN
+            self._client.pause(attempt)
+            self._place = None
+            seen = self._see(in_doubt)
+            if seen.producer:
+                epoch = max(epoch, seen.producer.producer_epoch)
+                self._coordinator_epoch = max(self._coordinator_epoch, seen.producer.coordinator_epoch + 1)
+        raise _given_up(f"taking over {self._partition} does not get on", in_doubt)
+
+    def renew(self) -> None:
+        """Write one marker, so that the leader remembers our producer id from now on, however old the records are.
+
+        Raises:
+            as `append` where it fills.
+        """
+        self._fill(self.log_end_offset + 1)
 
     # -- filling --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Ask a whole cluster: one connection per broker, requests sent to the right one. Blocking; for one thread at a time.
 
-Everything here only reads, so a lost answer is simply asked for again, on a new connection, until the time is up.
+What only reads is simply asked again when its answer is lost, on a new connection, until the time is up. What changes
+something (topics and their partition counts) is asked once; OutcomeUnknown says that it may have happened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.metadata import ClusterMetadata, TopicPartition, decode_metadata
 from kmirror.cluster.security import ClientConfig
+from kmirror.cluster.wire import format_topic_id
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
 EARLIEST = -2
@@ -26,6 +28,13 @@ _CONSUMER = -1
 _DEBUGGING_REPLICA = -2
 _READ_COMMITTED = 1
 _RETRY_PAUSE = 0.1
+#: The broker's controller is just changing; nothing was done.
+_NOT_CONTROLLER = 41
+#: CreateTopics from here on knows a default replication factor, and from 7 on tells the new topic's id.
+_CREATE_TOPICS_WITH_ID = 7
+#: DeleteTopics from here on takes ids.
+_DELETE_TOPICS_BY_ID = 6
+_GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +319,74 @@ class ClusterClient:
         for result in answer.results:
             if result.error_code != Code.INVALID_PARTITIONS:
                 require(result.error_code, f"adding partitions to {result.name}", result.error_message)
+
+    def create_topic(self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str]) -> bytes:
+        """Create a topic and return its id, 16 bytes; `replication_factor` -1 is the brokers' default.
+
+        Brokers learn of it one after the other: `list_offsets` waits until its leaders are ready.
+
+        Raises:
+            BrokerError: refused (TOPIC_ALREADY_EXISTS among others); nothing was created.
+            OutcomeUnknown: not answered in time; it may exist now, or soon.
+            UnreachableError: no broker answers; nothing was asked.
+        """
+        from kafka.protocol.admin import CreateTopicsRequest
+
+        topic_type = CreateTopicsRequest.CreatableTopic
+        config_type = topic_type.CreatableTopicConfig
+        topic = topic_type(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=[],
+            configs=[config_type(name=key, value=value) for key, value in settings.items()],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=self.config.request_timeout_ms, validate_only=False)
+        what = f"creating topic {name}"
+        (result,) = self._change(request, lambda answer: answer.topics, what, lowest=_CREATE_TOPICS_WITH_ID)
+        require(result.error_code, what, result.error_message)
+        return bytes(result.topic_id.bytes)
+
+    def delete_topics(self, topics: Iterable[str | bytes]) -> None:
+        """Delete topics, each given by its name, or by its id of 16 bytes; one that is not there is fine.
+
+        An id is safe where somebody may have deleted the topic and created another one of its name.
+
+        Raises:
+            BrokerError: one is refused, the first of them; the others are deleted.
+            OutcomeUnknown: not answered in time; they may be gone now, or soon.
+            UnreachableError: no broker answers; nothing was asked.
+        """
+        from kafka.protocol.admin import DeleteTopicsRequest
+
+        state_type = DeleteTopicsRequest.DeleteTopicState
+        no_id = UUID(int=0)
+        wanted = [
+            state_type(name=topic, topic_id=no_id)
+            if isinstance(topic, str)
+            else state_type(name=None, topic_id=UUID(bytes=topic))
+            for topic in topics
+        ]
+        if not wanted:
+            return
+        request = DeleteTopicsRequest(topics=wanted, timeout_ms=self.config.request_timeout_ms)
+        results = self._change(request, lambda answer: answer.responses, "deleting topics", lowest=_DELETE_TOPICS_BY_ID)
+        for result in results:
+            if result.error_code not in _GONE:
+                name = result.name or format_topic_id(result.topic_id.bytes)
+                require(result.error_code, f"deleting topic {name}", result.error_message)
+
+    def _change(self, request: Any, results_of: Callable[[Any], list[Any]], what: str, *, lowest: int) -> list[Any]:
+        """Ask the controller, through any broker, for a change; again only where that surely has done nothing."""
+        deadline = time.monotonic() + self.config.request_timeout_ms / 1000
+        while True:
+            results = results_of(self._any_connection().request(request, lowest=lowest))
+            codes = {result.error_code for result in results}
+            if Code.REQUEST_TIMED_OUT in codes:
+                raise OutcomeUnknown(f"{what}: the controller did not finish in time")
+            if codes != {_NOT_CONTROLLER} or time.monotonic() > deadline:
+                return results
+            time.sleep(_RETRY_PAUSE)
 
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
         """Read broker settings; a broker that does not let us read them is left out."""

@@ -1,0 +1,114 @@
+"""Topics created and deleted through ClusterClient, as engines do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.errors import BrokerError, OutcomeUnknown
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.mirrors import settings_of
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def client(destination_cluster: SandboxCluster) -> Iterator[ClusterClient]:
+    with ClusterClient(client_config(destination_cluster.client_properties())) as made:
+        yield made
+
+
+def topics(cluster: SandboxCluster) -> set[str]:
+    """Return the topics there are, as librdkafka is told."""
+    return set(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=30).topics)
+
+
+def test_a_topic_is_created_as_asked(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
+    topic = unique_topic()
+    topic_id = client.create_topic(topic, 3, -1, {"retention.ms": "-1", "cleanup.policy": "delete"})
+    ends = client.list_offsets({TopicPartition(topic, index): LATEST for index in range(3)})
+    assert [end.offset for end in ends.values()] == [0, 0, 0]
+    found = client.metadata([topic]).topics[topic]
+    assert found.topic_id == topic_id
+    assert len(found.partitions) == 3
+    assert settings_of(destination_cluster, topic)["retention.ms"] == "-1"
+
+
+def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
+    topic = unique_topic()
+    client.create_topic(topic, 1, 1, {})
+    with pytest.raises(BrokerError) as caught:
+        client.create_topic(topic, 1, 1, {})
+    assert caught.value.code == Code.TOPIC_ALREADY_EXISTS
+    assert topic in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "settings", "told"),
+    [
+        ("no/name", 1, {}, "no/name"),
+        ("t", 0, {}, "partitions"),
+        ("t", 1, {"no.such.setting": "1"}, "no.such.setting"),
+    ],
+)
+def test_what_cannot_be_created_is_told(
+    client: ClusterClient, name: str, partitions: int, settings: dict[str, str], told: str
+) -> None:
+    with pytest.raises(BrokerError, match=told):
+        client.create_topic(name, partitions, 1, settings)
+
+
+def test_topics_are_deleted_by_name_and_by_id(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
+    by_name, by_id, stays = (unique_topic() for _ in range(3))
+    ids = {name: client.create_topic(name, 1, 1, {}) for name in (by_name, by_id, stays)}
+    client.delete_topics([by_name, ids[by_id]])
+    wait_until(lambda: topics(destination_cluster).isdisjoint({by_name, by_id}))
+    assert stays in topics(destination_cluster)
+
+
+def test_the_id_of_a_topic_that_was_created_again_deletes_nothing(
+    destination_cluster: SandboxCluster, client: ClusterClient
+) -> None:
+    topic = unique_topic()
+    old = client.create_topic(topic, 1, 1, {})
+    client.delete_topics([old])
+    new = client.create_topic(topic, 1, 1, {})
+    client.delete_topics([old, unique_topic()])  # what is not there is fine
+    client.delete_topics([])
+    client.list_offsets({TopicPartition(topic, 0): LATEST})
+    assert client.metadata([topic]).topics[topic].topic_id == new
+    assert topic in topics(destination_cluster)
+
+
+@pytest.mark.long
+def test_a_topic_that_may_not_be_deleted_is_told(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("keeps", properties={"delete.topic.enable": "false"})
+    with ClusterClient(client_config(cluster.client_properties())) as client:
+        topic = unique_topic()
+        client.create_topic(topic, 1, 1, {})
+        with pytest.raises(BrokerError, match="deleting topic"):
+            client.delete_topics([topic])
+
+
+def test_without_an_answer_nobody_knows(
+    destination_cluster: SandboxCluster, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    client.metadata([])
+    ask = Connection.request
+
+    def impatient(connection: Connection, message: object, **more: int) -> object:
+        return ask(connection, message, **more, timeout=1e-6)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "request", impatient)
+        with pytest.raises(OutcomeUnknown):
+            client.create_topic(topic, 1, 1, {})
+    wait_until(lambda: topic in topics(destination_cluster))

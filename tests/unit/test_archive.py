@@ -1,0 +1,165 @@
+"""What archives are called, which settings they have, and what the headers of their records say."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.records import Record
+from kmirror.engine.archive import (
+    Origin,
+    archive_name,
+    archive_producer_id,
+    archive_settings,
+    checked_ranges,
+    is_archive,
+    origin_headers,
+    origin_of,
+)
+from kmirror.engine.archiving import ArchiveResult, ArchiveSpec, PartitionOutcome, PartitionRanges, divided
+from kmirror.errors import RefusedError, UsageError
+
+LONGEST = 249
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_archives_are_counted() -> None:
+    assert archive_name("orders", []) == "orders.kmirror-archive.1"
+    existing = ["orders", "orders.kmirror-archive.1", "orders.kmirror-archive.9", "orders.kmirror-archive.10"]
+    assert archive_name("orders", existing) == "orders.kmirror-archive.11"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "orders.kmirror-archive.",
+        "orders.kmirror-archive.07",
+        "orders.kmirror-archive.7x",
+        "orders.kmirror-archive.7.kmirror-archive.7",
+        "my-orders.kmirror-archive.7",
+        "orders2.kmirror-archive.7",
+        "orders_kmirror-archive.7",
+    ],
+)
+def test_what_is_no_archive_of_the_topic_does_not_count(other: str) -> None:
+    assert archive_name("orders", [other]) == "orders.kmirror-archive.1"
+
+
+def test_names_that_brokers_take_for_the_same_count() -> None:
+    """A broker refuses a topic a_b where there is one a.b."""
+    assert archive_name("a.b", ["a_b.kmirror-archive.3"]) == "a.b.kmirror-archive.4"
+
+
+@pytest.mark.parametrize("length", [221, 222, 223, 224, 240, LONGEST])
+def test_no_archive_has_a_name_that_is_too_long(length: int) -> None:
+    topic = "t" * length
+    first = archive_name(topic, [])
+    later = archive_name(topic, [first.removesuffix("1") + "99999998"])
+    assert later.endswith(".kmirror-archive.99999999")
+    assert len(later) <= LONGEST
+    assert re.fullmatch("[a-zA-Z0-9._-]+", later)
+    assert is_archive(first)
+    assert first.startswith(topic[:200])
+
+
+def test_two_long_topics_never_share_their_archives() -> None:
+    common = "t" * 240
+    first = archive_name(common + "a", [])
+    assert archive_name(common + "b", [first]).endswith(".kmirror-archive.1")
+    assert archive_name(common + "b", [first]) != first
+    # nor does a topic whose name is what another's was shortened to
+    shortened = first.removesuffix(".kmirror-archive.1")
+    assert not archive_name(shortened, []).startswith(shortened + ".")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("orders.kmirror-archive.1", True),
+        ("orders.kmirror-archive.1.kmirror-archive.12", True),
+        ("orders.kmirror-archive.0", False),
+        ("orders.kmirror-archive.1.", False),
+        (".kmirror-archive.1", False),
+        ("orders.kmirror-archives.1", False),
+        ("orders", False),
+    ],
+)
+def test_archives_are_known_by_their_names(name: str, answer: bool) -> None:
+    assert is_archive(name) is answer
+
+
+def test_an_archive_keeps_everything_for_ever() -> None:
+    settings = archive_settings()
+    assert settings["retention.ms"] == settings["retention.bytes"] == "-1"
+    assert settings["cleanup.policy"] == "delete"
+    assert settings["max.message.bytes"] == "2147483647"
+
+
+def test_each_partition_has_a_producer_id_of_its_own() -> None:
+    ids = {archive_producer_id(TopicPartition(topic, index)) for topic in ("a", "b") for index in range(9)}
+    assert len(ids) == 18
+    assert all(FIRST_OWN_PRODUCER_ID <= one < 1 << 63 for one in ids)
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def test_headers_are_added_behind_a_records_own() -> None:
+    own = (("kmirror.offset", b"7"), ("h", None), ("h", b""))
+    origin = Origin(1 << 40, -1, -1)
+    record = Record(3, 5, None, None, own + origin_headers(origin))
+    assert record.headers[3:] == (
+        ("kmirror.offset", b"1099511627776"),
+        ("kmirror.leader.epoch", b"-1"),
+        ("kmirror.timestamp", b"-1"),
+    )
+    assert origin_of(record) == (origin, own)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        origin_headers(Origin(1, 2, 3))[:2],
+        (*origin_headers(Origin(1, 2, 3)), ("h", b"")),
+        (("kmirror.offset", b"x"), *origin_headers(Origin(1, 2, 3))[1:]),
+        (("kmirror.offset", None), *origin_headers(Origin(1, 2, 3))[1:]),
+    ],
+)
+def test_what_no_archive_has(headers: tuple[tuple[str, bytes | None], ...]) -> None:
+    assert origin_of(Record(3, 5, None, None, headers)) is None
+
+
+# -- ranges and shares -------------------------------------------------------------------------------------------------
+
+
+def test_empty_ranges_are_left_out() -> None:
+    assert checked_ranges([(0, 0), (3, 5), (5, 9), (9, 9)]) == ((3, 5), (5, 9))
+
+
+@pytest.mark.parametrize("ranges", [[(3, 6), (5, 9)], [(5, 9), (3, 5)], [(-1, 4)]])
+def test_ranges_that_are_not_in_order_are_refused(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(UsageError, match="not in order"):
+        checked_ranges(ranges)
+
+
+def test_partitions_are_shared_among_tasks() -> None:
+    sizes = [5, 100, 0, 40, 60, 5]
+    wanted = tuple(PartitionRanges(index, ((0, size),)) for index, size in enumerate(sizes))
+    spec = ArchiveSpec({}, "t", "t.kmirror-archive.1", None, wanted)
+    shares = divided(spec, 2)
+    assert {one for share in shares for one in share.partitions} == set(wanted)
+    assert sum(len(share.partitions) for share in shares) == len(wanted)
+    assert [sum(sizes[one.partition] for one in share.partitions) for share in shares] == [105, 105]
+    assert len(divided(spec, 100)) == len(wanted)
+    assert pickle.loads(pickle.dumps(shares)) == shares
+
+
+def test_nothing_is_saved_that_was_not_compared() -> None:
+    assert not ArchiveResult((PartitionOutcome(0, None, None, RefusedError("no")),)).saved
+    assert not ArchiveResult((PartitionOutcome(0, None, None),)).saved
