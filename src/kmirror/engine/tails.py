@@ -23,62 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, TRANSACTIONAL, BatchHeader, CorruptBatchError, batch_headers, crc_of
-from kmirror.cluster.fetch import AbortedTransaction
 from kmirror.cluster.filler import is_filler
-from kmirror.cluster.isolation import Isolation, Kind
-from kmirror.cluster.old_format import read_messages
-from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.records import Record, read_records
+from kmirror.cluster.isolation import Kind
+from kmirror.cluster.records import Record
 from kmirror.engine.judge import Tail
-from kmirror.errors import KmirrorError, Reason
+from kmirror.engine.stretches import Batch, DamagedLogError, Ends, Read, Section, Sections, Side, Stretch, stretch_of
+
+__all__ = ["Comparing", "DamagedLogError", "Ends", "Finding", "Section", "Sections", "compare_tails"]
 
 #: How much of a log is remembered on the walk: what was read last, and what that may have to be held against.
 _STRETCHES_KEPT = 2
-
-Side = Literal["source", "destination"]
-
-
-class Read(NamedTuple):
-    """Say from which offset on to read each log; None for not at all. A few kilobytes are enough."""
-
-    destination: int | None
-    source: int | None
-
-
-class Section(NamedTuple):
-    """What one read gave: at least one whole batch, the first one that ends after `offset`.
-
-    No batch at all means that the log shows none from there on. `data` may end in the middle of a batch.
-    """
-
-    offset: int
-    data: memoryview
-    aborted_transactions: Sequence[AbortedTransaction] = ()
-
-
-class Sections(NamedTuple):
-    """Answer a `Read`."""
-
-    destination: Section | None
-    source: Section | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Where two logs start and end. `source_end` is where the source ends to show batches: its last stable offset."""
-
-    source_start: int
-    source_end: int
-    destination_start: int
-    destination_end: int
-
-    @property
-    def shared_end(self) -> int:
-        """Up to here both have what can be compared."""
-        return min(self.source_end, self.destination_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +47,6 @@ class Finding:
     differs_at: int | None = None
     only_filler: bool = False
     unproven: bool = False
-
-
-class DamagedLogError(KmirrorError):
-    """A batch at the end of one of the logs that cannot be read."""
-
-    def __init__(self, side: Side, offset: int, detail: str) -> None:
-        super().__init__(f"the {side}'s batch at offset {offset} is corrupt: {detail}", None, Reason.CORRUPT_BATCH)
-        self.args = (side, offset, detail)
-        self.side: Side = side
 
 
 Comparing = Generator[Read, Sections, Finding]
@@ -117,107 +64,20 @@ def compare_tails(ends: Ends, producer_id: int) -> Comparing:
     return (yield from _Comparison(ends, producer_id).run())
 
 
-class _Batch:
-    """One stored batch, sound, and what applications are shown of it."""
-
-    __slots__ = ("_records", "base_offset", "data", "header", "kind", "next_offset", "side")
-
-    def __init__(self, side: Side, data: memoryview, header: BatchHeader, kind: Kind) -> None:
-        self.side: Side = side
-        self.data = data
-        self.header = header
-        self.kind = kind
-        self._records: list[Record] | None = None
-        self.next_offset = header.next_offset
-        #: A message of an old format stands at the offset of the last one in it.
-        self.base_offset = header.base_offset if header.magic == 2 else self.records()[0].offset
-
-    @property
-    def producer_id(self) -> int:
-        return self.header.producer_id
-
-    @property
-    def shows_records(self) -> bool:
-        return self.kind is Kind.DATA and self.header.record_count > 0
-
-    @property
-    def is_foreign(self) -> bool:
-        """True when no mirror wrote it."""
-        return self.producer_id < FIRST_OWN_PRODUCER_ID
-
-    def records(self) -> list[Record]:
-        """Read its records, once."""
-        if self._records is None:
-            try:
-                if self.header.magic == 2:
-                    self._records = list(read_records(self.data, self.header._replace(position=0)))
-                else:
-                    self._records = [Record(*message) for message in read_messages(self.data)[1]]
-            except CorruptBatchError as error:
-                raise DamagedLogError(self.side, error.offset, error.detail) from None
-        return self._records
-
-    def is_same_as(self, other: _Batch) -> bool:
-        """True when it surely shows the same records at the same offsets; False may also mean: look closer."""
-        a, b = self.header, other.header
-        return (
-            a.magic == b.magic == 2
-            and a.base_offset == b.base_offset
-            and a.record_count == b.record_count
-            and a.base_timestamp == b.base_timestamp
-            and a.max_timestamp == b.max_timestamp
-            and (a.attributes ^ b.attributes) & ~TRANSACTIONAL == 0
-            # memoryviews would be compared item by item, bytes are compared at once
-            and bytes(self.data[BATCH_OVERHEAD:]) == bytes(other.data[BATCH_OVERHEAD:])
-        )
-
-
-class _Stretch(NamedTuple):
-    """All that one log has from `low` to `high`: these batches, and holes between them."""
-
-    low: int
-    high: int
-    batches: list[_Batch]
-
-
-def _stretch(side: Side, section: Section, end: int) -> _Stretch:
-    """Take one section apart, up to offset `end`."""
-    isolation = Isolation(section.aborted_transactions)
-    batches: list[_Batch] = []
-    high = end
-    try:
-        for header in batch_headers(section.data):
-            if header.magic == 2 and header.base_offset >= end:
-                high = end
-                break
-            data = section.data[header.position : header.position + header.size_in_bytes]
-            if header.magic == 2 and (crc := crc_of(data)) != header.crc:
-                detail = f"its checksum is {crc:08x}, its header says {header.crc:08x}"
-                raise CorruptBatchError(header.base_offset, detail)
-            kind = isolation.kind(data)
-            if header.next_offset > section.offset:
-                batches.append(_Batch(side, data, header, kind))
-                high = header.next_offset
-    except CorruptBatchError as error:
-        raise DamagedLogError(side, error.offset, error.detail) from None
-    low = min(section.offset, batches[0].base_offset) if batches else section.offset
-    return _Stretch(low, high, batches)
-
-
 class _Compared(NamedTuple):
     """What holding one stretch of both logs against each other gave: offsets, with the destination's batch there."""
 
     contradiction: tuple[int, int] | None
-    agreement: tuple[int, _Batch] | None
+    agreement: tuple[int, Batch] | None
     #: Records of another writer at holes of the source.
     strange: list[int]
 
 
-def _compare(ours: Iterable[_Batch], theirs: Iterable[_Batch], low: int, high: int) -> _Compared:
+def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int) -> _Compared:
     """Compare what both logs show from `low` to `high`."""
     twins = {batch.base_offset: batch for batch in theirs if batch.shows_records}
-    agreement: tuple[int, _Batch] | None = None
-    others: list[_Batch] = []
+    agreement: tuple[int, Batch] | None = None
+    others: list[Batch] = []
     for batch in ours:
         twin = twins.get(batch.base_offset) if batch.shows_records else None
         if twin and low <= batch.base_offset and batch.next_offset <= high and batch.is_same_as(twin):
@@ -244,7 +104,7 @@ def _compare(ours: Iterable[_Batch], theirs: Iterable[_Batch], low: int, high: i
     return _Compared(first, agreement, strange)
 
 
-def _records_of(batches: Iterable[_Batch], low: int, high: int) -> dict[int, tuple[Record, _Batch]]:
+def _records_of(batches: Iterable[Batch], low: int, high: int) -> dict[int, tuple[Record, Batch]]:
     return {
         record.offset: (record, batch)
         for batch in batches
@@ -254,7 +114,7 @@ def _records_of(batches: Iterable[_Batch], low: int, high: int) -> dict[int, tup
     }
 
 
-def _silent(batches: Iterable[_Batch], low: int, high: int) -> dict[int, _Batch]:
+def _silent(batches: Iterable[Batch], low: int, high: int) -> dict[int, Batch]:
     """Return the offsets at which nobody is ever shown a record."""
     return {
         offset: batch
@@ -273,9 +133,9 @@ class _Comparison:
         #: What can be compared lies between these.
         self._floor = max(ends.source_start, ends.destination_start)
         self._top = ends.shared_end
-        self._source: list[_Stretch] = []
-        self._destination: list[_Stretch] = []
-        self._last: _Batch | None = None
+        self._source: list[Stretch] = []
+        self._destination: list[Stretch] = []
+        self._last: Batch | None = None
         #: Of the source's batch that holds the last offset: that of one that stands lower may be too low.
         self._epoch = -1
         #: True when a record of the destination has been seen.
@@ -316,20 +176,20 @@ class _Comparison:
     def _note(self, seen: Sections) -> None:
         """Take in what was read; older stretches are let go."""
         if seen.destination is not None:
-            self._destination.append(_stretch("destination", seen.destination, self._ends.destination_end))
+            self._destination.append(stretch_of("destination", seen.destination, self._ends.destination_end))
             del self._destination[:-_STRETCHES_KEPT]
         if seen.source is not None:
-            self._source.append(_stretch("source", seen.source, self._top))
+            self._source.append(stretch_of("source", seen.source, self._top))
             del self._source[:-_STRETCHES_KEPT]
             last = self._ends.destination_end - 1
             for batch in self._source[-1].batches:
                 if batch.base_offset <= last < batch.next_offset:
                     self._epoch = batch.header.partition_leader_epoch
 
-    def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[_Batch]]:
+    def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[Batch]]:
         """Return one side's batches with offsets from `low` to `high`, read where they are not known yet."""
         known = self._source if side == "source" else self._destination
-        batches: list[_Batch] = []
+        batches: list[Batch] = []
         offset = low
         while offset < high:
             stretch = next((s for s in known if s.low <= offset < s.high), None)
@@ -340,7 +200,7 @@ class _Comparison:
             offset = stretch.high
         return batches
 
-    def _is_filler(self, batches: Iterable[_Batch]) -> bool:
+    def _is_filler(self, batches: Iterable[Batch]) -> bool:
         """Tell whether the last records in here are filler of ours."""
         newest = [batch for batch in batches if batch.shows_records][-1:]
         return any(batch.producer_id == self._producer_id and is_filler(batch.data) for batch in newest)
@@ -362,7 +222,7 @@ class _Comparison:
         self._note((yield Read(max(offsets), None)))
         return (yield from self._look_at([b for b in self._destination[-1].batches if b.base_offset < high], high))
 
-    def _look_at(self, batches: Sequence[_Batch], below: int) -> Generator[Read, Sections, Finding | None]:
+    def _look_at(self, batches: Sequence[Batch], below: int) -> Generator[Read, Sections, Finding | None]:
         """Compare these batches of the destination, as far as they lie below `below`."""
         for batch in batches:
             if batch.shows_records and batch.is_foreign and batch.next_offset > self._top:
@@ -390,7 +250,7 @@ class _Comparison:
             return self._finding(Tail.DIFFERENT, differs_at=self._strange, producer_id=self._strange_producer_id)
         return self._finding(Tail.SAME)
 
-    def _note_strange(self, offset: int, batch: _Batch) -> None:
+    def _note_strange(self, offset: int, batch: Batch) -> None:
         if self._strange is None or offset < self._strange:
             self._strange, self._strange_producer_id = offset, batch.producer_id
 
