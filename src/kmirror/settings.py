@@ -247,6 +247,26 @@ class Settings:
         "What becomes of a partition whose source deleted records before they were copied: FAILED until `recover`, or"
         " the copy goes on behind them, with an event.",
     )
+    source_reset_policy: str = _row(
+        "source.reset.policy",
+        _choice("auto", "fail"),
+        "auto",
+        "What becomes of a topic whose source was deleted and created again: its old records are archived and it is"
+        " rebuilt, with an event, or it is FAILED until `recover --accept-reset`.",
+    )
+    source_reset_auto_max_topics: int = _row(
+        "source.reset.auto.max.topics",
+        _integer(0, 100_000),
+        3,
+        "How many topics of the mirror may be rebuilt within an hour without being asked for.",
+    )
+    source_divergence_policy: str = _row(
+        "source.divergence.policy",
+        _choice("fail", "auto"),
+        "fail",
+        "What becomes of a topic whose source's history was rewritten: FAILED until `recover --accept-divergence`, or"
+        " what the source does not have any more is archived and the topic is rebuilt, with an event.",
+    )
     copy_lanes: int = _row(
         "copy.lanes",
         _integer(1, 256),

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.engine.mirror import MirrorEngine
 from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add import add
 from kmirror.ops.context import Destination, change, now_ms
 from kmirror.ops.describe import describe
@@ -30,6 +31,16 @@ from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce,
 
 ALIGNING, MIRRORING = PartitionState.LOG_ALIGNMENT, PartitionState.MIRRORING
 FIVE = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+class NoRebuilder:
+    """Rebuild nothing."""
+
+    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        raise RefusedError(f"{topic} is not rebuilt here")
+
+    def carry_out(self, topic: str) -> None:
+        raise RefusedError(f"{topic} is not rebuilt here")
 
 
 class IdleLanes:
@@ -66,7 +77,9 @@ class Run:
         identity = EngineIdentity.of_this_process("app", "local[1]")
         self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
         state = destination.state()
-        self.engine = MirrorEngine(mirror, state, self._lease, destination.properties, self.lanes, "eve@ops")
+        self.engine = MirrorEngine(
+            mirror, state, self._lease, destination.properties, self.lanes, "eve@ops", NoRebuilder()
+        )
 
     def __enter__(self) -> Run:
         self.engine.start()

@@ -355,8 +355,11 @@ def test_a_destination_with_other_records_is_left_alone(mirror: Mirror) -> None:
     fill(mirror, same, 2)
     mirror.wait(lane, lambda: mirror.destination_ends()[f"{same}-0"] == 5)
     reports = {r.topic: r for r in mirror.stop(lane).reports}
-    assert (reports[other].reason, reports[other].failed_offset) == (Reason.DESTINATION_WRITTEN, 3)
-    assert (reports[longer].reason, reports[longer].failed_offset) == (Reason.SOURCE_DIVERGED, 3)
+    assert (reports[other].reason, reports[other].failed_offset) == (Reason.DESTINATION_WRITTEN, 0)
+    assert (reports[longer].reason, reports[longer].failed_offset) == (Reason.DESTINATION_WRITTEN, 3)
+    assert "(6 records, from offset 3 on, a producer without an id): it ends at offset 9" in str(
+        reports[longer].message
+    )
     assert mirror.destination_ends() == {f"{same}-0": 5, f"{other}-0": 3, f"{longer}-0": 9}
 
 
@@ -368,13 +371,14 @@ def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
     with Leader(mirror.destination, topic) as leader:
         assert leader.append_as_is(batch_of(1)).base_offset == 4
     with Leader(mirror.source, topic) as leader:  # as three batches, so that some may be in flight together
-        for _ in range(3):
-            leader.append_as_is(batch_of(2))
+        for number in range(3):
+            leader.append_as_is(batch_of(2, value=b"%d" % number))
     mirror.wait(lane, lambda: copy_of(lane, topic).failure)
     fill(mirror, topic, 6, partition=1)
     mirror.wait(lane, lambda: mirror.destination_ends()[f"{topic}-1"] == 6)
     report = mirror.stop(lane).reports[0]
-    assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.OFFSET_MISMATCH, 4)
+    assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.DESTINATION_WRITTEN, 4)
+    assert "(1 record, from offset 4 on, " in (report.message or "")
 
 
 def test_a_source_topic_created_again_is_not_taken_for_the_old_one(mirror: Mirror) -> None:

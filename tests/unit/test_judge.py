@@ -10,8 +10,10 @@ import pytest
 
 from kmirror.cluster.batch import SEQUENCE_MASK
 from kmirror.cluster.client import ProducerState
+from kmirror.engine.fork import Fork
 from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Trouble, Verdict, Wait, judge
 from kmirror.engine.spec import Assignment
+from kmirror.engine.strangers import Strangers
 from kmirror.errors import Reason
 from kmirror.state.records import Recovery
 from tests.support.histories import OWN_ID, WHOLE, History, build, compare
@@ -46,6 +48,11 @@ FENCED = {"producer": producer(99, epoch=1)}
 REWRITTEN = {"tail": Tail.DIFFERENT, "differs_at": 95}
 NOT_OURS = REWRITTEN | {"tail_producer_id": FOREIGN_ID}
 ANONYMOUS = REWRITTEN | {"tail_producer_id": -1}
+FORKED = REWRITTEN | {"fork": Fork(90, True, 89), "strangers": Strangers(OWN_ID)}
+UNPROVEN_FORK = REWRITTEN | {"fork": Fork(90, True, None), "strangers": Strangers(OWN_ID)}
+#: Ours came to stand behind somebody's records.
+WRITTEN = FORKED | {"strangers": Strangers(FOREIGN_ID, 5, FOREIGN_ID)}
+OVERWRITTEN = FORKED | {"strangers": Strangers(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
 SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": Tail.NOTHING}
 OVERGROWN = SHORTER | {"tail_producer_id": FOREIGN_ID, "unproven": True}
 HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": -1, "high_watermark": 80, "last_stable_offset": 80}
@@ -74,11 +81,15 @@ def verdict(facts: Facts, acknowledged: int | None = None, **others: object) -> 
         (REPLACED, None, Reason.DESTINATION_TOPIC_DELETED, 100, "mirrored was deleted and created again"),
         (FENCED, None, Reason.FENCED, 100, "producer epoch 1, ours is 0"),
         (REWRITTEN, None, Reason.SOURCE_DIVERGED, 100, "orders-3 was rewritten: at offset 95"),
-        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 100, "mirrored-3 (producer id 7): at offset 95"),
-        (ANONYMOUS, None, Reason.DESTINATION_WRITTEN, 100, "mirrored-3 (a producer without an id)"),
+        (FORKED, None, Reason.SOURCE_DIVERGED, 90, "from offset 90 on it does not hold what was copied, 10 records up"),
+        (UNPROVEN_FORK, None, Reason.SOURCE_DIVERGED, 90, "offset 99; below that, nothing is left on both sides"),
+        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 95, "mirrored-3 (from offset 95 on, producer id 7): it does"),
+        (ANONYMOUS, None, Reason.DESTINATION_WRITTEN, 95, "from offset 95 on, a producer without an id)"),
+        (WRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "mirrored-3 (5 records, from offset 90 on, producer id 7)"),
+        (OVERWRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "(at least 1 record, from offset 90 on, producer id 7)"),
         (SHORTER, None, Reason.SOURCE_DIVERGED, 98, "2 records that it had are gone"),
         (OVERGROWN, None, Reason.DESTINATION_WRITTEN, 98, "it ends at offset 100, and its source at 98"),
-        (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "not this mirror's (producer id 7)"),
+        (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "(producer id 7): the last records are not this"),
         (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost its offsets 100 to 119"),
         (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 records 100 to 100 were deleted"),
     ],
@@ -333,6 +344,10 @@ def test_the_log_is_trimmed_behind_a_loss_also_when_that_was_interrupted() -> No
 def test_every_loss_is_gone_past_where_that_is_the_policy() -> None:
     lost = seen(source_log_start=130, tail=Tail.NOTHING)
     assert after_recovery(lost, None, follows_truncation=True) == Copy(100, skip_to=130)
+
+
+def test_filler_that_a_broker_had_back_after_its_death_is_trimmed_again() -> None:
+    assert verdict(seen(source_log_start=60, filler_end=50)) == Copy(100, trim_to=50)
 
 
 # -- random histories --------------------------------------------------------------------------------------------------

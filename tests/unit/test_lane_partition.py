@@ -400,18 +400,34 @@ def test_a_repeat_answered_with_its_first_offset_is_a_success(copying: Shell) ->
     assert (copying.status, copying.copy.acknowledged) == ("copying", 12)
 
 
-def test_an_append_at_another_offset_stops_at_once(copying: Shell) -> None:
+def mismatched(copying: Shell) -> None:
+    """Let the second of five batches land at another offset than meant."""
     copying.fetch(*[stored(10 + i) for i in range(7)])
     copying.send()
     copying.answer()
     copying.answer(base_offset=19)
+    assert copying.status == "draining"
+    for _ in range(3):
+        copying.answer(base_offset=30)  # what was in flight behind it changes nothing
+    assert (copying.status, copying.copy.acknowledged) == ("waiting", 11)
+
+
+def test_an_append_at_another_offset_stops_the_copy_for_good(copying: Shell) -> None:
+    mismatched(copying)
+    copying.inspect(facts(20))  # an inspection that sees nothing wrong changes nothing about that
     assert copying.status == "failed"
     assert copying.copy.failure is not None
     assert (copying.copy.failure.reason, copying.copy.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
-    for _ in range(3):
-        copying.answer(base_offset=30)  # what was in flight behind it changes nothing
-    assert copying.copy.failure.offset == 11
-    assert copying.copy.acknowledged == 11
+
+
+def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
+    mismatched(copying)
+    copying.inspect(facts(20), Wait(Trouble(Reason.SOURCE_UNREACHABLE, "silent")))
+    assert copying.status == "waiting"
+    copying.inspect(facts(20), Fail(Reason.DESTINATION_WRITTEN, "1 record", 11))
+    assert copying.status == "failed"
+    assert copying.copy.failure is not None
+    assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
 
 
 REFUSED_FOR_GOOD = [
@@ -659,16 +675,16 @@ def test_trouble_before_a_failure_is_due_forgets_it_and_looks_again(copying: She
     assert (copying.status, copying.copy.failure) == ("waiting", None)
 
 
-def test_a_diverging_epoch_fails_the_partition_at_the_fork(copying: Shell) -> None:
+def test_a_diverging_epoch_is_looked_into(copying: Shell) -> None:
     copying.fetch(stored(10), stored(11))
     copying.send()
     copying.fetch(diverging_epoch=(1, 8))
+    assert copying.status == "draining"
+    copying.answer()
+    copying.answer()
+    assert (copying.status, copying.copy.report().reason) == ("waiting", Reason.SOURCE_DIVERGED)
+    copying.inspect(facts(12), Fail(Reason.SOURCE_DIVERGED, "from offset 8 on", 8))
     assert copying.status == "failed"
-    assert copying.copy.failure is not None
-    assert (copying.copy.failure.reason, copying.copy.failure.offset) == (Reason.SOURCE_DIVERGED, 8)
-    copying.answer()
-    copying.answer()
-    assert copying.copy.failure.offset == 8
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,7 @@ def test_the_newer_of_record_and_report_tells_the_state() -> None:
     found = row(ENGINE, progress(), failed)
     assert (found.state, found.reason) == (PartitionState.FAILED, Reason.CORRUPT_BATCH)
     assert found.error_message == (
-        "at 7; FAILED since 1970-01-01T00:16:39Z; "
-        "when that is mended: kmirror recover --mirror m --topics a.orders"
+        "at 7; FAILED since 1970-01-01T00:16:39Z; when that is mended: kmirror recover --mirror m --topics a.orders"
     )
     assert (found.retry_attempt, found.state_time_ms) == (2, NOW - 500)
     assert found.topic_state is TopicState.FAILED

@@ -35,6 +35,9 @@ def test_defaults() -> None:
         follow_log_start=True,
         follow_log_start_delay_ms=3_600_000,
         source_truncation_policy="fail",
+        source_reset_policy="auto",
+        source_reset_auto_max_topics=3,
+        source_divergence_policy="fail",
         copy_lanes=2,
     )
 
@@ -52,6 +55,9 @@ def test_every_setting_is_read() -> None:
             "follow.log.start": "False",
             "follow.log.start.delay.ms": "5000",
             "source.truncation.policy": "Follow",
+            "source.reset.policy": "fail",
+            "source.reset.auto.max.topics": "7",
+            "source.divergence.policy": "auto",
             "copy.lanes": "8",
         }
     )
@@ -66,6 +72,9 @@ def test_every_setting_is_read() -> None:
         False,
         5000,
         "follow",
+        "fail",
+        7,
+        "auto",
         8,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [

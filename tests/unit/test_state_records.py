@@ -9,6 +9,7 @@ import pytest
 from kmirror.errors import Reason
 from kmirror.state.events import Event, decode_event, encode_event
 from kmirror.state.records import (
+    PENDING_REBUILD,
     DesiredState,
     EngineRecord,
     EngineState,
@@ -19,6 +20,8 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
+    Rebuild,
+    RebuildStep,
     Record,
     Recovery,
     Removed,
@@ -44,7 +47,28 @@ RECOVERED = TopicRecord(
     DesiredState.ACTIVE,
     2,
     TopicOrigin.ADOPTED,
-    recoveries={1: Recovery(3, 1000, 1150, True), 0: Recovery(1)},
+    recoveries={1: Recovery(3, 1000, 1150, True), 0: Recovery(1, rebuilds=Reason.SOURCE_DIVERGED)},
+)
+REBUILT = TopicRecord(
+    "m",
+    "users",
+    "users",
+    "sId",
+    "dId",
+    DesiredState.ACTIVE,
+    2,
+    TopicOrigin.CREATED,
+    PENDING_REBUILD,
+    rebuild=Rebuild(
+        Reason.SOURCE_TOPIC_RECREATED,
+        RebuildStep.REPLACE,
+        "users.kmirror-archive.2",
+        99,
+        {0: ((0, 5), (7, 9)), 1: ()},
+        {"g": {0: 4}},
+    ),
+    rebuilt_at_ms=98,
+    archive="users.kmirror-archive.1",
 )
 CLAIM = TopicRecord(
     "m", "pay", "pay", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED, "add", {}, first_offsets={0: 7, 1: 0}
@@ -132,9 +156,17 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         RECOVERED,
         b'["topic","m","logs"]',
         b'{"desired":"ACTIVE","destination_topic_id":"dId","origin":"ADOPTED","partitions":2,'
-        b'"recoveries":{"0":{"number":1,"trims":false},'
+        b'"recoveries":{"0":{"number":1,"rebuilds":"SOURCE_DIVERGED","trims":false},'
         b'"1":{"lost_from":1000,"lost_until":1150,"number":3,"trims":true}},'
         b'"source_topic":"logs","source_topic_id":"sId","v":1}',
+    ),
+    (
+        REBUILT,
+        b'["topic","m","users"]',
+        b'{"archive":"users.kmirror-archive.1","desired":"ACTIVE","destination_topic_id":"dId","origin":"CREATED",'
+        b'"partitions":2,"pending_operation":"rebuild","rebuild":{"archive":"users.kmirror-archive.2",'
+        b'"groups":{"g":{"0":4}},"ranges":{"0":[[0,5],[7,9]],"1":[]},"reason":"SOURCE_TOPIC_RECREATED",'
+        b'"since_ms":99,"step":"REPLACE"},"rebuilt_at_ms":98,"source_topic":"users","source_topic_id":"sId","v":1}',
     ),
     (
         PARTITION,

@@ -98,20 +98,38 @@ def add_verb(
         ["--accept-loss"], is_flag=True, help="Go on without records that the source deleted before they were copied."
     ),
     click.Option(["--trim"], is_flag=True, help="With --accept-loss: delete the mirror's records before the loss too."),
+    click.Option(
+        ["--accept-reset"],
+        is_flag=True,
+        help="Archive and rebuild topics whose source was deleted and created again.",
+    ),
+    click.Option(
+        ["--accept-divergence"],
+        is_flag=True,
+        help="Archive what the source does not have, and rebuild topics whose histories part.",
+    ),
     example="kmirror recover --mirror m --topics orders --accept-loss --bootstrap-server b:9092",
     changes=True,
     dry_run=True,
     irreversible=True,
 )
-def recover_verb(call: Call, mirror: str, topics: TopicSelector | None, accept_loss: bool, trim: bool) -> int:
+def recover_verb(
+    call: Call,
+    mirror: str,
+    topics: TopicSelector | None,
+    accept_loss: bool,
+    trim: bool,
+    accept_reset: bool,
+    accept_divergence: bool,
+) -> int:
     from kmirror.errors import RefusedError, UsageError
     from kmirror.ops.recover import Consent, recover
 
     if trim and not accept_loss:
         raise UsageError("--trim goes with --accept-loss", "give both, or neither")
-    consent = Consent(accept_loss, trim)
+    consent = Consent(accept_loss, trim, accept_reset, accept_divergence)
     with call.destination() as destination:
-        if accept_loss and not call.dry_run and not call.yes:
+        if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
             preview = recover(destination, mirror, topics, consent, dry_run=True)
             for line in _direction(destination, mirror):
                 call.output.screen.tell(line)

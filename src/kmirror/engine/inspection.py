@@ -9,8 +9,11 @@ from kmirror.cluster.batch import UnsupportedFormatError
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.metadata import ClusterMetadata, TopicMetadata, TopicPartition
-from kmirror.engine.judge import Facts, Trouble
+from kmirror.engine.filler_end import filler_end
+from kmirror.engine.fork_search import Question, search_forks
+from kmirror.engine.judge import Facts, Tail, Trouble
 from kmirror.engine.spec import Assignment
+from kmirror.engine.strangers import strangers_in
 from kmirror.engine.tail_reader import Obstacle, TailReader
 from kmirror.engine.tails import DamagedLogError, Ends, Finding
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
@@ -60,11 +63,51 @@ class Inspector:
             return [Facts(trouble=troubles[a] or trouble) for a in assignments]
         seen = {a: self._facts(a, views, source, destination) for a in good}
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
-        compared = self._tails.compare(ends, source, destination)
-        return [
-            _with_tail(a, seen[a], compared[a]) if a in compared else seen.get(a, Facts(trouble=troubles[a]))
-            for a in assignments
-        ]
+        for a, found in self._tails.compare(ends, source, destination).items():
+            seen[a] = _with_tail(a, seen[a], found)
+        seen |= {a: self._with_filler(a, facts) for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
+        seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(facts)})
+        return [seen.get(a, Facts(trouble=troubles[a])) for a in assignments]
+
+    def _with_filler(self, assignment: Assignment, facts: Facts) -> Facts:
+        """Return facts with where the filler ends that the destination begins with, if it does."""
+        start, end = facts.destination_log_start, facts.destination_log_end
+        try:
+            found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
+        except (KmirrorError, OutcomeUnknown) as error:
+            return Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
+        return replace(facts, filler_end=found)
+
+    def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
+        """Return facts with where exactly the two logs part, and who wrote what stands there."""
+        questions = {
+            Question(
+                a.source, a.destination, _ends(facts), None if facts.differs_at is None else facts.differs_at + 1
+            ): a
+            for a, facts in differing.items()
+        }
+        found: dict[Assignment, Facts] = {}
+        for answer in search_forks(self._source, self._destination, list(questions)).found if questions else ():
+            assignment = questions[answer.question]
+            facts = differing[assignment]
+            if answer.fork is None:
+                side = answer.troubled_side or "source"
+                obstacle = Obstacle(side, answer.trouble or KmirrorError("where the logs part was not found"))
+                found[assignment] = Facts(trouble=_tail_trouble(assignment, obstacle))
+                continue
+            try:
+                strangers = strangers_in(
+                    self._destination,
+                    assignment.destination,
+                    answer.fork.offset,
+                    facts.destination_log_end,
+                    assignment.producer_id,
+                )
+            except (KmirrorError, OutcomeUnknown) as error:
+                found[assignment] = Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
+            else:
+                found[assignment] = replace(facts, fork=answer.fork, strangers=strangers)
+        return found
 
     def _views(self, assignments: Iterable[Assignment]) -> _Views:
         sources = [a.source for a in assignments]
@@ -200,6 +243,22 @@ def _ends(facts: Facts) -> Ends:
     )
 
 
+def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
+    """Tell whether the destination begins before what it was to begin with, and holds more than filler."""
+    if facts.trouble or facts.only_filler:
+        return False
+    start = facts.destination_log_start
+    return start < facts.destination_log_end and start < max(facts.source_log_start, assignment.first_offset)
+
+
+def _may_differ(facts: Facts) -> bool:
+    """Tell whether the logs are known to part, or the mirror holds what its source has not."""
+    if facts.trouble:
+        return False
+    longer = facts.source_log_end < facts.destination_log_end and not facts.only_filler
+    return facts.tail is Tail.DIFFERENT or facts.unproven or longer
+
+
 def _with_tail(assignment: Assignment, facts: Facts, found: Finding | Obstacle) -> Facts:
     if isinstance(found, Obstacle):
         return Facts(trouble=_tail_trouble(assignment, found))
@@ -248,6 +307,9 @@ def _topic_trouble(
         if code and code != Code.LEADER_NOT_AVAILABLE:
             return Trouble(unreachable, f"{side} topic {name}: {code_name(code)} ({code})")
         if topic and assignment.partition not in topic.partitions:
+            if side == "source" and assignment.source_topic_id not in (None, topic.topic_id):
+                fewer = f"source topic {name} was deleted and created again, with {len(topic.partitions)} partitions"
+                return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)
             return Trouble(gone, f"{side} topic {name} has no partition {assignment.partition}", True)
     return None
 

@@ -29,7 +29,7 @@ topic mean nothing, and a failed look-up goes before everything.
 10. the destination ends with filler, or is empty, and has to begin further on than it ends → Raise. With filler that
     leads there exactly → Raise too: the filler has still to be taken away
 11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this loss was accepted, or any is
-12. else → Copy
+12. else → Copy; filler that the destination begins with, as before it was trimmed, is trimmed again
 
 That nothing could be compared is no misfit by itself (rule 12): markers, aborted transactions and cleaners leave logs
 like that, and a log that one side has emptied.
@@ -43,7 +43,9 @@ from enum import Enum
 from kmirror.cluster.batch import SEQUENCE_MASK
 from kmirror.cluster.client import ProducerState
 from kmirror.cluster.wire import format_topic_id
+from kmirror.engine.fork import Fork
 from kmirror.engine.spec import Assignment
+from kmirror.engine.strangers import Strangers
 from kmirror.errors import Reason
 
 
@@ -94,6 +96,11 @@ class Facts:
     only_filler: bool = False
     #: Another writer's records stand at the destination's end, and nothing was found to compare.
     unproven: bool = False
+    #: The destination begins with filler again, up to here: its broker died before it had noted where the log starts.
+    filler_end: int | None = None
+    #: Where exactly the two logs part, and what stands from there on, where they are known to; None else.
+    fork: Fork | None = None
+    strangers: Strangers | None = None
 
     @property
     def coordinator_epoch(self) -> int:
@@ -123,7 +130,7 @@ class Copy:
     filled_offsets: int = 0
     #: The source has lost what lies between `offset` and here: nothing will ever be shown there. None: it has not.
     skip_to: int | None = None
-    #: The destination's log is to begin here, behind such a loss, once it gets so far; None: as it does.
+    #: The destination's log is to begin here once it gets so far, behind such a loss or filler; None: as it does.
     trim_to: int | None = None
 
 
@@ -212,29 +219,46 @@ def _fenced(assignment: Assignment, facts: Facts) -> Fail | None:
 
 
 def _is_foreign(assignment: Assignment, facts: Facts) -> bool:
+    """Tell whether somebody else wrote what differs."""
+    if facts.strangers is not None:
+        first = facts.strangers.first_producer_id
+        return first is not None and first != assignment.producer_id
     return facts.tail_producer_id is not None and facts.tail_producer_id != assignment.producer_id
 
 
-def _writer(facts: Facts) -> str:
-    known = facts.tail_producer_id is not None and facts.tail_producer_id >= 0
-    return f"producer id {facts.tail_producer_id}" if known else "a producer without an id"
+def _written(assignment: Assignment, facts: Facts, at: int | None, why: str) -> Fail:
+    """Say that somebody else wrote to the mirror: where, how much, and who."""
+    strangers = facts.strangers
+    known = strangers.producer_id if strangers else facts.tail_producer_id
+    writer = f"producer id {known}" if known is not None and known >= 0 else "a producer without an id"
+    many = ""
+    if strangers is not None and strangers.records:
+        bound = "" if strangers.is_complete else "at least "
+        many = f"{bound}{strangers.records} {'record' if strangers.records == 1 else 'records'}, "
+    from_there = f"from offset {at} on, " if at is not None else ""
+    return Fail(
+        Reason.DESTINATION_WRITTEN,
+        f"somebody else wrote to mirror topic {assignment.destination} ({many}{from_there}{writer}): {why}",
+        facts.destination_log_end if at is None else at,
+    )
 
 
 def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     if facts.tail is not Tail.DIFFERENT:
         return None
-    end, at = facts.destination_log_end, facts.differs_at
+    end, fork = facts.destination_log_end, facts.fork
+    at = fork.offset if fork else facts.differs_at
     if _is_foreign(assignment, facts):
-        return Fail(
-            Reason.DESTINATION_WRITTEN,
-            f"somebody else wrote to mirror topic {assignment.destination} ({_writer(facts)}): "
-            f"at offset {at} it does not hold what {assignment.source} does",
-            end,
-        )
+        return _written(assignment, facts, at, f"it does not hold what {assignment.source} does there")
+    if fork is None or at is None:
+        message = f"the history of {assignment.source} was rewritten: at offset {at} it does not hold what was copied"
+        return Fail(Reason.SOURCE_DIVERGED, message, end)
+    proved = "" if fork.agreed_at is not None else "; below that, nothing is left on both sides to be compared"
     return Fail(
         Reason.SOURCE_DIVERGED,
-        f"the history of {assignment.source} was rewritten: at offset {at} it does not hold what was copied from it",
-        end,
+        f"the history of {assignment.source} was rewritten: from offset {at} on it does not hold what was copied, "
+        f"{end - at} records up to offset {end - 1}{proved}",
+        at,
     )
 
 
@@ -242,13 +266,8 @@ def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
     end, source_end = facts.destination_log_end, facts.source_log_end
     if source_end >= end:
         return None
-    if facts.unproven:
-        return Fail(
-            Reason.DESTINATION_WRITTEN,
-            f"somebody else wrote to mirror topic {assignment.destination} ({_writer(facts)}): "
-            f"it ends at offset {end}, and its source at {source_end}",
-            source_end,
-        )
+    if facts.unproven or (facts.strangers is not None and _is_foreign(assignment, facts)):
+        return _written(assignment, facts, source_end, f"it ends at offset {end}, and its source at {source_end}")
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the source ends at offset {source_end}, but {end} had been copied from it: "
@@ -268,12 +287,8 @@ def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
 
 def _unproven_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     if facts.unproven:
-        return Fail(
-            Reason.DESTINATION_WRITTEN,
-            f"the last records of {assignment.destination} are not this mirror's ({_writer(facts)}), "
-            "and the source has nothing left to compare them with",
-            facts.destination_log_end,
-        )
+        why = "the last records are not this mirror's, and the source has nothing left to compare them with"
+        return _written(assignment, facts, None, why)
     return None
 
 
@@ -333,7 +348,7 @@ def _is_accepted(assignment: Assignment, end: int) -> bool:
 def _go_on(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Copy:
     end, start = facts.destination_log_end, facts.source_log_start
     recovery = assignment.recovery
-    trim_to = None
+    trim_to = facts.filler_end
     if recovery is not None and recovery.trims and recovery.lost_until is not None:
         trim_to = start if end < start else recovery.lost_until
     return Copy(

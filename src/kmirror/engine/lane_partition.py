@@ -124,7 +124,8 @@ class PartitionCopy:
         self.queue = self.intake.queue
         self.in_flight: deque[Batch] = deque()
         self._proven = False
-        self._mismatched = False
+        #: Why this fails, should an inspection not know better: an append landed at another offset.
+        self._mismatch: Fail | None = None
         #: Timestamp of the records that keep the broker's memory of us; None while it has none.
         self._memory_ms: int | None = None
         #: No record sent since nothing was in flight is older than this.
@@ -181,6 +182,9 @@ class PartitionCopy:
             return
         if isinstance(verdict, Wait):
             self._troubled(verdict.trouble, now)
+            return
+        if self._mismatch:
+            self._fail(self._mismatch)
             return
         self.last_stable_offset = facts.last_stable_offset
         self.high_watermark = facts.high_watermark
@@ -287,13 +291,10 @@ class PartitionCopy:
             self._fetch_refused(answer.error_code, now)
             return
         if answer.diverging_epoch:
+            # where exactly, and whether what was copied differs at all, an inspection finds out
             epoch, end = answer.diverging_epoch
-            self._fail_at(
-                Reason.SOURCE_DIVERGED,
-                f"the history of {self.assignment.source} was rewritten: its epoch {epoch} ends at offset {end}, "
-                f"but {self.fetch_offset} had been copied from it",
-                end,
-            )
+            what = f"the source's epoch {epoch} ends at offset {end} now, and {self.fetch_offset} was reached in it"
+            self._interrupt(Trouble(Reason.SOURCE_DIVERGED, what), now)
             return
         self.high_watermark = answer.high_watermark
         self.last_stable_offset = answer.last_stable_offset
@@ -407,14 +408,16 @@ class PartitionCopy:
                 self.bytes_copied += len(batch.data)
                 self.begun = True
             self._got_on()
-        elif code == Code.NONE and not self._mismatched:
-            self._mismatched = True
-            self._fail_at(
+        elif code == Code.NONE and self._mismatch is None:
+            self._mismatch = Fail(
                 Reason.OFFSET_MISMATCH,
                 f"a batch for offset {batch.base_offset} of {self.assignment.destination} was appended at "
                 f"{base_offset}: somebody else writes to it. Copying has stopped; nothing was repaired",
                 batch.base_offset,
             )
+            # who and how much, an inspection finds out; the copy goes on in no case
+            if self.status is not Status.FAILED:
+                self._interrupt(Trouble(Reason.OFFSET_MISMATCH, self._mismatch.message), now)
         elif self.status is not Status.FAILED:
             self._refused(code, detail, batch, now)
         self._advance(now)

@@ -28,6 +28,7 @@ from kmirror.engine.heard import HeardTopic, Replica
 from kmirror.engine.lane import run_lane
 from kmirror.engine.lane_control import STATE_PARTITION
 from kmirror.engine.plan import assign
+from kmirror.engine.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.remembered import alignment_note, remember
 from kmirror.engine.scout import Scout, Scouted
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
@@ -37,6 +38,7 @@ from kmirror.settings import Settings, parse_settings
 from kmirror.state.events import Event
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
+    PENDING_REBUILD,
     DesiredState,
     Incarnation,
     PartitionRecord,
@@ -103,6 +105,7 @@ class MirrorEngine:
         destination_properties: Mapping[str, str],
         runner: LaneRunner,
         actor: str,
+        rebuilder: Rebuilder,
     ) -> None:
         record = state.mirror(mirror)
         if record is None:
@@ -143,6 +146,7 @@ class MirrorEngine:
         self.notes: list[str] = []
         self.source_trouble: KmirrorError | None = None
         self._log_start_trouble = False
+        self._rebuilds = Rebuilds(rebuilder, self.notes.append)
         self.stopping = False
         #: Why the engine has to give this mirror up; None in the normal case.
         self.lost: KmirrorError | None = None
@@ -204,6 +208,8 @@ class MirrorEngine:
         if self._plan_now and not self.stopping:
             self._plan_now = False
             self._plan()
+        if not self.stopping and self.lost is None:
+            self._rebuilds.tick(self._claimed(), self._is_free, at)
         if self._beat_now or at - self._beat_at >= HEARTBEAT_SECONDS:
             self._heartbeat(stopping=self.stopping)
         if not self.stopping and self.lost is None:
@@ -211,6 +217,15 @@ class MirrorEngine:
                 published = self._published.get(handle.lane) == (handle.generation, 0)
                 if handle.future is None and handle.wanted and published and at >= handle.start_at:
                     self._submit(handle, at)
+
+    def _claimed(self) -> list[str]:
+        """Return the topics that are to be rebuilt."""
+        return [topic.topic for topic in self._topics.values() if topic.pending_operation == PENDING_REBUILD]
+
+    def _is_free(self, topic: str) -> bool:
+        """Tell whether no lane has a topic, and nothing can be on its way to it."""
+        has_it = any(a.topic == topic for handle in self._lanes.values() for a in handle.assignments)
+        return not has_it and not self._old_futures and now() >= self._lease.predecessor_may_write_until
 
     # -- lanes ----------------------------------------------------------------------------------------------------
 
@@ -394,12 +409,22 @@ class MirrorEngine:
             and before.destination_topic_id == record.destination_topic_id
         )
         if not _is_copied(record) or goes_on:
+            if before is not None and before.recoveries != record.recoveries:
+                self._forget_failures(record.topic)
             return
+        self._partition_counts.pop(record.topic, None)
+        for partition in [p for p in self.targets or {} if p.topic == record.topic]:
+            del (self.targets or {})[partition]
         # it became a mirror topic (again): what its `add` has written of the partitions counts, not what we remember
         for known in (self._records, self._changed_records, self.rows, self._aligned_to):
             for partition in [p for p in known if p.topic == record.topic]:
                 del known[partition]
         self._records.update({TopicPartition(p.topic, p.partition): p for p in heard.partitions})
+
+    def _forget_failures(self, topic: str) -> None:
+        """Let what lanes say next of the topic's FAILED partitions be news, also when it is the same again."""
+        for partition in [p for p, row in self.rows.items() if p.topic == topic and self._failed(p)]:
+            del self.rows[partition]
 
     def _take_progress(self, record: ProgressRecord) -> None:
         handle = self._lanes.get(record.lane)
@@ -426,6 +451,7 @@ class MirrorEngine:
             if topic is not None and is_current and _is_copied(topic) and self.rows.get(partition) != row:
                 self.rows[partition] = row
                 self._remember(partition, row)
+                self._want_rebuild(topic, row)
 
     def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
         """Keep what must outlive the engine, and tell what whoever watches should know."""
@@ -440,6 +466,18 @@ class MirrorEngine:
             details = {"topic": row.topic, "partition": row.partition, "reason": row.reason, "message": row.message}
             self._tell("partition", "FAILED", details)
         self._records[partition] = self._changed_records[partition] = record
+
+    def _want_rebuild(self, topic: TopicRecord, row: ProgressRow) -> None:
+        """Have a topic rebuilt whose source is another one now or has another history, where that is allowed."""
+        if row.state is not PartitionState.FAILED or row.reason is None:
+            return
+        recovery = (topic.recoveries or {}).get(row.partition)
+        consented = recovery is not None and recovery.rebuilds is row.reason
+        by_itself = (row.reason in RESETS and self._settings.source_reset_policy == "auto") or (
+            row.reason is Reason.SOURCE_DIVERGED and self._settings.source_divergence_policy == "auto"
+        )
+        if consented or by_itself:
+            self._rebuilds.want(topic.topic, row.reason, consented=consented)
 
     def _tell_of_alignment(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
         note = alignment_note(row, record.first_offset if record else None)
@@ -513,6 +551,8 @@ class MirrorEngine:
             self.targets is not None
             and all(self._reached(p) or self._failed(p) for p in self.targets)
             and all(a.destination in self.targets for a in self.assignments())
+            and not self._claimed()
+            and not any(self._rebuilds.is_wanted(topic) for topic in self._topics)
         )
 
     def _failed(self, partition: TopicPartition) -> bool:

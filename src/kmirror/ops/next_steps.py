@@ -6,8 +6,21 @@ from datetime import UTC, datetime
 
 from kmirror.errors import Reason
 
+_RESET = (
+    "to archive what the mirror topic holds, and copy the new one: "
+    "kmirror recover --mirror {mirror} --topics {topic} --accept-reset"
+)
+_DIVERGED = (
+    "to archive what the source does not have, and copy the topic again: "
+    "kmirror recover --mirror {mirror} --topics {topic} --accept-divergence"
+)
 _STEPS = {
     Reason.SOURCE_TRUNCATED: "to go on without them: kmirror recover --mirror {mirror} --topics {topic} --accept-loss",
+    Reason.SOURCE_TOPIC_RECREATED: _RESET,
+    Reason.PARTITIONS_DECREASED: _RESET,
+    Reason.SOURCE_DIVERGED: _DIVERGED,
+    Reason.DESTINATION_WRITTEN: f"stop whoever writes to it; then, {_DIVERGED}",
+    Reason.OFFSET_MISMATCH: f"stop whoever writes to it; then, {_DIVERGED}",
     Reason.SOURCE_TOPIC_DELETED: (
         "when it is there again: kmirror recover --mirror {mirror} --topics {topic}; the mirror topic is kept as it is"
     ),

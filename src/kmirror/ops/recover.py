@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
@@ -38,6 +39,9 @@ class Consent:
     loss: bool = False
     #: With a loss: the mirror's log is to begin behind it.
     trim: bool = False
+    #: Topics may be archived and rebuilt whose source was deleted and created again; or whose histories part.
+    reset: bool = False
+    divergence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,12 @@ class _Wish:
     place: TopicPartition
     told: str
     lost: tuple[int, int] | None = None
+    rebuilds: Reason | None = None
+
+
+#: Which consent a reason asks for.
+_RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
+_DIVERGENCES = frozenset({Reason.SOURCE_DIVERGED, Reason.DESTINATION_WRITTEN, Reason.OFFSET_MISMATCH})
 
 
 def recover(
@@ -81,18 +91,24 @@ def recover(
         return _result(
             mirror, [*results, *(_done(wish, f"would be tried again{wish.told}") for wish in wishes)], dry_run
         )
-    before = _reports(state, mirror)
+    before, asked_ms = _reports(state, mirror), now_ms()
     _record(destination, mirror, wishes, trims=consent is not None and consent.trim)
     if engine_in_charge(destination.state(), mirror, now_ms()) is None:
         hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
         results += [_done(wish, f"will be tried again{wish.told}") for wish in wishes]
         return _result(mirror, results, dry_run, warnings=[hint])
-    results += _wait(destination.state, mirror, wishes, before, time.monotonic() + wait_s)
+    results += _wait(destination.state, mirror, wishes, before, asked_ms, time.monotonic() + wait_s)
     return _result(mirror, results, dry_run)
 
 
 def _decide(row: PartitionRow, consent: Consent) -> _Wish | TopicResult:
     place = TopicPartition(row.topic, row.partition)
+    if row.reason in _RESETS | _DIVERGENCES:
+        if not (consent.reset if row.reason in _RESETS else consent.divergence):
+            hint = next_step(row.reason, row.mirror, row.topic)
+            return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
+        what = "all of its records" if row.reason in _RESETS else "those of its records that the source does not have"
+        return _Wish(place, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason)
     start, end = row.source_log_start, row.destination_offset
     if row.reason is not Reason.SOURCE_TRUNCATED or start is None or end is None or start <= end:
         return _Wish(place, "")
@@ -134,52 +150,70 @@ def _with_recoveries(record: TopicRecord, wishes: Sequence[_Wish], *, trims: boo
         before = known.get(wish.place.partition)
         lost_from, lost_until = wish.lost or (None, None)
         number = before.number + 1 if before else 1
-        known[wish.place.partition] = Recovery(number, lost_from, lost_until, trims and wish.lost is not None)
+        known[wish.place.partition] = Recovery(
+            number, lost_from, lost_until, trims and wish.lost is not None, wish.rebuilds
+        )
     return replace(record, recoveries=known)
 
 
-Reports = Mapping[TopicPartition, tuple[tuple[int, str, Incarnation], ProgressRow]]
+class _Report(NamedTuple):
+    """The last word on a partition: when it was said, by which run of which lane, and what."""
+
+    time_ms: int
+    run: tuple[int, str, Incarnation]
+    row: ProgressRow
 
 
-def _reports(state: State, mirror: str) -> Reports:
-    """Return each partition's last report, with which run of which lane it comes from."""
-    found: dict[TopicPartition, tuple[int, tuple[int, str, Incarnation], ProgressRow]] = {}
+def _reports(state: State, mirror: str) -> dict[TopicPartition, _Report]:
+    found: dict[TopicPartition, _Report] = {}
     for progress in state.progress(mirror):
         run = (progress.lane, progress.lease_id, Incarnation(progress.generation, progress.attempt))
         for row in progress.rows:
             place = TopicPartition(row.topic, row.partition)
-            if place not in found or found[place][0] < progress.time_ms:
-                found[place] = (progress.time_ms, run, row)
-    return {place: (run, row) for place, (_, run, row) in found.items()}
+            if place not in found or found[place].time_ms < progress.time_ms:
+                found[place] = _Report(progress.time_ms, run, row)
+    return found
 
 
 def _wait(
-    read: Callable[[], State], mirror: str, wishes: Sequence[_Wish], before: Reports, deadline: float
+    read: Callable[[], State],
+    mirror: str,
+    wishes: Sequence[_Wish],
+    before: Mapping[TopicPartition, _Report],
+    asked_ms: int,
+    deadline: float,
 ) -> list[TopicResult]:
-    """Wait until a later run of a lane has said what became of each partition."""
+    """Wait until a later run of a lane has said what became of each partition, where it is rebuilt, after that."""
     left = {wish.place: wish for wish in wishes}
     results: dict[TopicPartition, TopicResult] = {}
+    said: dict[TopicPartition, str] = {}
     while True:
-        now = _reports(read(), mirror)
+        state = read()
+        reports = _reports(state, mirror)
         for place, wish in list(left.items()):
-            run, row = now.get(place, (None, None))
-            if row is None or (place in before and before[place][0] == run):
+            report = reports.get(place)
+            if report is None or (place in before and before[place].run == report.run):
                 continue
+            topic = state.topic(mirror, place.topic)
+            rebuilt_ms = (topic.rebuilt_at_ms or 0) if topic else 0
+            if wish.rebuilds and (rebuilt_ms < asked_ms or report.time_ms < rebuilt_ms):
+                said[place] = "its topic is still being rebuilt"
+                continue
+            row = report.row
             if row.state is PartitionState.FAILED:
                 hint = next_step(row.reason, mirror, place.topic)
                 results[place] = TopicResult(*place, Outcome.FAILED, row.message, row.reason, hint=hint)
             elif row.state is PartitionState.MIRRORING:
                 results[place] = _done(wish, f"is copied again{wish.told}")
             else:
+                said[place] = row.message or "its logs are being compared"
                 continue
             del left[place]
         if not left or time.monotonic() >= deadline:
             break
         time.sleep(_PAUSE_S)
-    late = "the engine has not begun it anew yet"
     for place in left:
-        run, row = now.get(place, (None, None))
-        message = (row.message if row and (place not in before or before[place][0] != run) else None) or late
+        message = said.get(place, "the engine has not begun it anew yet")
         hint = "`kmirror describe` shows how it goes on"
         results[place] = TopicResult(*place, Outcome.TIMED_OUT, message, hint=hint)
     return [results[wish.place] for wish in wishes]

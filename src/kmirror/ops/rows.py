@@ -26,6 +26,8 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
     ProgressRow,
+    Rebuild,
+    RebuildStep,
     TopicRecord,
 )
 from kmirror.state.snapshot import State
@@ -136,6 +138,8 @@ def topic_state_of(
         return TopicState.SOURCE_UNAVAILABLE
     if trouble is SourceTrouble.REFUSED:
         return TopicState.LINK_FAILED
+    if topic.rebuild is not None:
+        return TopicState.PENDING_MIRROR
     for partition, story in enumerate(stories):
         record = records.get(partition)
         aligned_before = record is not None and (record.aligned or record.begun or record.initial_copy_complete)
@@ -233,6 +237,8 @@ def _explained(
     """Return the story with the state as the operator's wish has it, and a reason wherever nothing is copied."""
     if story.state is PartitionState.STOPPED:
         return story
+    if topic.rebuild is not None:
+        return _being_rebuilt(story, topic.rebuild)
     if story.state is PartitionState.FAILED:
         text = failure_text(story.message, story.since_ms, story.reason, mirror, topic.topic)
         return replace(story, message=text)
@@ -262,6 +268,15 @@ def _explained(
     if reason is None and report is not None:
         reason, message = report.row.reason, report.row.message
     return _Story(story.state, story.since_ms, reason, message)
+
+
+def _being_rebuilt(story: _Story, rebuild: Rebuild) -> _Story:
+    step = {
+        RebuildStep.ARCHIVE: f"its records are being archived in {rebuild.archive}",
+        RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is created anew",
+    }[rebuild.step]
+    message = f"the topic is being rebuilt, since its source is not what it was: {step}"
+    return _Story(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
 
 
 def _source_topic_trouble(topic: TopicRecord, source: ClusterLook | None) -> tuple[Reason | None, str | None]:
@@ -330,8 +345,8 @@ def _row(
         last_mirrored_offset=record.last_mirrored_offset if record else None,
         last_mirrored_epoch=record.last_mirrored_epoch if record else None,
         initial_copy_complete=record.initial_copy_complete if record else False,
-        rebuilt_at_ms=None,
-        archive=None,
+        rebuilt_at_ms=topic.rebuilt_at_ms,
+        archive=topic.archive,
         as_of_ms=as_of_ms,
     )
 

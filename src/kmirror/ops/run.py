@@ -20,6 +20,7 @@ from kmirror.engine.spark_conf import SparkOptions
 from kmirror.engine.spark_conf import check as check_spark
 from kmirror.errors import KmirrorError, Reason, RefusedError, UsageError
 from kmirror.ops.context import Destination, actor, cluster_id_of, require_mirror, source_client
+from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.settings import parse_settings
 from kmirror.state.lease import EngineIdentity, Lease
@@ -87,7 +88,15 @@ def run(destination: Destination, request: RunRequest, watcher: Watcher) -> Verb
         state = destination.state()
         runtime = spark.ready()
         engines = [
-            MirrorEngine(record.name, state, lease, destination.properties, runtime, actor())
+            MirrorEngine(
+                record.name,
+                state,
+                lease,
+                destination.properties,
+                runtime,
+                actor(),
+                TopicRebuilder(destination.properties, record.name, runtime),
+            )
             for record, lease in zip(records, leases, strict=True)
         ]
         limits = Limits(

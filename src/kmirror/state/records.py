@@ -50,6 +50,18 @@ class TopicOrigin(StrEnum):
     ADOPTED = "ADOPTED"
 
 
+class RebuildStep(StrEnum):
+    """Name what is to be done next to a topic that is rebuilt."""
+
+    ARCHIVE = "ARCHIVE"
+    #: All that would be lost is in the archive; from here on the topic may be deleted and created again.
+    REPLACE = "REPLACE"
+
+
+#: What a topic's `pending_operation` says while it is rebuilt.
+PENDING_REBUILD = "rebuild"
+
+
 class EngineState(StrEnum):
     """Name how far an engine's time in charge has come; RELEASED means that all its lanes have ended."""
 
@@ -95,7 +107,26 @@ class Recovery:
     lost_until: int | None = None
     #: True: the destination's log is to begin behind the loss. False: what it holds before it is kept.
     trims: bool = False
+    #: The topic may be archived and rebuilt where it FAILED for this reason; None: it may not.
+    rebuilds: Reason | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Say how far the rebuilding of a topic is, so that whoever comes next goes on there.
+
+    `ranges` are the offsets to archive, by partition, first and last exclusive; None before they are known. `groups`
+    are the offsets that consumer groups had committed, by partition.
+    """
+
+    reason: Reason
+    step: RebuildStep
+    archive: str
+    since_ms: int
+    ranges: Mapping[int, tuple[tuple[int, int], ...]] | None = None
+    groups: Mapping[str, Mapping[int, int]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +150,10 @@ class TopicRecord:
     deferred: Mapping[str, str] | None = None
     first_offsets: Mapping[int, int] | None = None
     recoveries: Mapping[int, Recovery] | None = None
+    #: How far its rebuilding is; None when it is not being rebuilt. When it was last, and where its old records are.
+    rebuild: Rebuild | None = None
+    rebuilt_at_ms: int | None = None
+    archive: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -339,6 +374,7 @@ def _topic(names: Names, stored: Stored) -> TopicRecord:
     mirror, topic = names
     first_offsets = stored.optional_mapping("first_offsets")
     recoveries = stored.optional_mapping("recoveries")
+    rebuild = stored.optional_mapping("rebuild")
     return TopicRecord(
         str(mirror),
         str(topic),
@@ -352,6 +388,9 @@ def _topic(names: Names, stored: Stored) -> TopicRecord:
         deferred=stored.optional_texts("deferred"),
         first_offsets=None if first_offsets is None else {int(p): int(at) for p, at in first_offsets.items()},
         recoveries=None if recoveries is None else {int(p): _recovery(Stored(one)) for p, one in recoveries.items()},
+        rebuild=None if rebuild is None else _rebuild(Stored(rebuild)),
+        rebuilt_at_ms=stored.optional_integer("rebuilt_at_ms"),
+        archive=stored.optional_text("archive"),
         extra=stored.rest(),
     )
 
@@ -387,6 +426,22 @@ def _recovery(stored: Stored) -> Recovery:
         lost_from=stored.optional_integer("lost_from"),
         lost_until=stored.optional_integer("lost_until"),
         trims=stored.flag("trims"),
+        rebuilds=stored.optional_word("rebuilds", Reason),
+        extra=stored.rest(),
+    )
+
+
+def _rebuild(stored: Stored) -> Rebuild:
+    ranges, groups = stored.optional_mapping("ranges"), stored.optional_mapping("groups")
+    return Rebuild(
+        reason=stored.word("reason", Reason),
+        step=stored.word("step", RebuildStep),
+        archive=stored.text("archive"),
+        since_ms=stored.integer("since_ms"),
+        ranges=None if ranges is None else {int(p): tuple((int(a), int(b)) for a, b in r) for p, r in ranges.items()},
+        groups=None
+        if groups is None
+        else {str(group): {int(p): int(at) for p, at in offsets.items()} for group, offsets in groups.items()},
         extra=stored.rest(),
     )
 

@@ -1,0 +1,112 @@
+"""Have topics rebuilt whose source is another one now, or has another history: when, and one step after the other.
+
+How that is done is given from above (`Rebuilder`): it decides, records and does, and may take minutes. A topic is
+claimed first, so that it is in no lane's plan any more; the work begins when no lane can write to it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+
+RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
+_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+
+
+class Rebuilder(Protocol):
+    """Rebuild topics of one mirror; called in threads."""
+
+    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        """Claim a topic. Raises RefusedError when that is not to be done unasked."""
+
+    def carry_out(self, topic: str) -> None:
+        """Rebuild a topic that is claimed, from where it stands; whatever it raises, it can be called again."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One topic: what runs for it, and when the next try is due."""
+
+    is_running: bool = False
+    next_at: float = 0.0
+    tries: int = 0
+    told: str | None = None
+
+
+class Rebuilds:
+    """Have the topics of one mirror rebuilt; for one thread. `note` takes sentences for whoever watches."""
+
+    def __init__(self, rebuilder: Rebuilder, note: Callable[[str], None]) -> None:
+        self._rebuilder = rebuilder
+        self._note = note
+        self._claims: dict[str, _Work] = {}
+        self._refused: set[str] = set()
+        self._work: dict[str, _Work] = {}
+        self._ended: queue.SimpleQueue[tuple[dict[str, _Work], str, Exception | None]] = queue.SimpleQueue()
+
+    def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        """Have a topic claimed, unless that goes on already, or was refused."""
+        if topic not in self._claims and (consented or topic not in self._refused):
+            self._refused.discard(topic)
+            self._claims[topic] = _Work()
+            self._start(self._claims, topic, lambda: self._rebuilder.begin(topic, reason, consented=consented))
+
+    def is_wanted(self, topic: str) -> bool:
+        """True while a topic is being claimed, or was and this has not been heard of yet."""
+        return topic in self._claims
+
+    def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:
+        """Go on: `claimed` are the topics that are to be rebuilt by what is remembered, `is_free` those no lane has."""
+        self._take_ends(at)
+        for topic in claimed:
+            self._claims.pop(topic, None)
+            work = self._work.setdefault(topic, _Work())
+            if not work.is_running and at >= work.next_at and is_free(topic):
+                self._start(self._work, topic, lambda topic=topic: self._rebuilder.carry_out(topic))  # type: ignore[misc]
+        for topic in [topic for topic, work in self._work.items() if topic not in claimed and not work.is_running]:
+            del self._work[topic]
+
+    @property
+    def is_running(self) -> bool:
+        """True while a thread is at work."""
+        return any(work.is_running for works in (self._claims, self._work) for work in works.values())
+
+    def _start(self, works: dict[str, _Work], topic: str, step: Callable[[], None]) -> None:
+        works[topic].is_running = True
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                step()
+            except Exception as raised:
+                error = raised
+            self._ended.put((works, topic, error))
+
+        threading.Thread(target=run, name=f"kmirror-rebuild {topic}", daemon=True).start()
+
+    def _take_ends(self, at: float) -> None:
+        while True:
+            try:
+                works, topic, error = self._ended.get_nowait()
+            except queue.Empty:
+                return
+            work = works[topic]
+            work.is_running = False
+            if error is None:
+                continue
+            if not isinstance(error, KmirrorError | OutcomeUnknown):
+                raise error
+            if work.told != str(error):
+                work.told = str(error)
+                self._note(f"{topic} is not rebuilt: {error}")
+            if works is self._claims:
+                del self._claims[topic]
+                self._refused.add(topic)
+            work.tries += 1
+            work.next_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(work.tries - 1, 10))

@@ -1,0 +1,400 @@
+"""Rebuild a mirror topic whose source is another topic now, or has another history; nothing of the old one is lost.
+
+1. The topic is *claimed*: its record says that it is being rebuilt, why, and into which archive its records go.
+   Engines leave it alone from then on.
+2. What the rebuilt topic will not hold is archived and compared (`engine.archiving`); then the record says so, with the
+   offsets that consumer groups have committed, since the brokers forget them with the topic.
+3. The topic is deleted, by its id, and created again with the source's partitions and settings.
+4. Groups are put to where the new log starts, the record is completed, and an event tells all of it.
+
+Killed anywhere, `carry_out` goes on from what the record says. Nothing is deleted before its archive has been found
+complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.wire import parse_topic_id
+from kmirror.engine.archive import archive_name, archive_settings
+from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
+from kmirror.engine.fork_search import Question, fork_shares, search_share
+from kmirror.engine.rebuilds import RESETS
+from kmirror.engine.spec import own_producer_id
+from kmirror.engine.stretches import Ends
+from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.admin import TopicAdmin, await_topics, topic_settings
+from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, source_client
+from kmirror.ops.group_offsets import Committed, GroupOffsets
+from kmirror.ops.topic_settings import SettingsPlan, settings_for
+from kmirror.settings import parse_settings
+from kmirror.state.client import Deadline
+from kmirror.state.events import Event
+from kmirror.state.records import (
+    PENDING_REBUILD,
+    DesiredState,
+    Guard,
+    PartitionRecord,
+    PartitionState,
+    Rebuild,
+    RebuildStep,
+    TopicRecord,
+)
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.store import STATE_TOPIC
+
+_HOUR_MS = 3_600_000
+_CREATION_S = 60.0
+_PAUSE_S = 0.2
+
+Ranges = Mapping[int, tuple[tuple[int, int], ...]]
+
+
+class Runtime(Protocol):
+    """What is asked of Spark."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def submit(self, name: str, function: Any, argument: Any) -> Future[Any]: ...
+
+
+class TopicRebuilder:
+    """Rebuild topics of one mirror of a destination; see `engine.rebuilds.Rebuilder`."""
+
+    def __init__(self, properties: Mapping[str, str], mirror: str, runtime: Runtime) -> None:
+        self._properties = dict(properties)
+        self._mirror = mirror
+        self._runtime = runtime
+
+    # -- the claim ------------------------------------------------------------------------------------------------
+
+    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        """Claim a topic.
+
+        Raises:
+            RefusedError: too many were rebuilt within the hour, or somebody is at work on it.
+        """
+        with Destination.open(self._properties) as destination:
+            archive = archive_name(topic, destination.client.metadata(None).topics)
+
+            def decide(state: State) -> Changes:
+                record = state.topic(self._mirror, topic)
+                if record is None or record.desired is not DesiredState.ACTIVE or record.pending_operation:
+                    raise RefusedError(f"somebody is at work on {topic}", "look with `kmirror describe`")
+                if not consented:
+                    self._require_room(state)
+                rebuild = Rebuild(reason, RebuildStep.ARCHIVE, archive, now_ms())
+                details = {
+                    "topic": topic,
+                    "reason": reason,
+                    "archive": archive,
+                    "sourceTopicId": record.source_topic_id,
+                }
+                event = Event(now_ms(), self._mirror, "rebuild", actor(), "BEGUN", details)
+                return Changes((replace(record, pending_operation=PENDING_REBUILD, rebuild=rebuild),), (), (event,))
+
+            change(destination, self._mirror, decide)
+
+    def _require_room(self, state: State) -> None:
+        limit = parse_settings(require_mirror(state, self._mirror).settings).source_reset_auto_max_topics
+        since = now_ms() - _HOUR_MS
+        recent = [t for t in state.topics(self._mirror) if t.rebuild is not None or (t.rebuilt_at_ms or 0) > since]
+        if len(recent) >= limit:
+            raise RefusedError(
+                f"{len(recent)} topics of mirror {self._mirror} were rebuilt within the last hour, and no more are "
+                f"without being asked for (source.reset.auto.max.topics={limit})",
+                f"look at the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
+            )
+
+    # -- the work -------------------------------------------------------------------------------------------------
+
+    def carry_out(self, topic: str) -> None:
+        """Do what is left of the rebuilding of a topic that no lane writes to.
+
+        Raises:
+            KmirrorError: a step failed; nothing is lost, and it can be called again.
+        """
+        with Destination.open(self._properties) as destination:
+            state = destination.state()
+            mirror = require_mirror(state, self._mirror)
+            with source_client(mirror.source) as source:
+                record, rebuild = self._claimed(state, topic)
+                found = _require_topic(source, record.source_topic)
+                if rebuild.step is RebuildStep.ARCHIVE:
+                    rebuild = self._with_ranges(destination, source, record, rebuild, dict(mirror.source))
+                    archived = self._archive(destination, record, rebuild)
+                    groups = GroupOffsets(destination.store).of(topic)
+                    rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
+                    rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
+                plan = self._settings(destination, source, record)
+                made = self._replace(destination, record, len(found.partitions), plan)
+                starts = _starts(source, record.source_topic, len(found.partitions))
+                put = {
+                    group: {p: starts[p] for p in offsets if p in starts}
+                    for group, offsets in (rebuild.groups or {}).items()
+                }
+                failed = GroupOffsets(destination.store).put(topic, {g: o for g, o in put.items() if o})
+                self._complete(destination, topic, found, made, plan, failed, put)
+
+    def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:
+        record = state.topic(self._mirror, topic)
+        if record is None or record.rebuild is None or record.pending_operation != PENDING_REBUILD:
+            raise RefusedError(f"{topic} is not being rebuilt any more", "look with `kmirror describe`", Reason.FENCED)
+        return record, record.rebuild
+
+    def _record(
+        self, destination: Destination, topic: str, rebuild: Rebuild, details: Mapping[str, object] | None = None
+    ) -> Rebuild:
+        def decide(state: State) -> Changes:
+            record, _ = self._claimed(state, topic)
+            told = {"topic": topic, "archive": rebuild.archive, **(details or {})}
+            event = Event(now_ms(), self._mirror, "rebuild", actor(), "ARCHIVED", told)
+            return Changes((replace(record, rebuild=rebuild),), (), (event,) if details else ())
+
+        change(destination, self._mirror, decide)
+        return rebuild
+
+    # -- archiving ------------------------------------------------------------------------------------------------
+
+    def _with_ranges(
+        self,
+        destination: Destination,
+        source: ClusterClient,
+        record: TopicRecord,
+        rebuild: Rebuild,
+        source_properties: Mapping[str, str],
+    ) -> Rebuild:
+        """Decide what is to be archived, once, and record it."""
+        if rebuild.ranges is not None:
+            return rebuild
+        _require_id(destination, record)
+        found = destination.client.metadata([record.topic]).topics[record.topic]
+        here = _bounds(destination.client, record.topic, len(found.partitions))
+        ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
+        if rebuild.reason not in RESETS:
+            ranges = self._differing(source, record, here, source_properties)
+        ranges = {p: tuple((low, high) for low, high in mine if low < high) for p, mine in ranges.items()}
+        return self._record(destination, record.topic, replace(rebuild, ranges=ranges))
+
+    def _differing(
+        self,
+        source: ClusterClient,
+        record: TopicRecord,
+        here: Mapping[int, tuple[int, int]],
+        source_properties: Mapping[str, str],
+    ) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return what the source does not have: below its log start, and from the fork on."""
+        there = _bounds(source, record.source_topic, len(here), read_committed=True)
+        questions = [
+            Question(
+                TopicPartition(record.source_topic, p),
+                TopicPartition(record.topic, p),
+                Ends(there[p][0], there[p][1], start, end),
+            )
+            for p, (start, end) in here.items()
+            if p in there
+        ]
+        forks: dict[int, int] = {p: start for p, (start, _) in here.items()}
+        shares = fork_shares(questions, self._runtime.slots, source_properties, self._properties)
+        for number, share in enumerate(shares):
+            name = f"forks of {record.topic} {number}"
+            for answer in self._runtime.submit(name, search_share, share).result().found:
+                if answer.fork is None:
+                    raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
+                # what could not be compared is saved as well
+                partition = answer.question.destination.partition
+                agreed = answer.fork.agreed_at
+                forks[partition] = max(here[partition][0], agreed + 1 if agreed is not None else here[partition][0])
+        return {
+            p: ((start, min(max(start, there[p][0] if p in there else end), forks[p])), (forks[p], end))
+            for p, (start, end) in here.items()
+        }
+
+    def _archive(self, destination: Destination, record: TopicRecord, rebuild: Rebuild) -> int:
+        """Archive and compare; return how many records are in the archive."""
+        ranges = rebuild.ranges or {}
+        wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(ranges.items()) if mine)
+        if not wanted:
+            return 0
+        factor = parse_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
+        try:
+            destination.client.create_topic(rebuild.archive, max(ranges) + 1, factor, archive_settings())
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+        await_topics(destination.client, [rebuild.archive], Deadline(_CREATION_S))
+        spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
+        saved = 0
+        for number, share in enumerate(divided(spec, max(1, self._runtime.slots - 1))):
+            name = f"archive of {record.topic} {number}"
+            for outcome in self._runtime.submit(name, archive_topic, share).result().outcomes:
+                place = f"{record.topic}-{outcome.partition}"
+                if outcome.trouble is not None:
+                    raise outcome.trouble
+                if not outcome.saved or outcome.comparison is None:
+                    raise KmirrorError(
+                        f"{rebuild.archive} does not hold what {place} does: {outcome.comparison}",
+                        f"nothing was deleted; delete {rebuild.archive}, and it is made anew",
+                    )
+                saved += outcome.comparison.records
+        now = _bounds(destination.client, record.topic, max(ranges) + 1)
+        for p, mine in ranges.items():
+            if mine and now[p][1] != mine[-1][1]:
+                raise KmirrorError(
+                    f"somebody writes to {record.topic}-{p}, which is being rebuilt: it ends at {now[p][1]}, and "
+                    f"{mine[-1][1]} is archived",
+                    "stop whoever writes to it",
+                    Reason.DESTINATION_WRITTEN,
+                )
+        return saved
+
+    # -- replacing ------------------------------------------------------------------------------------------------
+
+    def _settings(self, destination: Destination, source: ClusterClient, record: TopicRecord) -> SettingsPlan:
+        known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
+        told = topic_settings(source, [record.source_topic])[record.source_topic]
+        if isinstance(told, int):
+            raise UnreachableError(f"the source does not tell the settings of {record.source_topic} (error {told})")
+        return settings_for(told, None if isinstance(known, int) else known)
+
+    def _replace(
+        self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
+    ) -> TopicMetadata:
+        """Delete the topic and create it anew; return the new one."""
+        client, topic = destination.client, record.topic
+        if record.destination_topic_id:
+            client.delete_topics([parse_topic_id(record.destination_topic_id)])
+        deadline = Deadline(_CREATION_S)
+        while (found := client.metadata([topic]).topics.get(topic)) and (
+            found.printed_topic_id == record.destination_topic_id
+        ):
+            if deadline.passed:
+                raise UnreachableError(f"topic {topic} is still there {_CREATION_S:g} s after it was deleted")
+            time.sleep(_PAUSE_S)
+        factor = parse_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
+        try:
+            client.create_topic(topic, partitions, factor, plan.now)
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+        made = await_topics(client, [topic], Deadline(_CREATION_S)).topics[topic]
+        # ours, created before we were interrupted; or somebody's, for instance a client's that asked for it
+        ends = _bounds(client, topic, len(made.partitions))
+        if len(made.partitions) != partitions or any(end for _, end in ends.values()):
+            raise RefusedError(
+                f"a topic {topic} was created by somebody else while it was rebuilt",
+                f"delete it, and kmirror goes on; the old records are in {record.rebuild and record.rebuild.archive}",
+                Reason.DESTINATION_TOPIC_DELETED,
+            )
+        refused = TopicAdmin(destination.store).set_settings({topic: plan.now})[topic]
+        if refused is not None:
+            raise refused
+        return made
+
+    def _complete(
+        self,
+        destination: Destination,
+        topic: str,
+        source: TopicMetadata,
+        made: TopicMetadata,
+        plan: SettingsPlan,
+        failed: Mapping[str, str],
+        put: Committed,
+    ) -> None:
+        count, new_id = len(made.partitions), made.printed_topic_id
+
+        def decide(state: State) -> Changes:
+            record, rebuild = self._claimed(state, topic)
+            saved = any((rebuild.ranges or {}).values())
+            at = now_ms()
+            partitions = tuple(
+                PartitionRecord(
+                    self._mirror,
+                    topic,
+                    p,
+                    PartitionState.LOG_ALIGNMENT,
+                    at,
+                    # another one than before: what may still be on its way to the old topic must not fit
+                    guard=Guard(own_producer_id(self._mirror, f"{topic}\0{new_id}", p), 0, -1, 0),
+                )
+                for p in range(count)
+            )
+            known = {partition.key for partition in partitions}
+            forgotten = [one.key for one in state.partitions(self._mirror, topic) if one.key not in known]
+            complete = replace(
+                record,
+                source_topic_id=source.printed_topic_id,
+                destination_topic_id=new_id,
+                partitions=count,
+                pending_operation=None,
+                deferred=dict(plan.deferred),
+                recoveries=None,
+                rebuild=None,
+                rebuilt_at_ms=at,
+                archive=rebuild.archive if saved else record.archive,
+            )
+            details = {
+                "topic": topic,
+                "reason": rebuild.reason,
+                "archive": rebuild.archive if saved else None,
+                "formerSourceTopicId": record.source_topic_id,
+                "sourceTopicId": source.printed_topic_id,
+                "formerTopicId": record.destination_topic_id,
+                "topicId": new_id,
+                "groups": {
+                    g: {"from": dict(o), "to": dict(put.get(g, {})), "failed": failed.get(g)}
+                    for g, o in (rebuild.groups or {}).items()
+                },
+            }
+            event = Event(at, self._mirror, "rebuild", actor(), ExitCode.OK.name, details)
+            return Changes((*partitions, complete), tuple(forgotten), (event,))
+
+        change(destination, self._mirror, decide)
+
+
+def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
+    found = source.metadata([name]).topics.get(name)
+    if found is None or found.error_code or not found.partitions:
+        raise UnreachableError(f"the source has no topic {name} now", "it is rebuilt when it is there again")
+    return found
+
+
+def _require_id(destination: Destination, record: TopicRecord) -> None:
+    found = destination.client.metadata([record.topic]).topics.get(record.topic)
+    if found is None or found.error_code or found.printed_topic_id != record.destination_topic_id:
+        raise RefusedError(
+            f"mirror topic {record.topic} was deleted, or created again",
+            "nothing of it can be archived; forget it with `kmirror delete`, and add it again",
+            Reason.DESTINATION_TOPIC_DELETED,
+        )
+
+
+def _bounds(
+    client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
+) -> dict[int, tuple[int, int]]:
+    """Return log start and end of each partition: the true end, or with `read_committed` what consumers see as it."""
+    places = [TopicPartition(topic, partition) for partition in range(partitions)]
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    if read_committed:
+        ends = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+    else:
+        ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    found = {}
+    for place in places:
+        start, end = starts[place].offset, ends[place].offset
+        if start is None or end is None:
+            raise UnreachableError(f"the offsets of {place} are not known now", "it is tried again")
+        found[place.partition] = (start, end)
+    return found
+
+
+def _starts(source: ClusterClient, topic: str, partitions: int) -> dict[int, int]:
+    return {p: start for p, (start, _) in _bounds(source, topic, partitions, read_committed=True).items()}
