@@ -381,6 +381,21 @@ def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
     assert "(1 record, from offset 4 on, " in (report.message or "")
 
 
+def test_a_foreign_record_is_noticed_while_the_source_stands_still(mirror: Mirror) -> None:
+    topic = mirror.topic(partitions=2)
+    for partition in range(2):
+        fill(mirror, topic, 4, partition=partition)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    with Leader(mirror.destination, topic) as leader:
+        assert leader.append_as_is(batch_of(2)).base_offset == 4
+    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    report, other = mirror.stop(lane).reports
+    assert (report.reason, report.failed_offset) == (Reason.DESTINATION_WRITTEN, 4)
+    assert "(2 records, from offset 4 on, a producer without an id)" in (report.message or "")
+    assert other.state == "MIRRORING"
+
+
 def test_a_source_topic_created_again_is_not_taken_for_the_old_one(mirror: Mirror) -> None:
     topic = mirror.topic()
     fill(mirror, topic, 4)

@@ -36,6 +36,7 @@ from kmirror.engine.lane_fills import Fills
 from kmirror.engine.lane_intake import Batch, Frame
 from kmirror.engine.lane_links import DestinationLink, Link, ProduceRequest, Side, SourceLink
 from kmirror.engine.lane_partition import PartitionCopy, Permission, Status
+from kmirror.engine.lane_rounds import Rounds
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import OutcomeUnknown
 from kmirror.state.records import PartitionState, ProgressRow
@@ -101,6 +102,7 @@ class Lane:
         self.control = LaneControl(spec, attempt, self.destination_config, self._rows, self._broken)
         self.control.on_change = lambda: self._post(lambda _: None)
         self._fills = Fills(self, self._errands, self._post)
+        self._rounds = Rounds(self._errands, self._post)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -334,6 +336,7 @@ class Lane:
             if destination and destination.in_flight and at >= self.control.deadline:
                 self._lose_destination(destination, "this lane's time is over")
         self._fills.look_around(at)
+        self._rounds.look_around(self.partitions, at)
         caught_up = all(p.caught_up or p.status is Status.FAILED for p in self.partitions)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from kmirror.cluster import fetch, log_end, markers, produce
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.empty_transaction import EmptyTransactions
@@ -84,6 +84,7 @@ class Errands:
         spec, configs = self._spec, self._configs
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
             self._inspector = Inspector(source, destination, spec.source_cluster_id)
+            self._looked_at = destination
             while (errand := self._looks.get()) is not None:
                 errand()
 
@@ -107,6 +108,22 @@ class Errands:
                 reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
                 facts = [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
             done(facts)
+
+        self._looks.put(errand)
+
+    def look_at_ends(
+        self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None]], None]
+    ) -> None:
+        """Look up the true ends of the destination's logs: None of one that is gone; what is not known is left out."""
+
+        def errand() -> None:
+            try:
+                found = self._looked_at.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
+            except (KmirrorError, OutcomeUnknown):
+                found = {}
+            ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
+            gone = {p for p, answer in found.items() if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
+            done(ends | dict.fromkeys(gone))
 
         self._looks.put(errand)
 

@@ -473,6 +473,17 @@ class PartitionCopy:
         oldest = min(batch.max_timestamp for batch in batches)
         self._lost_ms = oldest if self._lost_ms is None else min(oldest, self._lost_ms)
 
+    @property
+    def is_idle(self) -> bool:
+        """True while everything that came of the source is appended, and nothing is on its way."""
+        is_busy = self.queue or self.in_flight or self.fill_is_under_way or self._trim_is_under_way
+        return self.status is Status.COPYING and self.raise_to is None and not self.failure and not is_busy
+
+    def end_moved(self, trouble: Trouble, now: float) -> None:
+        """Learn that the log does not end where it was left, although nothing was on its way."""
+        if self.is_idle:
+            self._interrupt(trouble, now)
+
     # -- gaps ------------------------------------------------------------------------------------------------------
 
     def gap_to_fill(self) -> Gap | None:
