@@ -318,3 +318,25 @@ def test_filling_by_transactions_is_told_once(destination: Destination, mirror: 
     ]
     events = [(event.what, event.result) for event in destination.store.read_events(mirror)]
     assert events.count(("offsets", "FILLED_BY_TRANSACTIONS")) == 1
+
+
+def test_a_lane_is_told_how_far_the_one_before_was(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    def known_end(run: Run) -> int | None:
+        (assignment,) = run.lanes.specs[-1].assignments
+        return assignment.known_end
+
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        assert known_end(run) is None
+        run.report(row(topic, MIRRORING, 5, begun=True))
+        run.report(row(topic, MIRRORING, 7, begun=True))
+        run.remembered(topic)
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        assert known_end(run) == 7
+        run.report(row(topic, MIRRORING, 4, begun=True)._replace(again_from=4, again_until=7))
+        note = f"{topic}-0 had lost the offsets 4 to 6 at the destination"
+        assert [line for line in run.engine.notes if line.startswith(note)], run.engine.notes

@@ -112,6 +112,8 @@ PROGRESS = ProgressRecord(
             aligned_to=5,
             lost_from=5,
             lost_until=7,
+            again_from=8,
+            again_until=9,
         ),
         ProgressRow("orders", 1, None, None, None, 9, None, PartitionState.FAILED, Reason.LOOP, "round"),
     ),
@@ -185,10 +187,10 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'["progress","m",0]',
         b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
-        b'"lost_from","lost_until"],'
+        b'"lost_from","lost_until","again_from","again_until"],'
         b'"fills_by_transactions":true,"generation":2,"host":"host-1","lease_id":"L","pid":4711,'
-        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7],'
-        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null]],"time_ms":1000,"v":1}',
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null]],"time_ms":1000,"v":1}',
     ),
     (
         ENGINE,

@@ -646,6 +646,8 @@ class Lane:
                     report.aligned_to,
                     report.lost_from,
                     report.lost_until,
+                    report.again_from,
+                    report.again_until,
                 )
             )
         return rows

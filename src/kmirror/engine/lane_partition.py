@@ -114,8 +114,8 @@ class PartitionCopy:
         self.facts: Facts | None = None
         self.destination_node: int | None = None
         self._expiration_ms: int | None = None
-        #: The end of what is known to be appended; None before the first inspection.
-        self.acknowledged: int | None = None
+        #: The end of what is known to be appended; None where that is not known before the first inspection.
+        self.acknowledged: int | None = assignment.known_end
         #: Source leader epoch and maximum timestamp of the last batch known to be appended.
         self.acknowledged_epoch = -1
         self.acknowledged_timestamp: int | None = None
@@ -145,6 +145,8 @@ class PartitionCopy:
         self.aligned_to: int | None = None
         #: What the source had lost before it was copied, and the copy goes past; the last offset exclusive.
         self.lost: tuple[int, int] | None = None
+        #: What the destination had lost of what was copied, and is copied again; the last offset exclusive.
+        self.again: tuple[int, int] | None = None
         #: Since when fetches bring nothing although the source says that there is more.
         self._nothing_since: float | None = None
         #: True once an inspection found that records can be copied; once some of the source's were in the destination.
@@ -196,6 +198,8 @@ class PartitionCopy:
         if self._looked_at >= self._settle_until:
             self._lost_ms, self._lost_markers = None, False
             self._lost_numbering.clear()
+        if isinstance(verdict, Copy) and verdict.copied_again:
+            self.again = verdict.offset, verdict.offset + verdict.copied_again
         self.acknowledged = facts.destination_log_end
         known = facts.producer is not None
         self._trim_to = None
@@ -741,4 +745,5 @@ class PartitionCopy:
             self.begun,
             self.aligned_to,
             *(self.lost or (None, None)),
+            *(self.again or (None, None)),
         )

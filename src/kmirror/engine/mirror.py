@@ -137,6 +137,17 @@ class MirrorEngine:
         self._events: list[Event] = []
         #: By partition, the offset at which a lane last made its log begin.
         self._aligned_to: dict[TopicPartition, int] = {}
+        #: By partition, what was last told to be copied again.
+        self._again: dict[TopicPartition, tuple[int, int]] = {}
+        #: The destination's log ends as the engine before told them, since its partitions are what they are.
+        self._known_ends = {
+            place: row.destination_offset
+            for progress in sorted(state.progress(mirror), key=lambda one: one.time_ms)
+            for row in progress.rows
+            if row.begun
+            and (known := self._records.get(place := TopicPartition(row.topic, row.partition)))
+            and known.state_time_ms < progress.time_ms
+        }
         #: Lanes that have filled offsets by transactions, of which they may have left one open.
         self._filling_lanes = {p.lane for p in state.progress(mirror) if p.fills_by_transactions}
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
@@ -298,7 +309,11 @@ class MirrorEngine:
     def _as_it_stands(self, assignment: Assignment) -> Assignment:
         """Return the assignment with what is no reason for a new plan, but to be known to a lane that starts."""
         record = self._records.get(assignment.destination)
-        return replace(assignment, begun=record.begun) if record else assignment
+        if record is None:
+            return assignment
+        row = self.rows.get(assignment.destination)
+        told = row.destination_offset if row else self._known_ends.get(assignment.destination)
+        return replace(assignment, begun=record.begun, known_end=told if record.begun else None)
 
     def _look_after(self, handle: _LaneHandle, at: float) -> None:
         future = handle.future
@@ -416,7 +431,7 @@ class MirrorEngine:
         for partition in [p for p in self.targets or {} if p.topic == record.topic]:
             del (self.targets or {})[partition]
         # it became a mirror topic (again): what its `add` has written of the partitions counts, not what we remember
-        for known in (self._records, self._changed_records, self.rows, self._aligned_to):
+        for known in (self._records, self._changed_records, self.rows, self._aligned_to, self._known_ends, self._again):
             for partition in [p for p in known if p.topic == record.topic]:
                 del known[partition]
         self._records.update({TopicPartition(p.topic, p.partition): p for p in heard.partitions})
@@ -458,6 +473,7 @@ class MirrorEngine:
         before = self._records.get(partition)
         self._tell_of_alignment(partition, row, before)
         self._tell_of_loss(partition, row, before)
+        self._tell_of_repetition(partition, row)
         record = remember(before, self.mirror, row, reached=self._reached(partition), now_ms=now_ms())
         if record == before:
             return
@@ -498,6 +514,20 @@ class MirrorEngine:
         )
         details = {"topic": row.topic, "partition": row.partition, "from": row.lost_from, "until": row.lost_until}
         self._tell("partition", "LOSS_ACCEPTED", {**details, "records": lost})
+
+    def _tell_of_repetition(self, partition: TopicPartition, row: ProgressRow) -> None:
+        if row.again_from is None or row.again_until is None:
+            return
+        again = row.again_from, row.again_until
+        if self._again.get(partition) == again:
+            return
+        self._again[partition] = again
+        self.notes.append(
+            f"{partition} had lost the offsets {again[0]} to {again[1] - 1} at the destination; what remains is the "
+            "source's, and they are copied again"
+        )
+        details = {"topic": row.topic, "partition": row.partition, "from": again[0], "until": again[1]}
+        self._tell("partition", "DESTINATION_TRUNCATED", details)
 
     def _take_scouted(self, seen: Scouted) -> None:
         if seen.trouble:

@@ -37,6 +37,8 @@ class Assignment:
     recovery: Recovery | None = None
     #: True when records that the source has lost before they were copied are gone past (source.truncation.policy).
     follows_truncation: bool = False
+    #: The destination's log end as a lane before last told it; None where that is not known.
+    known_end: int | None = None
 
     @property
     def source(self) -> TopicPartition:
@@ -97,6 +99,8 @@ class PartitionReport:
     aligned_to: int | None = None
     lost_from: int | None = None
     lost_until: int | None = None
+    again_from: int | None = None
+    again_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

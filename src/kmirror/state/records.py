@@ -225,6 +225,9 @@ class ProgressRow(NamedTuple):
     #: The offsets that the lane went past because the source had lost them, the last one exclusive; None: it did not.
     lost_from: int | None = None
     lost_until: int | None = None
+    #: The offsets that the destination had lost, and that the lane copies again; the last one exclusive.
+    again_from: int | None = None
+    again_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,6 +495,8 @@ def _progress_row(row: dict[str, Any]) -> ProgressRow:
         aligned_to=stored.optional_integer("aligned_to"),
         lost_from=stored.optional_integer("lost_from"),
         lost_until=stored.optional_integer("lost_until"),
+        again_from=stored.optional_integer("again_from"),
+        again_until=stored.optional_integer("again_until"),
     )
 
 
