@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +11,14 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.codes import Code
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.log_dirs import disk_use
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.security import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.mirrors import settings_of
+from tests.support.mirrors import produce, settings_of
+from tests.support.stored import log_dir_of
 from tests.support.waiting import wait_until
 
 
@@ -39,6 +42,20 @@ def test_a_topic_is_created_as_asked(destination_cluster: SandboxCluster, client
     assert found.topic_id == topic_id
     assert len(found.partitions) == 3
     assert settings_of(destination_cluster, topic)["retention.ms"] == "-1"
+
+
+def test_what_a_topic_takes_and_what_is_free(destination_cluster: SandboxCluster, client: ClusterClient) -> None:
+    topic = unique_topic()
+    client.create_topic(topic, 2, 1, {})
+    client.list_offsets({TopicPartition(topic, index): LATEST for index in range(2)})
+    produce(destination_cluster, topic, [f"{number:010000}" for number in range(20)])
+    log_dir = log_dir_of(destination_cluster)
+    taken = sum(file.stat().st_size for file in log_dir.glob(f"{topic}-*/*.log"))
+    found = disk_use(client, topic)
+    assert found is not None
+    assert found.topic_bytes == taken > 100
+    free = shutil.disk_usage(log_dir).free
+    assert free * 0.8 < found.free_bytes < free * 1.2
 
 
 def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.codes import Code
+from kmirror.cluster.log_dirs import disk_use
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.wire import parse_topic_id
 from kmirror.engine.archive import archive_name, archive_settings
@@ -84,6 +85,8 @@ class TopicRebuilder:
         """
         with Destination.open(self._properties) as destination:
             archive = archive_name(topic, destination.client.metadata(None).topics)
+            if not consented:
+                _require_space(destination.client, topic, self._mirror)
 
             def decide(state: State) -> Changes:
                 record = state.topic(self._mirror, topic)
@@ -358,6 +361,16 @@ class TopicRebuilder:
             return Changes((*partitions, complete), tuple(forgotten), (event,))
 
         change(destination, self._mirror, decide)
+
+
+def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
+    """Refuse to fill the destination's disks with an archive that nobody asked for, as far as they are known."""
+    found = disk_use(client, topic)
+    if found is not None and found.topic_bytes > found.free_bytes:
+        raise RefusedError(
+            f"an archive of {topic} takes {found.topic_bytes:,} bytes, and {found.free_bytes:,} are free",
+            f"make room; then: kmirror recover --mirror {mirror} --topics {topic} --accept-reset",
+        )
 
 
 def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
