@@ -1,0 +1,198 @@
+"""A topic is rebuilt on real brokers, cut off before and after every step, and finished by whoever comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.ops.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.describe import describe
+from kmirror.ops.group_offsets import GroupOffsets
+from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.state.records import PENDING_REBUILD, TopicRecord
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.visible import shown
+
+RESET = Reason.SOURCE_TOPIC_RECREATED
+OLD = [f"old {number}" for number in range(30)]
+
+
+class HereAndNow:
+    """Run what Spark would run, here and now."""
+
+    slots = 2
+
+    def submit(self, name: str, function: Callable[[Any, int], Any], argument: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(argument, 0))
+        return done
+
+
+class CutOffError(KmirrorError):
+    """The process is gone here."""
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+class Scene:
+    """A mirror topic with old records, and a source topic of its name that is another one now."""
+
+    def __init__(self, pair: ClusterPair, destination: Destination, **settings: str) -> None:
+        self.pair, self.destination, self.topic = pair, destination, unique_topic()
+        self.mirror = new_mirror(destination, pair.source, **settings)
+        make_topic(pair.source, self.topic)
+        add(destination, self.mirror, selector(self.topic))
+        produce(pair.destination, self.topic, OLD)
+        self.old = shown(pair.destination, self.topic)
+        self.group = unique_topic("group")
+        self._admin = AdminClient(properties_of(pair.destination))
+        place = TopicPartition(self.topic, 0, 20)
+        asked = self._admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group, [place])])
+        asked[self.group].result(30)
+        delete_topic(pair.source, self.topic)
+        make_topic(pair.source, self.topic, partitions=2)
+        self.rebuilder = TopicRebuilder(destination.properties, self.mirror, HereAndNow())
+
+    @property
+    def record(self) -> TopicRecord:
+        found = self.destination.state().topic(self.mirror, self.topic)
+        assert found is not None
+        return found
+
+    @property
+    def archive(self) -> str:
+        return f"{self.topic}.kmirror-archive.1"
+
+    def committed(self) -> dict[int, int]:
+        found = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group)])
+        places = found[self.group].result(30).topic_partitions
+        return {place.partition: place.offset for place in places if place.topic == self.topic}
+
+    def assert_rebuilt(self) -> None:
+        record = self.record
+        found = self.destination.client.metadata([self.topic]).topics[self.topic]
+        with ClusterClient(self.destination.config) as client:
+            assert client.metadata([self.topic]).topics[self.topic].topic_id == found.topic_id
+        assert (record.destination_topic_id, record.partitions) == (found.printed_topic_id, 2)
+        assert (record.pending_operation, record.rebuild, record.archive) == (None, None, self.archive)
+        assert [one._replace(headers=()) for one in shown(self.pair.destination, self.topic)] == []
+        saved = shown(self.pair.destination, self.archive)
+        assert [(one.key, one.value, one.timestamp) for one in saved] == [
+            (one.key, one.value, one.timestamp) for one in self.old
+        ]
+        assert self.committed() == {0: 0}
+        guards = [
+            one.guard.producer_id for one in self.destination.state().partitions(self.mirror, self.topic) if one.guard
+        ]
+        assert len(set(guards)) == 2
+
+
+@pytest.fixture
+def scene(cluster_pair: ClusterPair, destination: Destination) -> Scene:
+    return Scene(cluster_pair, destination)
+
+
+STEPS: list[tuple[type, str]] = [
+    (TopicRebuilder, "_with_ranges"),
+    (TopicRebuilder, "_archive"),
+    (GroupOffsets, "of"),
+    (TopicRebuilder, "_record"),
+    (ClusterClient, "delete_topics"),
+    (ClusterClient, "create_topic"),
+    (GroupOffsets, "put"),
+    (TopicRebuilder, "_complete"),
+]
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> None:
+    """Let a step fail as often as it is taken: before it has done anything, or when it has done all."""
+    step = getattr(owner, name)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if after:
+            step(*arguments, **options)
+        raise CutOffError(f"{name} was cut off")
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    assert scene.record.pending_operation == PENDING_REBUILD
+    (row,) = describe(scene.destination, scene.mirror)
+    assert (row.topic_state, row.reason) == ("PENDING_MIRROR", RESET)
+    assert scene.archive in (row.error_message or "")
+    for owner, name in STEPS:
+        for after in (False, True):
+            with monkeypatch.context() as patch:
+                cut_off(patch, owner, name, after=after)
+                with pytest.raises(CutOffError):
+                    scene.rebuilder.carry_out(scene.topic)
+            gone = scene.topic not in scene.destination.client.metadata(None).topics
+            if gone:
+                assert len(shown(scene.pair.destination, scene.archive)) == len(OLD), "deleted before it was saved"
+            if (name, after) == ("_complete", True):
+                break
+    scene.assert_rebuilt()
+    with pytest.raises(RefusedError, match="is not being rebuilt any more"):
+        scene.rebuilder.carry_out(scene.topic)
+
+
+def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    # somebody else writes to the archive
+    scene.destination.client.create_topic(scene.archive, 1, 1, {})
+    produce(scene.pair.destination, scene.archive, ["not ours"])
+    with pytest.raises(KmirrorError):
+        scene.rebuilder.carry_out(scene.topic)
+    assert shown(scene.pair.destination, scene.topic) == scene.old
+
+
+def test_a_source_that_is_gone_is_waited_for(scene: Scene) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    delete_topic(scene.pair.source, scene.topic)
+    with pytest.raises(KmirrorError, match="the source has no topic"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert shown(scene.pair.destination, scene.topic) == scene.old
+    make_topic(scene.pair.source, scene.topic, partitions=2)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
+def test_a_topic_that_somebody_creates_meanwhile_is_left_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patch:
+        cut_off(patch, ClusterClient, "delete_topics", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    make_topic(scene.pair.destination, scene.topic)
+    produce(scene.pair.destination, scene.topic, ["somebody's"])
+    with pytest.raises(RefusedError, match="was created by somebody else"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert [record.value for record in shown(scene.pair.destination, scene.topic)] == [b"somebody's"]
+    delete_topic(scene.pair.destination, scene.topic)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
+def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
+    scene = Scene(cluster_pair, destination, source_reset_auto_max_topics="0")
+    with pytest.raises(RefusedError, match="no more are without being asked for"):
+        scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    assert scene.record.pending_operation is None
+    scene.rebuilder.begin(scene.topic, RESET, consented=True)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
