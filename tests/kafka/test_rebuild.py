@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +11,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition as Place
+from kmirror.engine import archiving
+from kmirror.engine.archive import Range
+from kmirror.engine.archive_copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.add import add
 from kmirror.ops.context import Destination
@@ -161,6 +165,21 @@ def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None
     assert shown(scene.pair.destination, scene.topic) == scene.old
 
 
+def test_nothing_is_deleted_when_the_comparison_finds_a_difference(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_the_last(
+        reading: ClusterClient, writing: ClusterClient, place: Place, archive: Place, ranges: Sequence[Range]
+    ) -> Archived:
+        return archive_partition(reading, writing, place, archive, [(low, high - 1) for low, high in ranges])
+
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    monkeypatch.setattr(archiving, "archive_partition", without_the_last)
+    with pytest.raises(KmirrorError, match="does not hold what"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert shown(scene.pair.destination, scene.topic) == scene.old
+
+
 def test_a_source_that_is_gone_is_waited_for(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     delete_topic(scene.pair.source, scene.topic)
@@ -178,7 +197,7 @@ def test_a_topic_that_somebody_creates_meanwhile_is_left_alone(scene: Scene, mon
         cut_off(patch, ClusterClient, "delete_topics", after=True)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
-    make_topic(scene.pair.destination, scene.topic)
+    make_topic(scene.pair.destination, scene.topic, partitions=2)
     produce(scene.pair.destination, scene.topic, ["somebody's"])
     with pytest.raises(RefusedError, match="was created by somebody else"):
         scene.rebuilder.carry_out(scene.topic)

@@ -216,6 +216,7 @@ def campaign(
     return done
 
 
+@pytest.mark.long
 def test_each_way_of_killing_an_engine_and_a_killed_source(
     make_cluster: MakeCluster, tmp_path: Path, chance: random.Random
 ) -> None:
