@@ -28,6 +28,11 @@ __all__ = [
 LONGEST = (
     "spark/test_log_cases",
     "spark/test_engine_kill",
+    "spark/test_source_histories",
+    "spark/test_source_resets",
+    "kafka/test_archive",
+    "spark/test_source_changes",
+    "spark/test_link_troubles",
     "spark/test_engine_clusters",
     "kafka/test_sandbox",
     "kafka/test_append_at_offset",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -321,6 +322,16 @@ def test_a_loss_that_was_accepted_is_gone_past() -> None:
     assert after_recovery(lost, Recovery(1, 90, 130)) == Copy(100, skip_to=130)
 
 
+def test_a_loss_at_the_destination_is_gone_past_where_it_was_accepted() -> None:
+    lost = seen(**LOST | {"source_log_start": 120})
+    accepted, another = (replace(ASSIGNMENT, recovery=Recovery(1, low, 120)) for low in (100, 101))
+    # what the source has lost too is not told to be copied again
+    assert judge(accepted, 120, lost, begun=True) == Copy(100, skip_to=120)
+    found = judge(another, 120, lost, begun=True)
+    assert isinstance(found, Fail)
+    assert found.reason is Reason.DESTINATION_TRUNCATED
+
+
 @pytest.mark.parametrize("recovery", [None, Recovery(1), Recovery(1, 101, 130), Recovery(1, 80, 99)])
 def test_another_loss_is_not(recovery: Recovery | None) -> None:
     found = after_recovery(seen(source_log_start=130, tail=Tail.NOTHING), recovery)
@@ -469,3 +480,62 @@ def test_adopted_records_are_taken_as_they_are() -> None:
     assert len(calm) > 50
     for h, facts, found in calm:
         assert isinstance(found, Copy) or facts.unproven, (h.happened, facts, found)
+
+
+def random_consent(seed: int, end: int) -> tuple[Recovery | None, bool]:
+    """Return what an operator may have accepted at some time, and whether losses are followed by policy."""
+    chance = random.Random(seed)
+    if chance.random() < 0.2:
+        return None, chance.random() < 0.5
+    lost_from: int | None = end + chance.choice([-3, -1, 0, 0, 0, 1, 3])
+    lost_until = lost_from + chance.randrange(12) if lost_from is not None else None
+    if chance.random() < 0.2:
+        lost_from = lost_until = None
+    rebuilds = chance.choice([None, Reason.SOURCE_DIVERGED, Reason.SOURCE_TOPIC_RECREATED])
+    return Recovery(1, lost_from, lost_until, chance.random() < 0.4, rebuilds), chance.random() < 0.2
+
+
+def test_consent_changes_what_becomes_of_a_loss_and_nothing_else() -> None:
+    went_past = Counter[str]()
+    for seed in SEEDS:
+        h, facts, unasked = judged(seed, WHOLE)
+        end = h.destination.end
+        recovery, follows = random_consent(seed, end)
+        assignment = replace(ASSIGNMENT, recovery=recovery, follows_truncation=follows)
+        found = judge(assignment, None, facts)
+        about = (seed, h.happened, facts, recovery, follows, found)
+        accepted = recovery is not None and recovery.lost_from is not None and recovery.lost_until is not None
+        covered = accepted and recovery.lost_from <= end <= recovery.lost_until  # type: ignore[union-attr, operator]
+        if isinstance(unasked, Fail) and unasked.reason is Reason.SOURCE_TRUNCATED:
+            if not (covered or follows):
+                assert found == unasked, about
+                continue
+            # exactly what the source has lost is gone past, and told as such
+            assert isinstance(found, Copy), about
+            assert (found.offset, found.skip_to) == (end, h.source.start), about
+            went_past["accepted" if covered else "followed"] += 1
+        elif isinstance(unasked, Copy):
+            assert isinstance(found, Copy), about
+            assert replace(found, trim_to=None) == replace(unasked, trim_to=None), about
+        else:
+            assert found == unasked, about
+            continue
+        assert isinstance(found, Copy)
+        if found.trim_to is not None:
+            # nothing is deleted that the source has, and nothing unasked
+            assert recovery is not None, about
+            assert recovery.trims, about
+            assert found.trim_to <= max(h.source.start, recovery.lost_until or 0), about
+            assert found.trim_to <= max(end, found.skip_to or 0), "the copy would wait for ever"
+            went_past["trimmed"] += 1
+    assert min(went_past[what] for what in ("accepted", "followed", "trimmed")) >= 10, went_past
+
+
+def test_every_verdict_but_go_on_is_explained() -> None:
+    for seed in SEEDS:
+        _, _, found = judged(seed, WHOLE)
+        if isinstance(found, Fail):
+            assert "orders" in found.message or "mirrored" in found.message or "the source" in found.message, found
+            assert found.message[0].islower() or found.message[0].isdigit(), found
+        elif isinstance(found, Wait):
+            assert found.trouble.message, found

@@ -770,6 +770,16 @@ def test_an_answer_that_stays_a_refusal_fails_after_the_retry_time(shell: Shell)
     assert shell.copy.failure == Fail(Reason.SOURCE_TOPIC_DELETED, "no such topic", 0)
 
 
+def test_the_retry_time_begins_with_the_refusal_not_with_the_silence_before_it(shell: Shell) -> None:
+    pauses(shell, AWAY, 500)
+    began = shell.now
+    pauses(shell, GONE, 1)
+    assert shell.status == "waiting"
+    while shell.status != "failed":
+        pauses(shell, GONE, 1)
+    assert 300 <= shell.now - began <= 306
+
+
 def test_the_retry_time_begins_anew_after_a_success(copying: Shell) -> None:
     pauses(copying, GONE, 50)
     copying.inspect(facts(10))

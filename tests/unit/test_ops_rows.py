@@ -147,6 +147,50 @@ def test_a_refused_link_and_secrets_that_are_elsewhere(
     assert found.lag is None
 
 
+NEXT_STEP = (
+    "`kmirror check --mirror m` says more; the copy goes on by itself when the source lets it in; to change how it "
+    "logs in: kmirror config --mirror m --set KEY=VALUE, or where its secrets are kept, then "
+    "kmirror run --mirror m --take-over"
+)
+TOLD = "the source: a:1 refuses user eve; LINK_FAILED since 2026-11-21T22:00:00Z"
+ELSEWHERE = down(UnreachableError("x", None, Reason.SECRET_UNRESOLVED))
+
+
+@pytest.mark.parametrize("there", [THERE, SILENT, ELSEWHERE], ids=["answers here", "silent here", "not asked here"])
+def test_a_link_that_refuses_the_engine_is_failed_whatever_a_look_from_here_finds(there: ClusterLook) -> None:
+    refused = progress(reason=Reason.AUTHENTICATION_FAILED, message=TOLD)
+    found = row(ENGINE, refused, there=there)
+    assert (found.state, found.topic_state) == (PartitionState.MIRRORING, TopicState.LINK_FAILED)
+    assert (found.reason, found.error_message) == (Reason.AUTHENTICATION_FAILED, f"{TOLD}; {NEXT_STEP}")
+    state = State.of([MIRROR, TOPIC, ENGINE, refused])
+    assert mirror_row(state, MIRROR, [found], source_trouble(there), NOW).state is TopicState.LINK_FAILED
+
+
+def test_a_source_that_is_silent_to_the_engine_is_unavailable_although_it_answers_here() -> None:
+    silent = progress(reason=Reason.SOURCE_UNREACHABLE, message="the source: nobody there")
+    found = row(ENGINE, silent)
+    assert (found.topic_state, found.error_message) == (TopicState.SOURCE_UNAVAILABLE, "the source: nobody there")
+    assert row(ENGINE, silent, there=SILENT).error_message == "the source: nobody there"
+    refused = row(ENGINE, silent, there=down(UnreachableError("no", None, Reason.AUTHENTICATION_FAILED)))
+    assert (refused.topic_state, refused.error_message) == (TopicState.LINK_FAILED, f"no; {NEXT_STEP}")
+
+
+def test_what_an_engine_said_that_is_gone_does_not_count() -> None:
+    found = row(progress(reason=Reason.AUTHENTICATION_FAILED, message=TOLD))
+    assert (found.topic_state, found.reason) == (TopicState.ACTIVE, Reason.NO_ENGINE)
+
+
+def test_one_partition_without_a_leader_leaves_its_topic_active() -> None:
+    two = replace(TOPIC, partitions=2)
+    said = progress(reason=Reason.SOURCE_UNREACHABLE, message="no leader")
+    other = replace(said, rows=(*said.rows, said.rows[0]._replace(partition=1, reason=None, message=None)))
+    found = partition_rows(State.of([MIRROR, two, ENGINE, other]), MIRROR, [two], HERE, THERE, NOW)
+    assert [(one.topic_state, one.reason) for one in found] == [
+        (TopicState.ACTIVE, Reason.SOURCE_UNREACHABLE),
+        (TopicState.ACTIVE, None),
+    ]
+
+
 @pytest.mark.parametrize(
     "engine",
     [

@@ -190,6 +190,10 @@ def notes(rows: Sequence[PartitionRow]) -> list[str]:
             )
         if any(row.reason == "NO_ENGINE" for row in of_mirror):
             told.append(f"{mirror}: no engine is running; `kmirror run --mirror {mirror}` starts one")
+        refused = [row for row in of_mirror if row.topic_state == "LINK_FAILED"]
+        if refused:
+            why = one_line(refused[0].error_message)
+            told.append(f"{mirror}: the source refuses {counted(len(refused), 'partition')}: {why}")
         silent = [row for row in of_mirror if row.topic_state == "SOURCE_UNAVAILABLE"]
         if silent:
             known = [row.last_known_lag for row in silent if row.last_known_lag is not None]

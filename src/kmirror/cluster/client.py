@@ -14,11 +14,11 @@ from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.connection import Connection
 from kmirror.cluster.metadata import ClusterMetadata, TopicPartition, decode_metadata
 from kmirror.cluster.security import ClientConfig
 from kmirror.cluster.wire import format_topic_id
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 EARLIEST = -2
 LATEST = -1
@@ -30,6 +30,8 @@ _READ_COMMITTED = 1
 _RETRY_PAUSE = 0.1
 #: The broker's controller is just changing; nothing was done.
 _NOT_CONTROLLER = 41
+#: Metadata takes ids from here on; what comes after it is not needed.
+_METADATA_BY_ID = 12
 #: CreateTopics from here on knows a default replication factor, and from 7 on tells the new topic's id.
 _CREATE_TOPICS_WITH_ID = 7
 #: DeleteTopics from here on takes ids.
@@ -92,7 +94,7 @@ class ClusterClient:
         """Return the connection to a broker, opening it where needed.
 
         Raises:
-            ConnectFailedError: the broker cannot be reached or refuses us.
+            UnreachableError: the broker cannot be reached or refuses us.
         """
         known = self._connections.get(node_id)
         if known:
@@ -130,12 +132,13 @@ class ClusterClient:
             places += [(b.host, b.port) for b in self._metadata.brokers.values()]
         if self._bootstrap:
             self._bootstrap.close()
-        first: ConnectFailedError | UnreachableError | None = None
+        first: UnreachableError | None = None
         for host, port in dict.fromkeys(places):
             try:
                 self._bootstrap = Connection.open(host, port, self.config)
             except UnreachableError as error:
-                first = first or error
+                # one that refuses us says more than another that is silent
+                first = error if first is None or (error.reason and not first.reason) else first
             else:
                 return self._bootstrap
         raise first or UnreachableError("no bootstrap server is given", "set bootstrap.servers")
@@ -154,11 +157,27 @@ class ClusterClient:
         topic_type = MetadataRequest.MetadataRequestTopic
         wanted = None if topics is None else [topic_type(topic_id=UUID(int=0), name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        found = decode_metadata(self.ask_any(request, highest=12, timeout=timeout))
+        found = decode_metadata(self.ask_any(request, highest=_METADATA_BY_ID, timeout=timeout))
         if not found.brokers:
             raise UnreachableError("the cluster names no brokers yet", "it may be starting; try again")
         self._metadata = found
         return found
+
+    def topic_errors(self, topic_ids: Iterable[bytes], *, timeout: float | None = None) -> dict[bytes, int]:
+        """Ask for topics by their ids of 16 bytes, and return what the broker says of each; 0 for one that is there.
+
+        An id tells what is gone (UNKNOWN_TOPIC_ID) from what is forbidden (TOPIC_AUTHORIZATION_FAILED): of a name that
+        we may not see, brokers say that it is forbidden whether it exists or not (KIP-516).
+        """
+        from kafka.protocol.metadata import MetadataRequest
+
+        topic_type = MetadataRequest.MetadataRequestTopic
+        wanted = [topic_type(topic_id=UUID(bytes=topic_id), name=None) for topic_id in topic_ids]
+        if not wanted:
+            return {}
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        answer = self.ask_any(request, highest=_METADATA_BY_ID, timeout=timeout)
+        return {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
 
     def per_leader(
         self,
@@ -174,7 +193,7 @@ class ClusterClient:
         Leaders that moved are looked up again until `timeout`; what is still missing then carries its error code.
 
         Raises:
-            UnreachableError: no broker of the cluster answers at all.
+            UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
         """
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
         missing = set(partitions)
@@ -190,8 +209,12 @@ class ClusterClient:
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            for node_id, led in by_leader.items():
+            refusals = [
                 self._ask_leader(metadata, node_id, led, build, read, answers, deadline)
+                for node_id, led in by_leader.items()
+            ]
+            if refusals and refusals[0] and all(refusals):
+                raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
             if time.monotonic() > deadline:
                 break
@@ -208,7 +231,8 @@ class ClusterClient:
         read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
         answers: dict[TopicPartition, tuple[int, Any]],
         deadline: float,
-    ) -> None:
+    ) -> UnreachableError | None:
+        """Ask one leader; return why it refuses us, where it does."""
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in sorted(led):
             by_topic[partition.topic].append(partition.partition)
@@ -218,10 +242,13 @@ class ClusterClient:
         try:
             connection = self.connect(node_id, broker.host, broker.port)
             answer = connection.request(build(by_topic, metadata), timeout=max(deadline - time.monotonic(), 0.1))
-        except (ConnectFailedError, OutcomeUnknown):
-            return
+        except UnreachableError as error:
+            return error if error.reason is Reason.AUTHENTICATION_FAILED else None
+        except OutcomeUnknown:
+            return None
         for partition, code, value in read(answer):
             answers[partition] = (code, value)
+        return None
 
     def list_offsets(
         self,

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from kmirror.engine.clock import now
 from kmirror.engine.mirror import MirrorEngine
-from kmirror.errors import Reason
+from kmirror.engine.presence import LINK_REFUSED
+from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import PartitionState, ProgressRow
 
 _TURN_SECONDS = 0.05
@@ -137,9 +138,11 @@ def _topic_view(engine: MirrorEngine, topic: str, partitions: int, rows: list[Pr
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
     aligned = len(rows) == partitions and all(row.begun or row.state is not _ALIGNING for row in rows)
-    state = "FAILED" if failed else "ACTIVE" if aligned else "PENDING_MIRROR"
-    if state != "FAILED" and engine.source_trouble is not None:
-        state = "SOURCE_UNAVAILABLE"
+    link = link_state([row.reason for row in rows], engine.source_trouble)
+    state = "FAILED" if failed else link or ("ACTIVE" if aligned else "PENDING_MIRROR")
+    reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
+    if troubled is None and engine.source_trouble is not None:
+        reason, message = engine.source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(engine.source_trouble)
     return TopicView(
         engine.mirror,
         topic,
@@ -147,6 +150,17 @@ def _topic_view(engine: MirrorEngine, topic: str, partitions: int, rows: list[Pr
         sum(lags) if len(lags) == partitions else None,
         sum(row.bytes_per_second for row in rows),
         state,
-        troubled.reason if troubled else None,
-        troubled.message if troubled else None,
+        reason,
+        message,
     )
+
+
+def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
+    """Return the state of a topic whose link is refused or down; None when it is neither.
+
+    `reasons` is what lanes say of its partitions, `seen` what the scout met at the source.
+    """
+    if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
+        return "LINK_FAILED"
+    is_silent = seen is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
+    return "SOURCE_UNAVAILABLE" if is_silent else None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from kmirror.cluster.batch import UnsupportedFormatError
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
 from kmirror.cluster.codes import Code, code_name
-from kmirror.cluster.metadata import ClusterMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.engine import presence
+from kmirror.engine.clock import now_ms
 from kmirror.engine.filler_end import filler_end
 from kmirror.engine.fork_search import Question, search_forks
 from kmirror.engine.judge import Facts, Tail, Trouble
@@ -33,41 +36,53 @@ class Inspector:
         self._expiration_ms: dict[int, int | None] = {}
         self.source_metadata: ClusterMetadata | None = None
         self.destination_metadata: ClusterMetadata | None = None
+        #: What is wrong with the link to the source, and since when (epoch ms); None while nothing is.
+        self._link_trouble: tuple[Reason, int] | None = None
 
     def inspect(self, assignments: Sequence[Assignment]) -> list[Facts]:
         """Return the facts of each partition, in order."""
         try:
             source = self._source.metadata({a.source_topic for a in assignments}, timeout=_LOOK_UP_TIMEOUT)
+            presence.require_cluster(self._source_cluster_id, source.cluster_id)
         except (KmirrorError, OutcomeUnknown) as error:
-            return [Facts(trouble=_link_trouble(error, Reason.SOURCE_UNREACHABLE))] * len(assignments)
-        if self._source_cluster_id and source.cluster_id != self._source_cluster_id:
-            message = (
-                f"another cluster answers at the source's address: its id is {source.cluster_id}, "
-                f"this mirror's source is {self._source_cluster_id}"
-            )
-            return [Facts(trouble=Trouble(Reason.SOURCE_CLUSTER_CHANGED, message))] * len(assignments)
+            return [Facts(trouble=self._source_trouble(error))] * len(assignments)
         try:
             destination = self._destination.metadata({a.topic for a in assignments}, timeout=_LOOK_UP_TIMEOUT)
         except (KmirrorError, OutcomeUnknown) as error:
             return [Facts(trouble=_link_trouble(error, Reason.DESTINATION_UNREACHABLE))] * len(assignments)
         self.source_metadata, self.destination_metadata = source, destination
         troubles = {
-            a: _topic_trouble(a, source.topics.get(a.source_topic), destination.topics.get(a.topic))
-            for a in assignments
+            **presence.troubles(presence.AT_DESTINATION, self._destination, destination, assignments),
+            **presence.troubles(presence.AT_SOURCE, self._source, source, assignments),
         }
-        good = [a for a in assignments if troubles[a] is None]
+        good = [a for a in assignments if a not in troubles]
         try:
-            views = self._views(good)
+            here = self._look_at_destination(good)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = _link_trouble(error, Reason.DESTINATION_UNREACHABLE)
-            return [Facts(trouble=troubles[a] or trouble) for a in assignments]
+            return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
+        try:
+            views = self._look_at_source(good, here)
+        except (KmirrorError, OutcomeUnknown) as error:
+            trouble = self._source_trouble(error)
+            return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
+        self._link_trouble = None
         seen = {a: self._facts(a, views, source, destination) for a in good}
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
         for a, found in self._tails.compare(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
         seen |= {a: self._with_filler(a, facts) for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
         seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(facts)})
-        return [seen.get(a, Facts(trouble=troubles[a])) for a in assignments]
+        return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
+
+    def _source_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:
+        """Say what is wrong with the link to the source as a whole, and since when."""
+        trouble = _link_trouble(error, Reason.SOURCE_UNREACHABLE)
+        if self._link_trouble is None or self._link_trouble[0] is not trouble.reason:
+            self._link_trouble = trouble.reason, now_ms()
+        state = "LINK_FAILED" if trouble.reason in presence.LINK_REFUSED else "SOURCE_UNAVAILABLE"
+        since = datetime.fromtimestamp(self._link_trouble[1] // 1000, UTC)
+        return replace(trouble, message=f"the source: {trouble.message}; {state} since {since:%Y-%m-%dT%H:%M:%SZ}")
 
     def _with_filler(self, assignment: Assignment, facts: Facts) -> Facts:
         """Return facts with where the filler ends that the destination begins with, if it does."""
@@ -109,29 +124,16 @@ class Inspector:
                 found[assignment] = replace(facts, fork=answer.fork, strangers=strangers)
         return found
 
-    def _views(self, assignments: Iterable[Assignment]) -> _Views:
-        sources = [a.source for a in assignments]
-        destinations = [a.destination for a in assignments]
-        latest, earliest = dict.fromkeys(sources, LATEST), dict.fromkeys(sources, EARLIEST)
-        ask = self._destination.list_offsets
+    def _look_at_destination(self, assignments: Collection[Assignment]) -> _Destination:
+        ask = _LookUps(self._destination, [a.destination for a in assignments])
         # The log end on both sides of the look at the producers: equal, or the two answers do not belong together.
-        log_end = ask(dict.fromkeys(destinations, LATEST), log_end=True, timeout=_LOOK_UP_TIMEOUT)
-        producers = self._destination.describe_producers(destinations, timeout=_LOOK_UP_TIMEOUT)
-        log_end_after = ask(dict.fromkeys(destinations, LATEST), log_end=True, timeout=_LOOK_UP_TIMEOUT)
-        replicated = ask(dict.fromkeys(destinations, LATEST), timeout=_LOOK_UP_TIMEOUT)
-        log_start = ask(dict.fromkeys(destinations, EARLIEST), timeout=_LOOK_UP_TIMEOUT)
-        listed = self._source.list_offsets
-        return _Views(
-            listed(earliest, timeout=_LOOK_UP_TIMEOUT),
-            listed(latest, read_committed=True, timeout=_LOOK_UP_TIMEOUT),
-            listed(latest, timeout=_LOOK_UP_TIMEOUT),
-            listed(latest, log_end=True, timeout=_LOOK_UP_TIMEOUT),
-            log_start,
-            log_end,
-            log_end_after,
-            replicated,
-            producers,
-        )
+        log_end = ask(LATEST, log_end=True)
+        producers = self._destination.describe_producers(ask.left, timeout=_LOOK_UP_TIMEOUT)
+        return _Destination(log_end, producers, ask(LATEST, log_end=True), ask(LATEST), ask(EARLIEST))
+
+    def _look_at_source(self, assignments: Collection[Assignment], here: _Destination) -> _Views:
+        ask = _LookUps(self._source, [a.source for a in assignments])
+        return _Views(here, ask(EARLIEST), ask(LATEST, read_committed=True), ask(LATEST), ask(LATEST, log_end=True))
 
     def _facts(
         self,
@@ -142,15 +144,16 @@ class Inspector:
     ) -> Facts:
         """Return all that the look-ups say; how the ends compare is not in it yet."""
         numbers: list[int] = []
+        here = views.destination
         for partition, answers, reason in (
             (assignment.source, views.source_start, Reason.SOURCE_UNREACHABLE),
             (assignment.source, views.last_stable, Reason.SOURCE_UNREACHABLE),
             (assignment.source, views.high_watermark, Reason.SOURCE_UNREACHABLE),
             (assignment.source, views.source_end, Reason.SOURCE_UNREACHABLE),
-            (assignment.destination, views.destination_start, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, views.destination_end, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, views.destination_end_after, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, views.replicated, Reason.DESTINATION_UNREACHABLE),
+            (assignment.destination, here.start, Reason.DESTINATION_UNREACHABLE),
+            (assignment.destination, here.end, Reason.DESTINATION_UNREACHABLE),
+            (assignment.destination, here.end_after, Reason.DESTINATION_UNREACHABLE),
+            (assignment.destination, here.replicated, Reason.DESTINATION_UNREACHABLE),
         ):
             answer = answers[partition]
             if answer.offset is None:
@@ -163,7 +166,7 @@ class Inspector:
             # markers that are lost with a leader leave no gap in our sequence numbers that its successor would notice
             what = f"{assignment.destination} is not replicated up to its end yet"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
-        remembered = views.producers[assignment.destination]
+        remembered = here.producers[assignment.destination]
         if remembered.error_code:
             return Facts(
                 trouble=_partition_trouble(
@@ -199,42 +202,52 @@ class Inspector:
         return self._expiration_ms[node_id]
 
 
+class _LookUps:
+    """Look up offsets of the same partitions again and again; whoever gave no answer once is not asked any more.
+
+    Each such look-up takes its whole time, and the other partitions wait for it.
+    """
+
+    def __init__(self, client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
+        self._client = client
+        self._failed: dict[TopicPartition, OffsetAnswer] = {}
+        self.left = list(partitions)
+
+    def __call__(self, timestamp: int, *, read_committed: bool = False, log_end: bool = False) -> Answers:
+        found = self._client.list_offsets(
+            dict.fromkeys(self.left, timestamp),
+            read_committed=read_committed,
+            log_end=log_end,
+            timeout=_LOOK_UP_TIMEOUT,
+        )
+        self._failed |= {p: answer for p, answer in found.items() if answer.offset is None}
+        self.left = [p for p in self.left if p not in self._failed]
+        return found | self._failed
+
+
+Answers = Mapping[TopicPartition, OffsetAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """Hold what one round of look-ups at the destination brought."""
+
+    end: Answers
+    producers: Mapping[TopicPartition, ProducersAnswer]
+    end_after: Answers
+    replicated: Answers
+    start: Answers
+
+
+@dataclass(frozen=True, slots=True)
 class _Views:
-    """Hold the answers of one round of look-ups."""
+    """Hold what one round of look-ups brought."""
 
-    __slots__ = (
-        "destination_end",
-        "destination_end_after",
-        "destination_start",
-        "high_watermark",
-        "last_stable",
-        "producers",
-        "replicated",
-        "source_end",
-        "source_start",
-    )
-
-    def __init__(
-        self,
-        source_start: Mapping[TopicPartition, OffsetAnswer],
-        last_stable: Mapping[TopicPartition, OffsetAnswer],
-        high_watermark: Mapping[TopicPartition, OffsetAnswer],
-        source_end: Mapping[TopicPartition, OffsetAnswer],
-        destination_start: Mapping[TopicPartition, OffsetAnswer],
-        destination_end: Mapping[TopicPartition, OffsetAnswer],
-        destination_end_after: Mapping[TopicPartition, OffsetAnswer],
-        replicated: Mapping[TopicPartition, OffsetAnswer],
-        producers: Mapping[TopicPartition, ProducersAnswer],
-    ) -> None:
-        self.source_start = source_start
-        self.last_stable = last_stable
-        self.high_watermark = high_watermark
-        self.source_end = source_end
-        self.destination_start = destination_start
-        self.destination_end = destination_end
-        self.destination_end_after = destination_end_after
-        self.replicated = replicated
-        self.producers = producers
+    destination: _Destination
+    source_start: Answers
+    last_stable: Answers
+    high_watermark: Answers
+    source_end: Answers
 
 
 def _ends(facts: Facts) -> Ends:
@@ -244,11 +257,10 @@ def _ends(facts: Facts) -> Ends:
 
 
 def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
-    """Tell whether the destination begins before what it was to begin with, and holds more than filler."""
-    if facts.trouble or facts.only_filler:
+    """Tell whether the destination begins at 0, was to begin further on, and holds more than filler."""
+    if facts.trouble or facts.only_filler or facts.destination_log_start:
         return False
-    start = facts.destination_log_start
-    return start < facts.destination_log_end and start < max(facts.source_log_start, assignment.first_offset)
+    return facts.destination_log_end > 0 and max(facts.source_log_start, assignment.first_offset) > 0
 
 
 def _may_differ(facts: Facts) -> bool:
@@ -290,28 +302,6 @@ def _link_trouble(error: KmirrorError | OutcomeUnknown, default: Reason) -> Trou
     if isinstance(error, BrokerError) and error.code == Code.TOPIC_AUTHORIZATION_FAILED:
         return Trouble(Reason.NOT_AUTHORIZED, str(error), True)
     return Trouble(default, str(error))
-
-
-def _topic_trouble(
-    assignment: Assignment, source: TopicMetadata | None, destination: TopicMetadata | None
-) -> Trouble | None:
-    for topic, name, gone, unreachable, side in (
-        (source, assignment.source_topic, Reason.SOURCE_TOPIC_DELETED, Reason.SOURCE_UNREACHABLE, "source"),
-        (destination, assignment.topic, Reason.DESTINATION_TOPIC_DELETED, Reason.DESTINATION_UNREACHABLE, "mirror"),
-    ):
-        code = topic.error_code if topic else Code.UNKNOWN_TOPIC_OR_PARTITION
-        if code == Code.TOPIC_AUTHORIZATION_FAILED:
-            return Trouble(Reason.NOT_AUTHORIZED, f"no right to DESCRIBE {side} topic {name}", True)
-        if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-            return Trouble(gone, f"{side} topic {name} does not exist", True)
-        if code and code != Code.LEADER_NOT_AVAILABLE:
-            return Trouble(unreachable, f"{side} topic {name}: {code_name(code)} ({code})")
-        if topic and assignment.partition not in topic.partitions:
-            if side == "source" and assignment.source_topic_id not in (None, topic.topic_id):
-                fewer = f"source topic {name} was deleted and created again, with {len(topic.partitions)} partitions"
-                return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)
-            return Trouble(gone, f"{side} topic {name} has no partition {assignment.partition}", True)
-    return None
 
 
 def _partition_trouble(partition: TopicPartition, code: int, reason: Reason, right: str) -> Trouble:

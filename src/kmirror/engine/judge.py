@@ -22,7 +22,8 @@ topic mean nothing, and a failed look-up goes before everything.
 6. the source has records below the destination's end that it does not show yet, so they were not compared → Wait
 7. the destination ends with records of another writer, and nothing of either log could be compared
    → Fail DESTINATION_WRITTEN
-8. the destination lost records of ours, and what is left of it proves nothing → Fail DESTINATION_TRUNCATED
+8. the destination lost records of ours, and what is left of it proves nothing → Fail DESTINATION_TRUNCATED, unless
+   this loss was accepted
 9. the destination ends with filler, beyond the offset that it was to lead to: the source starts lower than it did. A
    new leader whose retention lags will catch up; anything else would skip records that are there
    → Wait, for as long as a failure is retried
@@ -179,7 +180,7 @@ def judge(
         or _source_too_short(assignment, facts)
         or _hidden_tail(assignment, facts)
         or _unproven_tail(assignment, facts)
-        or _lost_tail(acknowledged, facts)
+        or _lost_tail(assignment, acknowledged, facts)
         or _beginning(assignment, facts, first_offset, begun)
         or _source_too_late(assignment, facts)
         or _go_on(assignment, acknowledged, facts)
@@ -243,12 +244,18 @@ def _written(assignment: Assignment, facts: Facts, at: int | None, why: str) -> 
     )
 
 
+def _ends_differ(facts: Facts) -> str:
+    return f"it ends at offset {facts.destination_log_end}, and its source at {facts.source_log_end}"
+
+
 def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     if facts.tail is not Tail.DIFFERENT:
         return None
     end, fork = facts.destination_log_end, facts.fork
     at = fork.offset if fork else facts.differs_at
     if _is_foreign(assignment, facts):
+        if at is not None and facts.source_log_end <= at:
+            return _written(assignment, facts, at, _ends_differ(facts))
         return _written(assignment, facts, at, f"it does not hold what {assignment.source} does there")
     if fork is None or at is None:
         message = f"the history of {assignment.source} was rewritten: at offset {at} it does not hold what was copied"
@@ -267,7 +274,7 @@ def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
     if source_end >= end:
         return None
     if facts.unproven or (facts.strangers is not None and _is_foreign(assignment, facts)):
-        return _written(assignment, facts, source_end, f"it ends at offset {end}, and its source at {source_end}")
+        return _written(assignment, facts, source_end, _ends_differ(facts))
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the source ends at offset {source_end}, but {end} had been copied from it: "
@@ -292,12 +299,14 @@ def _unproven_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     return None
 
 
-def _lost_tail(acknowledged: int | None, facts: Facts) -> Fail | None:
+def _lost_tail(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
     if acknowledged is None or end >= acknowledged or facts.tail is not Tail.NOTHING or facts.only_filler:
         return None
     if end == 0 and facts.source_log_start == 0:
         return None  # all of it is still there to be copied again
+    if _is_accepted(assignment, end):
+        return None
     return Fail(
         Reason.DESTINATION_TRUNCATED,
         f"the destination lost its offsets {end} to {acknowledged - 1}, "
@@ -350,10 +359,11 @@ def _go_on(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Co
     recovery = assignment.recovery
     trim_to = facts.filler_end
     if recovery is not None and recovery.trims and recovery.lost_until is not None:
-        trim_to = start if end < start else recovery.lost_until
+        # where the source's leader has an older start again, there may be nothing to trim yet
+        trim_to = start if end < start else recovery.lost_until if recovery.lost_until <= end else trim_to
     return Copy(
         end,
-        max(0, (acknowledged or 0) - end),
+        max(0, (acknowledged or 0) - end) if start <= end else 0,
         facts.filled_offsets(assignment.producer_epoch),
         start if end < start else None,
         trim_to if trim_to is not None and facts.destination_log_start < trim_to else None,

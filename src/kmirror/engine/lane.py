@@ -38,7 +38,7 @@ from kmirror.engine.lane_links import DestinationLink, Link, ProduceRequest, Sid
 from kmirror.engine.lane_partition import PartitionCopy, Permission, Status
 from kmirror.engine.lane_rounds import Rounds
 from kmirror.engine.spec import LaneResult, LaneSpec
-from kmirror.errors import OutcomeUnknown
+from kmirror.errors import OutcomeUnknown, Reason
 from kmirror.state.records import PartitionState, ProgressRow
 
 #: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
@@ -272,8 +272,8 @@ class Lane:
         def done(stream: Stream, versions: tuple[int, ...]) -> None:
             self._post(lambda at: self._connected(side, node_id, stream, versions))
 
-        def failed(message: str) -> None:
-            self._post(lambda at: self._not_connected(side, node_id, message, at))
+        def failed(message: str, reason: Reason | None) -> None:
+            self._post(lambda at: self._not_connected(side, node_id, message, reason, at))
 
         self._errands.connect(side, node_id, done, failed)
 
@@ -295,11 +295,11 @@ class Lane:
         """Begin to wait for what a connection brings."""
         self._selector.register(link.stream.fileno(), selectors.EVENT_READ, link)
 
-    def _not_connected(self, side: Side, node_id: int, message: str, at: float) -> None:
+    def _not_connected(self, side: Side, node_id: int, message: str, reason: Reason | None, at: float) -> None:
         self._links(side).pop(node_id, None)
         for partition in self.partitions:
             if side == "source" and self._source_of(partition) == node_id:
-                partition.source_lost(message, at)
+                partition.source_lost(message, at, reason)
             elif side == "destination" and partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
 

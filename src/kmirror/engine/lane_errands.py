@@ -32,6 +32,7 @@ Errand = Callable[[], None]
 _SOURCE_RECEIVE_BUFFER = 4 << 20
 _DESTINATION_SEND_BUFFER = 4 << 20
 _FILL_BUFFER = 64 << 10
+_SIDES: dict[Side, str] = {"source": "source", "destination": "destination", "fill": "destination"}
 _END_LOOK_PAUSE = 0.5
 _PAUSE = 1.0
 #: Transactions that fill are ended so often at least, that the lane hears how far they are.
@@ -132,7 +133,7 @@ class Errands:
         side: Side,
         node_id: int,
         done: Callable[[Stream, tuple[int, ...]], None],
-        failed: Callable[[str], None],
+        failed: Callable[[str, Reason | None], None],
     ) -> None:
         """Connect to a broker; `done` takes the stream and the versions of the requests it is for."""
 
@@ -141,14 +142,14 @@ class Errands:
             metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
-                failed(f"broker {node_id} is not there")
+                failed(f"broker {node_id} is not there", None)
                 return
             config = self._configs["source" if side == "source" else "destination"]
             try:
                 connection = Connection.open(broker.host, broker.port, config)
                 stream, versions = self._stream(side, connection)
             except (KmirrorError, OutcomeUnknown) as error:
-                failed(str(error))
+                failed(f"the {_SIDES[side]}: {error}", error.reason if isinstance(error, KmirrorError) else None)
             else:
                 done(stream, versions)
 

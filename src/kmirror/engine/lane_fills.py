@@ -126,7 +126,7 @@ class Fills:
                 "fill",
                 node_id,
                 lambda stream, versions: self._post(lambda _: self._connected(node_id, stream, versions)),
-                lambda message: self._post(lambda _: self._not_connected(node_id, message)),
+                lambda message, _: self._post(lambda _: self._not_connected(node_id, message)),
             )
         link = self.links[node_id]
         if link is None or link.in_flight or link.stream.sending:

@@ -341,10 +341,10 @@ class PartitionCopy:
             trouble = Trouble(Reason.SOURCE_UNREACHABLE, f"fetching {source}: {code_name(code)} ({code})")
         self._interrupt(trouble, now)
 
-    def source_lost(self, message: str, now: float) -> None:
-        """Take the loss of the connection to the source's leader."""
+    def source_lost(self, message: str, now: float, reason: Reason | None = None) -> None:
+        """Take the loss of the connection to the source's leader, or why there is none."""
         if self.status is Status.COPYING:
-            self._interrupt(Trouble(Reason.SOURCE_UNREACHABLE, message), now)
+            self._interrupt(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), now)
 
     # -- destination ----------------------------------------------------------------------------------------------
 
@@ -658,10 +658,12 @@ class PartitionCopy:
     def _troubled(self, trouble: Trouble, now: float) -> None:
         """Pause, longer each time; a trouble that is an answer rather than silence fails after the retry time."""
         self.trouble = trouble
-        if self._troubled_since is None:
+        if not trouble.permanent_after_retries:
+            self._troubled_since = None  # silence proves nothing, and an answer after it is news
+        elif self._troubled_since is None:
             self._troubled_since = now
         self.retry_attempt += 1
-        if trouble.permanent_after_retries and now - self._troubled_since >= self._retry_timeout:
+        if self._troubled_since is not None and now - self._troubled_since >= self._retry_timeout:
             self._fail_at(trouble.reason, trouble.message, self.acknowledged or 0)
             return
         self.status = Status.WAITING

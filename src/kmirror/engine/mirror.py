@@ -28,6 +28,7 @@ from kmirror.engine.heard import HeardTopic, Replica
 from kmirror.engine.lane import run_lane
 from kmirror.engine.lane_control import STATE_PARTITION
 from kmirror.engine.plan import assign
+from kmirror.engine.presence import LINK_REFUSED
 from kmirror.engine.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.remembered import alignment_note, remember
 from kmirror.engine.scout import Scout, Scouted
@@ -167,7 +168,14 @@ class MirrorEngine:
 
     def start(self) -> None:
         """Begin to watch lanes and clusters."""
-        scout = Scout(self._settings, self._source_config, self._destination_config, self._copied, self._copied_up_to)
+        scout = Scout(
+            self._settings,
+            self._source_config,
+            self._destination_config,
+            self._copied,
+            self._copied_up_to,
+            self._record.source_cluster_id,
+        )
         guarded_thread(self._follow, "kmirror-follow", self._heard.put).start()
         guarded_thread(lambda: scout.run(self._stop_threads, self._heard.put), "kmirror-scout", self._heard.put).start()
 
@@ -203,6 +211,10 @@ class MirrorEngine:
     def close(self) -> None:
         """Give the lease back when every lane has ended, and end the threads."""
         self._stop_threads.set()
+        # what FAILED before its source's end was known is told of too
+        self.targets = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures} | (
+            self.targets or {}
+        )
         if self.lost is None and self.finished:
             self._tell("run", "stopped", {})
             with contextlib.suppress(KmirrorError, OutcomeUnknown):
@@ -531,8 +543,13 @@ class MirrorEngine:
 
     def _take_scouted(self, seen: Scouted) -> None:
         if seen.trouble:
-            if self.source_trouble is None:
-                self.notes.append(f"the source of {self.mirror} does not answer: {seen.trouble}")
+            if self.source_trouble is None or self.source_trouble.reason is not seen.trouble.reason:
+                is_refused = seen.trouble.reason in LINK_REFUSED
+                what = "cannot be mirrored" if is_refused else "does not answer"
+                self.notes.append(f"the source of {self.mirror} {what}: {seen.trouble}")
+                reason = seen.trouble.reason or Reason.SOURCE_UNREACHABLE
+                details = {"reason": reason, "message": str(seen.trouble)}
+                self._tell("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
             self.source_trouble = seen.trouble
             return
         if seen.log_start_trouble and not self._log_start_trouble:
@@ -542,6 +559,7 @@ class MirrorEngine:
         self._log_start_trouble = seen.log_start_trouble is not None
         if self.source_trouble is not None:
             self.notes.append(f"the source of {self.mirror} answers again")
+            self._tell("source", "ANSWERS_AGAIN", {})
         self.source_trouble = None
         for topic, count in seen.partitions.items():
             record = self._topics.get(topic)
@@ -580,7 +598,7 @@ class MirrorEngine:
         return (
             self.targets is not None
             and all(self._reached(p) or self._failed(p) for p in self.targets)
-            and all(a.destination in self.targets for a in self.assignments())
+            and all(a.destination in self.targets or self._failed(a.destination) for a in self.assignments())
             and not self._claimed()
             and not any(self._rebuilds.is_wanted(topic) for topic in self._topics)
         )

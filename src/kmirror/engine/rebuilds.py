@@ -48,14 +48,14 @@ class Rebuilds:
         self._claims: dict[str, _Work] = {}
         self._refused: set[str] = set()
         self._work: dict[str, _Work] = {}
-        self._ended: queue.SimpleQueue[tuple[dict[str, _Work], str, Exception | None]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[str, _Work, Exception | None]] = queue.SimpleQueue()
 
     def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Have a topic claimed, unless that goes on already, or was refused."""
         if topic not in self._claims and (consented or topic not in self._refused):
             self._refused.discard(topic)
             self._claims[topic] = _Work()
-            self._start(self._claims, topic, lambda: self._rebuilder.begin(topic, reason, consented=consented))
+            self._start(topic, self._claims[topic], lambda: self._rebuilder.begin(topic, reason, consented=consented))
 
     def is_wanted(self, topic: str) -> bool:
         """True while a topic is being claimed, or was and this has not been heard of yet."""
@@ -68,7 +68,7 @@ class Rebuilds:
             self._claims.pop(topic, None)
             work = self._work.setdefault(topic, _Work())
             if not work.is_running and at >= work.next_at and is_free(topic):
-                self._start(self._work, topic, lambda topic=topic: self._rebuilder.carry_out(topic))  # type: ignore[misc]
+                self._start(topic, work, lambda topic=topic: self._rebuilder.carry_out(topic))  # type: ignore[misc]
         for topic in [topic for topic, work in self._work.items() if topic not in claimed and not work.is_running]:
             del self._work[topic]
 
@@ -77,8 +77,8 @@ class Rebuilds:
         """True while a thread is at work."""
         return any(work.is_running for works in (self._claims, self._work) for work in works.values())
 
-    def _start(self, works: dict[str, _Work], topic: str, step: Callable[[], None]) -> None:
-        works[topic].is_running = True
+    def _start(self, topic: str, work: _Work, step: Callable[[], None]) -> None:
+        work.is_running = True
 
         def run() -> None:
             error: Exception | None = None
@@ -86,17 +86,16 @@ class Rebuilds:
                 step()
             except Exception as raised:
                 error = raised
-            self._ended.put((works, topic, error))
+            self._ended.put((topic, work, error))
 
         threading.Thread(target=run, name=f"kmirror-rebuild {topic}", daemon=True).start()
 
     def _take_ends(self, at: float) -> None:
         while True:
             try:
-                works, topic, error = self._ended.get_nowait()
+                topic, work, error = self._ended.get_nowait()
             except queue.Empty:
                 return
-            work = works[topic]
             work.is_running = False
             if error is None:
                 continue
@@ -105,7 +104,8 @@ class Rebuilds:
             if work.told != str(error):
                 work.told = str(error)
                 self._note(f"{topic} is not rebuilt: {error}")
-            if works is self._claims:
+            if self._claims.get(topic) is work:
+                # a claim that has been heard of is none any more, and may be before its thread has ended
                 del self._claims[topic]
                 self._refused.add(topic)
             work.tries += 1

@@ -7,7 +7,7 @@ are deleted there (`log_starts`). Runs in a thread of its own, with clients of i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
@@ -16,9 +16,14 @@ from kmirror.cluster.security import ClientConfig
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.log_starts import LogStarts
+from kmirror.engine.presence import require_cluster
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings import Settings
 from kmirror.state.records import TopicRecord
+
+#: How soon a source that could not be looked at is looked at again, longer each time.
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +47,49 @@ class Scout:
         destination: ClientConfig,
         topics: Callable[[], Sequence[TopicRecord]],
         ends: Callable[[], Mapping[TopicPartition, int]],
+        source_cluster_id: str | None = None,
     ) -> None:
         self._settings = settings
         self._configs = source, destination
         self._topics = topics
         self._ends = ends
+        self._source_cluster_id = source_cluster_id
         self._log_starts = LogStarts(settings.follow_log_start_delay_ms / 1000)
 
     def run(self, stop: threading.Event, tell: Callable[[Scouted], None]) -> None:
         """Look again and again until `stop` is set."""
         with ClusterClient(self._configs[0]) as source, ClusterClient(self._configs[1]) as destination:
+            failures = 0
             while not stop.is_set():
+                pause: float = self._settings.refresh_interval_seconds
                 try:
                     seen = self._look(source, destination)
+                    failures = 0
                 except (KmirrorError, OutcomeUnknown) as error:
                     seen = Scouted(trouble=_known(error))
+                    pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
+                    failures += 1
                 tell(seen)
-                stop.wait(self._settings.refresh_interval_seconds)
+                stop.wait(pause)
 
     def _look(self, source: ClusterClient, destination: ClusterClient) -> Scouted:
         topics = self._topics()
         if not topics:
             return Scouted()
         found = source.metadata({t.source_topic for t in topics})
-        counts = {
+        require_cluster(self._source_cluster_id, found.cluster_id)
+        here = destination.metadata({t.topic for t in topics})
+        # another topic of the name is nothing of ours, on either side
+        same = {t.topic for t in topics if _is_the_one_added(t, found) and _is_the_mirror_topic(t, here)}
+        there = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
         }
-        grown = {t.topic: counts[t.topic] for t in topics if counts.get(t.topic, 0) > t.partitions}
-        if grown:
-            there = destination.metadata(grown)
-            missing = {t: n for t, n in grown.items() if len(there.topics[t].partitions) < n}
-            if missing:
-                destination.create_partitions(missing)
+        known = {t.topic: t.partitions for t in topics}
+        counts = {topic: n if topic in same else min(n, known[topic]) for topic, n in there.items()}
+        grown = {t.topic: counts[t.topic] for t in topics if t.topic in same and counts[t.topic] > t.partitions}
+        missing = {topic: count for topic, count in grown.items() if len(here.topics[topic].partitions) < count}
+        if missing:
+            destination.create_partitions(missing)
         places = {
             TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
             for t in topics
@@ -84,15 +100,14 @@ class Scout:
         trouble = None
         if self._settings.follow_log_start:
             starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
-            same = {t.source_topic for t in topics if _is_the_one_added(t, found)}
-            seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and p.topic in same}
+            seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and places[p].topic in same}
             self._log_starts.seen(seen, now())
-            trouble = self._follow_log_starts(destination)
-        return Scouted(counts, offsets, log_start_trouble=trouble)
+            trouble = self._follow_log_starts(destination, same)
+        return Scouted({t: n for t, n in counts.items() if t in same}, offsets, log_start_trouble=trouble)
 
-    def _follow_log_starts(self, destination: ClusterClient) -> KmirrorError | None:
+    def _follow_log_starts(self, destination: ClusterClient, topics: Collection[str]) -> KmirrorError | None:
         """Delete in the mirror what the source has deleted long enough ago; return why that failed, if it did."""
-        due = self._log_starts.due(self._ends(), now())
+        due = {p: to for p, to in self._log_starts.due(self._ends(), now()).items() if p.topic in topics}
         if not due:
             return None
         try:
@@ -117,3 +132,9 @@ def _is_the_one_added(topic: TopicRecord, found: ClusterMetadata) -> bool:
     """Tell whether the source topic is the one that was added, not another of its name."""
     seen = found.topics.get(topic.source_topic)
     return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
+
+
+def _is_the_mirror_topic(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Tell whether the destination topic is the one that was made a mirror topic."""
+    seen = found.topics.get(topic.topic)
+    return seen is not None and not seen.error_code and seen.printed_topic_id in (None, topic.destination_topic_id)

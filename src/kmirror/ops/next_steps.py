@@ -16,6 +16,10 @@ _DIVERGED = (
 )
 _STEPS = {
     Reason.SOURCE_TRUNCATED: "to go on without them: kmirror recover --mirror {mirror} --topics {topic} --accept-loss",
+    Reason.DESTINATION_TRUNCATED: (
+        "to go on without what was lost: kmirror recover --mirror {mirror} --topics {topic} --accept-loss; or, "
+        + _DIVERGED
+    ),
     Reason.SOURCE_TOPIC_RECREATED: _RESET,
     Reason.PARTITIONS_DECREASED: _RESET,
     Reason.SOURCE_DIVERGED: _DIVERGED,
@@ -23,6 +27,10 @@ _STEPS = {
     Reason.OFFSET_MISMATCH: f"stop whoever writes to it; then, {_DIVERGED}",
     Reason.SOURCE_TOPIC_DELETED: (
         "when it is there again: kmirror recover --mirror {mirror} --topics {topic}; the mirror topic is kept as it is"
+    ),
+    Reason.DESTINATION_TOPIC_DELETED: (
+        "it is not created unasked; to mirror it anew: kmirror add --mirror {mirror} --topics {topic}, where no other "
+        "topic bears its name"
     ),
     Reason.NOT_AUTHORIZED: (
         "kmirror check --mirror {mirror} prints what is missing; then: kmirror recover --mirror {mirror} "

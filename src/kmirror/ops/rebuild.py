@@ -32,7 +32,16 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.engine.stretches import Ends
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.admin import TopicAdmin, await_topics, topic_settings
-from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, source_client
+from kmirror.ops.context import (
+    Destination,
+    actor,
+    change,
+    cluster_id_of,
+    now_ms,
+    require_mirror,
+    require_same_cluster,
+    source_client,
+)
 from kmirror.ops.group_offsets import Committed, GroupOffsets
 from kmirror.ops.topic_settings import SettingsPlan, settings_for
 from kmirror.settings import parse_settings
@@ -129,10 +138,11 @@ class TopicRebuilder:
             state = destination.state()
             mirror = require_mirror(state, self._mirror)
             with source_client(mirror.source) as source:
+                require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
                 record, rebuild = self._claimed(state, topic)
                 found = _require_topic(source, record.source_topic)
                 if rebuild.step is RebuildStep.ARCHIVE:
-                    rebuild = self._with_ranges(destination, source, record, rebuild, dict(mirror.source))
+                    rebuild = self._with_ranges(destination, source, found, record, rebuild, dict(mirror.source))
                     archived = self._archive(destination, record, rebuild)
                     groups = GroupOffsets(destination.store).of(topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
@@ -171,18 +181,20 @@ class TopicRebuilder:
         self,
         destination: Destination,
         source: ClusterClient,
+        there: TopicMetadata,
         record: TopicRecord,
         rebuild: Rebuild,
         source_properties: Mapping[str, str],
     ) -> Rebuild:
-        """Decide what is to be archived, once, and record it."""
+        """Decide what is to be archived, once, and record it: all where the source is another topic by now."""
         if rebuild.ranges is not None:
             return rebuild
         _require_id(destination, record)
         found = destination.client.metadata([record.topic]).topics[record.topic]
         here = _bounds(destination.client, record.topic, len(found.partitions))
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
-        if rebuild.reason not in RESETS:
+        is_same = there.printed_topic_id in (None, record.source_topic_id)
+        if is_same and rebuild.reason not in RESETS:
             ranges = self._differing(source, record, here, source_properties)
         ranges = {p: tuple((low, high) for low, high in mine if low < high) for p, mine in ranges.items()}
         return self._record(destination, record.topic, replace(rebuild, ranges=ranges))
@@ -385,7 +397,8 @@ def _require_id(destination: Destination, record: TopicRecord) -> None:
     if found is None or found.error_code or found.printed_topic_id != record.destination_topic_id:
         raise RefusedError(
             f"mirror topic {record.topic} was deleted, or created again",
-            "nothing of it can be archived; forget it with `kmirror delete`, and add it again",
+            f"nothing of it can be archived; to mirror it anew: kmirror add --mirror {record.mirror} "
+            f"--topics {record.topic}",
             Reason.DESTINATION_TOPIC_DELETED,
         )
 

@@ -57,6 +57,11 @@ class _Wish:
 #: Which consent a reason asks for.
 _RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
 _DIVERGENCES = frozenset({Reason.SOURCE_DIVERGED, Reason.DESTINATION_WRITTEN, Reason.OFFSET_MISMATCH})
+#: How records came to be lost.
+_WHYS = {
+    Reason.SOURCE_TRUNCATED: "which the source deleted before they were copied",
+    Reason.DESTINATION_TRUNCATED: "which the destination lost, and the source does not have any more",
+}
 
 
 def recover(
@@ -103,16 +108,18 @@ def recover(
 
 def _decide(row: PartitionRow, consent: Consent) -> _Wish | TopicResult:
     place = TopicPartition(row.topic, row.partition)
-    if row.reason in _RESETS | _DIVERGENCES:
+    # what a destination that lost records still has may be kept, or archived
+    is_rest_archived = row.reason is Reason.DESTINATION_TRUNCATED and consent.divergence and not consent.loss
+    if row.reason in _RESETS | _DIVERGENCES or is_rest_archived:
         if not (consent.reset if row.reason in _RESETS else consent.divergence):
             hint = next_step(row.reason, row.mirror, row.topic)
             return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
         what = "all of its records" if row.reason in _RESETS else "those of its records that the source does not have"
         return _Wish(place, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason)
     start, end = row.source_log_start, row.destination_offset
-    if row.reason is not Reason.SOURCE_TRUNCATED or start is None or end is None or start <= end:
+    if row.reason not in _WHYS or start is None or end is None or start <= end:
         return _Wish(place, "")
-    what = f"{start - end} records, {end} to {start - 1}, which the source deleted before they were copied"
+    what = f"{start - end} records, {end} to {start - 1}, {_WHYS[row.reason]}"
     if not consent.loss:
         message = f"{place} cannot go on but without {what}"
         hint = next_step(row.reason, row.mirror, row.topic)

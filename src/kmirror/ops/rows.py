@@ -13,8 +13,10 @@ from enum import Enum, auto
 
 from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
+from kmirror.engine.presence import LINK_REFUSED
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.context import PENDING_ADD, PENDING_PROMOTE
+from kmirror.ops.links import refused_text
 from kmirror.ops.look import ClusterLook
 from kmirror.ops.next_steps import failure_text
 from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
@@ -109,13 +111,21 @@ def partition_rows(
             report = reports.get(TopicPartition(topic.topic, partition))
             story = _story(topic, records.get(partition), report, destination)
             stories.append(_explained(story, topic, report, source, engine, mirror.name))
-        topic_state = topic_state_of(topic, stories, records, source_trouble(source))
+        topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
         for partition, story in enumerate(stories):
             report = reports.get(TopicPartition(topic.topic, partition))
             rows.append(
                 _row(topic, partition, story, topic_state, records.get(partition), report, destination, source, now_ms)
             )
     return rows
+
+
+def _link_trouble(stories: Sequence[_Story], seen: SourceTrouble) -> SourceTrouble:
+    """Return what is wrong with the link of a topic, as the look has it and as the engine that copies it."""
+    reasons = {story.reason for story in stories}
+    if seen is SourceTrouble.REFUSED or reasons & LINK_REFUSED:
+        return SourceTrouble.REFUSED
+    return SourceTrouble.SILENT if reasons == {Reason.SOURCE_UNREACHABLE} else seen
 
 
 def topic_state_of(
@@ -208,6 +218,8 @@ def _story(
         story = _Story(record.state, record.state_time_ms, record.reason, record.message)
     elif report is not None:
         since_ms = record.state_time_ms if record is not None and record.state is report.row.state else None
+        if since_ms is None and report.row.state is PartitionState.FAILED:
+            since_ms = report.time_ms  # the engine has not recorded it yet
         story = _Story(report.row.state, since_ms, report.row.reason, report.row.message)
     else:
         story = _Story(PartitionState.LOG_ALIGNMENT, None, None, None)
@@ -260,14 +272,29 @@ def _explained(
             Reason.NO_ENGINE,
             f"no engine copies mirror {mirror}; `kmirror run --mirror {mirror}` starts one",
         )
-    if source_trouble(source) in (SourceTrouble.SILENT, SourceTrouble.REFUSED) and source and source.trouble:
-        return _Story(story.state, story.since_ms, source.trouble.reason, source.trouble.message)
-    if story.reason is not None:
-        return story
+    link = _link_story(story, source, mirror)
+    if link is not None or story.reason is not None:
+        return link or story
     reason, message = _source_topic_trouble(topic, source)
     if reason is None and report is not None:
         reason, message = report.row.reason, report.row.message
     return _Story(story.state, story.since_ms, reason, message)
+
+
+def _link_story(story: _Story, source: ClusterLook | None, mirror: str) -> _Story | None:
+    """Return the story of a link that is refused or down: as the engine tells it, which knows since when, or the look.
+
+    That one of them is refused says more than that the other meets silence.
+    """
+    seen = source_trouble(source)
+    trouble = source.trouble if source is not None else None
+    if story.reason in LINK_REFUSED:
+        return replace(story, message=refused_text(story.message, story.reason, mirror))
+    if seen is SourceTrouble.REFUSED and trouble is not None:
+        return replace(story, reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
+    if seen is SourceTrouble.SILENT and trouble is not None and story.reason is not Reason.SOURCE_UNREACHABLE:
+        return replace(story, reason=trouble.reason, message=trouble.message)
+    return None
 
 
 def _being_rebuilt(story: _Story, rebuild: Rebuild) -> _Story:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kmirror.cluster.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.driver import Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.mirror import MirrorEngine
@@ -201,19 +202,24 @@ def _outcome(request: RunRequest, engines: Sequence[MirrorEngine], ending: Endin
             raise engine.lost
     rows: list[TopicResult] = []
     for engine in engines:
-        for partition, target in sorted((engine.targets or {}).items()):
+        # a partition whose source's end was never seen is not caught up either
+        targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.assignments())
+        targets.update(engine.targets or {})
+        for partition, target in sorted(targets.items()):
             row = engine.rows.get(partition)
             end = row.destination_offset if row else None
-            lag = max(0, target - end) if end is not None else None
+            lag = max(0, target - end) if end is not None and target is not None else None
             if row is not None and row.state is PartitionState.FAILED:
                 rows.append(
                     TopicResult(*partition, Outcome.FAILED, row.message, row.reason, lag=lag, hint=_hint(engine.mirror))
                 )
             elif ending is Ending.TIMED_OUT and lag != 0:
-                missing = f"{lag} records are" if lag is not None else "all is"
-                message = f"{partition} has not caught up in time: {missing} missing"
+                missing = f"{lag} records are missing" if lag is not None else "how much is missing is not known"
+                why = f"; {row.message}" if row is not None and row.message else ""
+                message = f"{partition} has not caught up in time: {missing}{why}"
+                reason = row.reason if row is not None else None
                 rows.append(
-                    TopicResult(*partition, Outcome.TIMED_OUT, message, lag=lag, hint="run it again, or longer")
+                    TopicResult(*partition, Outcome.TIMED_OUT, message, reason, lag=lag, hint="run it again, or longer")
                 )
             else:
                 rows.append(TopicResult(*partition, Outcome.DONE, lag=lag))

@@ -1,0 +1,102 @@
+"""What is made of a topic or a whole source that cannot be looked at: gone, forbidden, refused, silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.cluster.codes import Code
+from kmirror.cluster.wire import format_topic_id
+from kmirror.engine.driver import link_state
+from kmirror.engine.presence import AT_DESTINATION, AT_SOURCE, Side, require_cluster, topic_trouble
+from kmirror.engine.spec import Assignment
+from kmirror.errors import KmirrorError, Reason, UnreachableError
+
+SOURCE_ID, MIRROR_ID = b"\1" * 16, b"\2" * 16
+ASSIGNMENT = Assignment("a.orders", 0, "orders", SOURCE_ID, MIRROR_ID, 1 << 62)
+FORBIDDEN, UNKNOWN, GONE = (
+    Code.TOPIC_AUTHORIZATION_FAILED,
+    Code.UNKNOWN_TOPIC_OR_PARTITION,
+    Code.UNKNOWN_TOPIC_ID,
+)
+
+
+@pytest.mark.parametrize(
+    ("by_name", "by_id", "reason", "is_permanent"),
+    [
+        (UNKNOWN, GONE, Reason.SOURCE_TOPIC_DELETED, True),
+        (UNKNOWN, None, Reason.SOURCE_TOPIC_DELETED, True),
+        (FORBIDDEN, GONE, Reason.SOURCE_TOPIC_DELETED, True),
+        (FORBIDDEN, FORBIDDEN, Reason.NOT_AUTHORIZED, True),
+        (FORBIDDEN, None, Reason.NOT_AUTHORIZED, True),
+        # what contradicts itself, or was not answered, is looked at again, for as long as it takes
+        (UNKNOWN, Code.NONE, Reason.SOURCE_UNREACHABLE, False),
+        (UNKNOWN, FORBIDDEN, Reason.SOURCE_UNREACHABLE, False),
+        (FORBIDDEN, Code.NONE, Reason.SOURCE_UNREACHABLE, False),
+        (UNKNOWN, Code.UNKNOWN_SERVER_ERROR, Reason.SOURCE_UNREACHABLE, False),
+        (FORBIDDEN, Code.UNKNOWN_SERVER_ERROR, Reason.SOURCE_UNREACHABLE, False),
+        (Code.LEADER_NOT_AVAILABLE, None, Reason.SOURCE_UNREACHABLE, False),
+        (Code.UNKNOWN_SERVER_ERROR, None, Reason.SOURCE_UNREACHABLE, False),
+    ],
+)
+def test_a_topic_is_gone_or_forbidden_by_its_id(
+    by_name: int, by_id: int | None, reason: Reason, is_permanent: bool
+) -> None:
+    found = topic_trouble(AT_SOURCE, ASSIGNMENT, by_name, by_id)
+    assert (found.reason, found.permanent_after_retries) == (reason, is_permanent)
+
+
+@pytest.mark.parametrize(
+    ("side", "by_id", "message"),
+    [
+        (
+            AT_SOURCE,
+            GONE,
+            f"source topic orders ({format_topic_id(SOURCE_ID)}) does not exist any more",
+        ),
+        (
+            AT_DESTINATION,
+            GONE,
+            f"mirror topic a.orders ({format_topic_id(MIRROR_ID)}) does not exist any more",
+        ),
+        (AT_DESTINATION, FORBIDDEN, "no right to DESCRIBE mirror topic a.orders"),
+        (AT_SOURCE, None, "no right to DESCRIBE source topic orders, if there is one"),
+    ],
+)
+def test_what_is_told_of_it(side: Side, by_id: int | None, message: str) -> None:
+    assert topic_trouble(side, ASSIGNMENT, FORBIDDEN, by_id).message == message
+
+
+def test_a_mirror_topic_that_is_gone_is_the_destinations() -> None:
+    found = topic_trouble(AT_DESTINATION, ASSIGNMENT, UNKNOWN, GONE)
+    assert found.reason is Reason.DESTINATION_TOPIC_DELETED
+
+
+def test_another_cluster_is_refused_with_both_ids() -> None:
+    require_cluster("A", "A")
+    require_cluster(None, "B")
+    with pytest.raises(UnreachableError, match=r"the id is B, and this mirror was made from A") as refused:
+        require_cluster("A", "B")
+    assert refused.value.reason is Reason.SOURCE_CLUSTER_CHANGED
+
+
+REFUSED = UnreachableError("no", None, Reason.AUTHENTICATION_FAILED)
+SILENT = KmirrorError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "seen", "state"),
+    [
+        ([None, None], None, None),
+        ([], None, None),
+        ([None, Reason.NOT_AUTHORIZED], None, None),
+        ([None, Reason.SOURCE_UNREACHABLE], None, None),
+        ([Reason.SOURCE_UNREACHABLE] * 2, None, "SOURCE_UNAVAILABLE"),
+        ([None], SILENT, "SOURCE_UNAVAILABLE"),
+        ([None], REFUSED, "LINK_FAILED"),
+        ([Reason.SOURCE_UNREACHABLE, Reason.SOURCE_CLUSTER_CHANGED], SILENT, "LINK_FAILED"),
+    ],
+)
+def test_the_state_of_a_link_while_an_engine_runs(
+    reasons: list[Reason | None], seen: KmirrorError | None, state: str | None
+) -> None:
+    assert link_state(reasons, seen) == state

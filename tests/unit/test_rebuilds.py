@@ -1,0 +1,80 @@
+"""When topics are rebuilt: claimed first, then worked on, whatever is heard of the claim before or after it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kmirror.engine.rebuilds import Rebuilds
+from kmirror.errors import Reason, RefusedError
+from tests.support.waiting import wait_until
+
+
+class Rebuilder:
+    """Claims when it is let, and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.may_claim = threading.Event()
+        self.refusal: RefusedError | None = None
+        self.begun: list[str] = []
+        self.carried_out: list[str] = []
+
+    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        self.begun.append(topic)
+        assert self.may_claim.wait(30)
+        if self.refusal:
+            raise self.refusal
+
+    def carry_out(self, topic: str) -> None:
+        self.carried_out.append(topic)
+
+
+@pytest.fixture
+def rebuilder() -> Iterator[Rebuilder]:
+    made = Rebuilder()
+    yield made
+    made.may_claim.set()
+
+
+def tick(rebuilds: Rebuilds, *claimed: str) -> None:
+    rebuilds.tick(claimed, lambda topic: True, 0.0)
+
+
+def settled(rebuilds: Rebuilds, *claimed: str) -> None:
+    """Let all that runs end, and have it noticed."""
+
+    def is_over() -> bool:
+        tick(rebuilds, *claimed)
+        return not rebuilds.is_running
+
+    wait_until(is_over)
+
+
+def test_a_claim_may_be_heard_of_before_its_thread_has_ended(rebuilder: Rebuilder) -> None:
+    rebuilds = Rebuilds(rebuilder, pytest.fail)
+    rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=False)
+    tick(rebuilds, "orders")
+    wait_until(lambda: rebuilder.carried_out)
+    assert not rebuilds.is_wanted("orders")
+    rebuilder.may_claim.set()
+    wait_until(lambda: not any(thread.name == "kmirror-rebuild orders" for thread in threading.enumerate()))
+    settled(rebuilds)
+    assert (rebuilder.begun, set(rebuilder.carried_out)) == (["orders"], {"orders"})
+
+
+def test_a_claim_that_was_refused_is_made_again_only_with_consent(rebuilder: Rebuilder) -> None:
+    notes: list[str] = []
+    rebuilds = Rebuilds(rebuilder, notes.append)
+    rebuilder.refusal = RefusedError("too many", "wait")
+    rebuilder.may_claim.set()
+    for _ in range(2):
+        rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=False)
+        settled(rebuilds)
+    assert (rebuilder.begun, len(notes)) == (["orders"], 1)
+    rebuilder.refusal = None
+    rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=True)
+    assert rebuilds.is_wanted("orders")
+    settled(rebuilds)
+    assert rebuilder.begun == ["orders", "orders"]
