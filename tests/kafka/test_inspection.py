@@ -461,6 +461,28 @@ def test_a_log_start_is_built_step_by_step_and_may_move_on_meanwhile(pair: Pair)
     assert failure(pair.look(topic)[1]) == (Reason.SOURCE_TRUNCATED, 700)
 
 
+def test_filler_that_is_back_is_trimmed_again_whatever_stands_behind_it(pair: Pair) -> None:
+    records, silent = pair.topic(), pair.topic()
+    for topic in (records, silent):
+        produce(pair.source, topic, 500)
+        delete_records(pair.source, topic, 500)
+    produce(pair.source, records, 10)
+    transact(pair.source, silent, 10, commit=False)
+    for topic in (records, silent):
+        with pair.at_copy(topic) as copy:
+            fill(copy, 500)
+        # as a broker has it that died before it had noted the trim
+        pair.copy(topic, 510)
+        facts, verdict = pair.look(topic)
+        assert (facts.only_filler, facts.filler_end) == (False, 500)
+        assert isinstance(verdict, Copy)
+        assert verdict.trim_to == 500
+        delete_records(pair.destination, pair.copy_of(topic), 500)
+        facts, verdict = pair.look(topic)
+        assert isinstance(verdict, Copy)
+        assert verdict.trim_to is None
+
+
 def test_filler_is_not_built_upon_where_the_source_has_records(pair: Pair) -> None:
     topic = pair.topic()
     produce(pair.source, topic, 100)

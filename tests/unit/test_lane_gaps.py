@@ -312,6 +312,25 @@ def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied
     assert shell.copy.report().lost_until == 20
 
 
+def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) -> None:
+    # filler that its broker had back after its death: what is fetched too early would be on its way during the look
+    seen = facts(50, source_log_start=20, filler_end=20, producer=remembered(50, shell.wall))
+    shell.inspect(seen, Copy(50, 0, 0, trim_to=20))
+    assert shell.copy.report().state == "LOG_ALIGNMENT"
+    shell.fetch(stored(50), transactional(51))
+    assert queued(shell) == []
+    assert shell.copy.fetch_offset == 50
+    assert [shell.copy.caught_up, shell.copy.is_idle, shell.copy.seems_to_end(shell.now + 100)] == [False] * 3
+    assert shell.copy.trim_due == 20
+    shell.copy.trim_begun()
+    shell.copy.trimmed(None, shell.now)
+    assert shell.copy.due_for_inspection(shell.now)
+    shell.inspect(facts(50, source_log_start=20, destination_log_start=20, producer=remembered(50, shell.wall)))
+    assert shell.copy.report().state == "MIRRORING"
+    shell.fetch(stored(50))
+    assert [batch.base_offset for batch in shell.send()] == [50]
+
+
 # -- a log that ends with nothing --------------------------------------------------------------------------------------
 
 

@@ -91,7 +91,9 @@ class Inspector:
             found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
         except (KmirrorError, OutcomeUnknown) as error:
             return Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
-        return replace(facts, filler_end=found)
+        # filler up to the end is still being written; behind it stands what came of the source, markers perhaps
+        is_done = found is not None and found < end
+        return replace(facts, only_filler=False, filler_end=found) if is_done else facts
 
     def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
         """Return facts with where exactly the two logs part, and who wrote what stands there."""
@@ -257,8 +259,8 @@ def _ends(facts: Facts) -> Ends:
 
 
 def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
-    """Tell whether the destination begins at 0, was to begin further on, and holds more than filler."""
-    if facts.trouble or facts.only_filler or facts.destination_log_start:
+    """Tell whether the destination begins at 0, and was to begin further on."""
+    if facts.trouble or facts.destination_log_start:
         return False
     return facts.destination_log_end > 0 and max(facts.source_log_start, assignment.first_offset) > 0
 

@@ -232,7 +232,7 @@ class Lane:
         if destination not in self._destinations:
             self._destinations[destination] = None
             self._connect("destination", destination)
-        if partition.raise_to is not None:
+        if partition.is_to_be_trimmed:
             return
         self._by_key[partition] = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
         leader = facts.source_leader[0]

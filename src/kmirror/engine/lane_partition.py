@@ -273,9 +273,13 @@ class PartitionCopy:
             self.status is Status.COPYING
             and self.intake.queued_bytes < QUEUE_BYTES
             and self.failure is None
-            and self.raise_to is None
-            and self._trim_to is None
+            and not self.is_to_be_trimmed
         )
+
+    @property
+    def is_to_be_trimmed(self) -> bool:
+        """True until the log begins where it is to: no record is taken before."""
+        return self.raise_to is not None or self._trim_to is not None
 
     @property
     def fetch_offset(self) -> int:
@@ -289,7 +293,7 @@ class PartitionCopy:
 
     def fetched(self, answer: FetchedPartition, frame: Frame, now: float) -> None:
         """Take one partition's part of a Fetch answer; batches that can be carried are queued."""
-        if self.status is not Status.COPYING or self.failure or self.raise_to is not None:
+        if self.status is not Status.COPYING or self.failure or self.is_to_be_trimmed:
             return
         if answer.error_code:
             self._fetch_refused(answer.error_code, now)
@@ -318,7 +322,8 @@ class PartitionCopy:
         After a crash a log may end with an empty segment: offsets that it has, and that hold nothing. To be asked now
         and then: an incremental fetch session says nothing of a partition that has nothing new.
         """
-        is_waiting = self.status is Status.COPYING and self.raise_to is None and not self.queue and not self.in_flight
+        is_copying = self.status is Status.COPYING and not self.is_to_be_trimmed
+        is_waiting = is_copying and not self.queue and not self.in_flight
         if not is_waiting or self.failure or self.caught_up:
             self._nothing_since = None
             return False
@@ -481,7 +486,7 @@ class PartitionCopy:
     def is_idle(self) -> bool:
         """True while everything that came of the source is appended, and nothing is on its way."""
         is_busy = self.queue or self.in_flight or self.fill_is_under_way or self._trim_is_under_way
-        return self.status is Status.COPYING and self.raise_to is None and not self.failure and not is_busy
+        return self.status is Status.COPYING and not self.is_to_be_trimmed and not self.failure and not is_busy
 
     def end_moved(self, trouble: Trouble, now: float) -> None:
         """Learn that the log does not end where it was left, although nothing was on its way."""
@@ -626,7 +631,7 @@ class PartitionCopy:
         """Return up to where the log is to be trimmed now, when it has got so far; None when it is not."""
         to = self._trim_to if self.raise_to is None else self.raise_to
         is_there = to is not None and self.acknowledged is not None and self.acknowledged >= to
-        is_busy = self.in_flight or self.fill_is_under_way or self._trim_is_under_way
+        is_busy = self.queue or self.in_flight or self.fill_is_under_way or self._trim_is_under_way
         return to if self.status is Status.COPYING and is_there and not is_busy else None
 
     def trim_begun(self) -> None:
@@ -643,7 +648,10 @@ class PartitionCopy:
             return
         self.aligned_to = self._trim_to if self.raise_to is None else self.raise_to
         self._tell(f"the log begins at {self.aligned_to} now")
-        self.status, self.wake_at = Status.WAITING, now
+        # nothing is on its way; were it, the look that comes next would have to wait for it
+        self._drop_queue()
+        self.status = Status.DRAINING
+        self._advance(now)
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -718,7 +726,7 @@ class PartitionCopy:
         """True when the destination ends where the source's last stable offset was last seen."""
         return (
             self.status is Status.COPYING
-            and self.raise_to is None
+            and not self.is_to_be_trimmed
             and self.last_stable_offset is not None
             and self.acknowledged is not None
             and self.acknowledged >= self.last_stable_offset
@@ -727,7 +735,8 @@ class PartitionCopy:
     def report(self, rate: int = 0) -> PartitionReport:
         """Say how this partition stands."""
         failed = self.failure if self.status is Status.FAILED else None
-        state = "FAILED" if failed else "MIRRORING" if self._is_aligned else "LOG_ALIGNMENT"
+        is_aligned = self._is_aligned and not self.is_to_be_trimmed
+        state = "FAILED" if failed else "MIRRORING" if is_aligned else "LOG_ALIGNMENT"
         trouble = self.trouble
         return PartitionReport(
             self.assignment.topic,
