@@ -12,6 +12,7 @@ from kmirror.ops.context import Destination
 from kmirror.state.records import TopicOrigin
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, properties_of, selector, settings_of
+from tests.support.real_logs import delete_records
 
 RECORDS = [f"value {i}" for i in range(20)]
 
@@ -26,7 +27,7 @@ def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
 def topic(cluster_pair: ClusterPair) -> str:
     """Return a topic of two partitions on both clusters; the source's partition 1 holds RECORDS."""
     name = unique_topic()
-    make_topic(cluster_pair.source, name, 2)
+    make_topic(cluster_pair.source, name, 2, retention_ms="-1")  # the records are old
     make_topic(cluster_pair.destination, name, 2, retention_ms="3600000000000", compression_type="lz4")
     produce(cluster_pair.source, name, RECORDS, partition=1)
     return name
@@ -74,6 +75,18 @@ def test_where_the_logs_part_it_is_refused_with_the_number_of_records(
     assert f"kmirror failback --mirror {name}" in (row.hint or "")
     assert destination.state().records == before
     assert settings_of(cluster_pair.destination, topic) == settings
+
+
+def test_what_the_source_has_nothing_left_of_is_refused(
+    cluster_pair: ClusterPair, destination: Destination, topic: str
+) -> None:
+    produce(cluster_pair.destination, topic, ["whose is this?"], partition=1)
+    delete_records(cluster_pair.source, topic, 15, partition=1)
+    result = add(destination, new_mirror(destination, cluster_pair.source), selector(topic), adopt=True)
+    (row,) = result.results
+    assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.SOURCE_TRUNCATED)
+    assert f"nothing of {topic}-1 can be compared: it ends at offset 1, and its source starts at 15" in str(row.message)
+    assert destination.state().topics(result.mirror) == ()
 
 
 def test_without_adopt_an_existing_topic_is_refused_even_when_it_is_empty(

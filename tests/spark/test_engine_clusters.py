@@ -6,6 +6,8 @@ import os
 import random
 import signal
 
+import pytest
+
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import catch_up, finish, under_way
@@ -21,6 +23,7 @@ def test_local_cluster(
     finish(pair, "--master", "local-cluster[2,1,1024]")
 
 
+@pytest.mark.long
 def test_executor_frozen_and_continued_after_its_successor_took_over(
     source_cluster: SandboxCluster,
     forgetful_destination: SandboxCluster,
@@ -41,6 +44,7 @@ def test_executor_frozen_and_continued_after_its_successor_took_over(
     catch_up(pair, engine)
 
 
+@pytest.mark.long
 def test_standalone_cluster_with_a_worker_killed_in_the_middle(
     source_cluster: SandboxCluster,
     slow_destination: SandboxCluster,

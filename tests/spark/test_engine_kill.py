@@ -73,6 +73,7 @@ def campaign(pair: Pair, kills: int, chance: random.Random, age_days: int = 0) -
     assert not wait_gone(old, 10), "workers outlive their driver"
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(
     source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
@@ -122,6 +123,7 @@ def test_engine_frozen_and_continued_after_its_successor_took_over(
     catch_up(pair, second)
 
 
+@pytest.mark.long
 def test_worker_frozen_and_continued_after_its_successor_took_over(
     source_cluster: SandboxCluster, forgetful_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:

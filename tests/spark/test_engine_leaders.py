@@ -19,6 +19,7 @@ def three(make_module_cluster: MakeCluster) -> SandboxCluster:
     return make_module_cluster("three", brokers=3, properties=properties)
 
 
+@pytest.mark.long
 def test_destination_leader_killed(
     source_cluster: SandboxCluster, three: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:

@@ -226,6 +226,7 @@ def test_each_way_of_killing_an_engine_and_a_killed_source(
     assert done.met(WRITTEN)
 
 
+@pytest.mark.long
 def test_a_log_start_made_just_before_its_broker_dies(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Brokers note log starts once a minute: one that is killed before comes back with what was deleted."""
     source, destination = make_cluster("source"), make_cluster("destination")

@@ -44,6 +44,7 @@ def jvm_command() -> str:
     return command
 
 
+@pytest.mark.long
 def test_a_broken_archive_is_harmless(tmp_path: Path) -> None:
     archive = archive_in(tmp_path)
     archive.path.write_bytes(os.urandom(100_000))

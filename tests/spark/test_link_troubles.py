@@ -236,6 +236,7 @@ def topic_ids(source: SandboxCluster, topics: list[str]) -> dict[str, str]:
         return {name: str(found.printed_topic_id) for name, found in client.metadata(topics).topics.items()}
 
 
+@pytest.mark.long
 def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
     guarded: MakeGuarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.long
 def test_nothing_is_rebuilt_unasked_where_the_policy_says_so_or_the_brake_is_drawn(mirror: Mirrored) -> None:
     topic = only_topic(mirror)
     recreate(mirror, 100)

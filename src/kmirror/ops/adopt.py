@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kmirror.cluster.client import LATEST, ClusterClient, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.engine.compare import compare_partition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
@@ -27,8 +27,10 @@ def refusal(
     for partition in range(plan.partitions):
         here, there = TopicPartition(plan.topic, partition), TopicPartition(plan.source_topic, partition)
         try:
+            # what is asked of the destination first, the source has to be ahead of
+            held = _offset(destination, here, LATEST)
             found = compare_partition(source, destination, there, here)
-            source_end = _log_end(source, there)
+            source_start, source_end = _offset(source, there, EARLIEST), _offset(source, there, LATEST)
         except (KmirrorError, OutcomeUnknown) as error:
             return TopicResult(
                 plan.topic,
@@ -44,6 +46,15 @@ def refusal(
                 None,
                 Outcome.REFUSED,
                 f"{here} could not be compared with its source: {found.obstacle}",
+                hint="delete or rename the topic, and add it again",
+            )
+        if source_start > held > 0:
+            return TopicResult(
+                plan.topic,
+                None,
+                Outcome.REFUSED,
+                f"nothing of {here} can be compared: it ends at offset {held}, and its source starts at {source_start}",
+                Reason.SOURCE_TRUNCATED,
                 hint="delete or rename the topic, and add it again",
             )
         fork = found.first_difference.offset if found.first_difference else source_end
@@ -63,7 +74,8 @@ def refusal(
     return None
 
 
-def _log_end(client: ClusterClient, partition: TopicPartition) -> int:
-    found = client.list_offsets({partition: LATEST}, log_end=True)[partition]
-    require(found.error_code, f"looking up the end of {partition}")
+def _offset(client: ClusterClient, partition: TopicPartition, which: int) -> int:
+    """Return where a log starts or truly ends."""
+    found = client.list_offsets({partition: which}, log_end=which == LATEST)[partition]
+    require(found.error_code, f"looking up the offsets of {partition}")
     return found.offset or 0
