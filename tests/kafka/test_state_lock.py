@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
+from kmirror.state import writer
 from kmirror.state.client import Deadline, client
 from kmirror.state.events import Event
 from kmirror.state.lock import transact
@@ -238,3 +240,20 @@ def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore,
 def test_an_unreachable_cluster_is_told_at_once(name: str) -> None:
     with pytest.raises(UnreachableError, match="Connection refused"):
         transact(StateStore({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
+
+
+def test_whoever_is_shut_out_before_a_record_is_produced_decides_again(
+    store: StateStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library says only that the producer is broken then, not why."""
+    produce = writer._produce
+    refusals = [KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error", fatal=True)]
+
+    def broken(*arguments: Any) -> None:
+        if refusals:
+            raise KafkaException(refusals.pop())
+        produce(*arguments)
+
+    monkeypatch.setattr(writer, "_produce", broken)
+    increment(store, name)
+    assert store.read().mirror(name) == counter(name, 1)

@@ -150,7 +150,14 @@ class Writer:
         # the commit is asked for only when every record is delivered, so nothing of this will ever be seen
         from confluent_kafka import KafkaError, KafkaException
 
-        if told.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED):
+        # a producer that was fenced between two records says of the next one only that it is broken (_FATAL)
+        shut_out = (
+            KafkaError._FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError._FATAL,
+        )
+        if told.code() in shut_out:
             return NotConfirmed(None, told.str())
         with suppress(KafkaException):
             self._producer.abort_transaction(_CALL_S)
