@@ -3,14 +3,16 @@
 `--only logs` measures what is no copying of plain batches: holes, a log's start above 0, transactions; once each,
 smaller with fewer megabytes.
 
-The source is filled once with each data set. Then every contender copies it, to brokers that a whole round has warmed
-up, round after round in another order, each time into a topic that did not exist; what counts is the median.
+The source is filled once with each data set. Then every contender copies it: first until it gets no faster, which warms
+up what it makes the brokers do, then round after round in another order, each time into a topic that did not exist.
+What counts is the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import statistics
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.clusters import Pair
@@ -46,6 +48,8 @@ from bench.report import Results, told
 ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
+#: As often a contender copies at most before it is measured.
+_WARM_UPS = 8
 CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
 _PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency", "logs", *LOG_PARTS)
 _LOGS = {"logs", *LOG_PARTS}
@@ -129,18 +133,34 @@ def _compare(
     senders.end()
     assert pair.source.log_end(load.topic) == amount.records
     warm_up(pair.destination, load, folder)
-    for number in range(rounds + 1):
+
+    def measure(contender: Contender, number: int, what: str) -> Copy:
+        copy = _copy(pair, contender, load, number)
+        _say(
+            f"  {what}  {contender.title:<18}{copy.megabytes_per_second:7.1f} MB/s"
+            f"  {copy.cpu_seconds_per_gigabyte:6.2f} CPU-s/GB  first byte after {copy.first_byte_seconds:.2f} s"
+        )
+        return copy
+
+    for contender in contenders:
+        _warm_up(functools.partial(measure, contender, 0, "warm-up"))
+    for number in range(1, rounds + 1):
         turn = number % len(contenders)
         for contender in (*contenders[turn:], *contenders[:turn]):
-            copy = _copy(pair, contender, load, number)
-            what = f"round {number}" if number else "warm-up"
-            _say(
-                f"  {what}  {contender.title:<18}{copy.megabytes_per_second:7.1f} MB/s"
-                f"  {copy.cpu_seconds_per_gigabyte:6.2f} CPU-s/GB  first byte after {copy.first_byte_seconds:.2f} s"
-            )
-            if number:
-                copies.append(copy)
+            copy = measure(contender, number, f"round {number}")
+            copies.append(copy)
     pair.source.delete_topics({load.topic})
+
+
+def _warm_up(copy: Callable[[], Copy]) -> None:
+    """Copy again while it gets faster: brokers compile what a contender makes them run, each something else."""
+    best, slower = 0.0, 0
+    for _ in range(_WARM_UPS):
+        rate = copy().megabytes_per_second
+        slower = 0 if rate > 1.05 * best else slower + 1
+        best = max(best, rate)
+        if slower == 2:
+            return
 
 
 def _copy(pair: Pair, contender: Contender, load: Load, number: int) -> Copy:

@@ -7,7 +7,6 @@ as it was.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Contender(Protocol):
 
 
 class Kmirror:
-    """`kmirror run`, with a lane for every two cores: brokers on the same machine need the rest."""
+    """`kmirror run`, as it comes."""
 
     key = "kmirror"
     title = "kmirror"
@@ -70,8 +69,7 @@ class Kmirror:
         self._ends = not for_latency
         config = self._folder / "source.properties"
         config.write_text(f"bootstrap.servers={self._pair.source.bootstrap_servers}\n", encoding="utf-8")
-        lanes = max(1, (os.cpu_count() or 1) // 2)
-        carry_out(self._command("create", "--mirror-config", str(config), "--config", f"copy.lanes={lanes}"))
+        carry_out(self._command("create", "--mirror-config", str(config)))
         carry_out(self._command("add", "--topics", load.topic))
 
     def start(self) -> Running:
