@@ -16,10 +16,12 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
+from kmirror.acl_filters import AclFilters, parse_acl_filters
 from kmirror.client_keys import is_client_key, meant_client_key
 from kmirror.durations import parse_timestamp
 from kmirror.errors import RefusedError, UsageError
 from kmirror.patterns import TopicSelector, split_patterns
+from kmirror.topic_filters import TopicFilters
 
 _LONGEST_PREFIX = 100
 _EPOCH = datetime(1970, 1, 1)
@@ -152,7 +154,7 @@ def _choice(*words: str) -> Kind:
     return Kind("word", " | ".join(words), read)
 
 
-def _topics() -> Kind:
+def _patterns() -> Kind:
     def read(key: str, text: str) -> TopicSelector:
         return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
 
@@ -186,12 +188,24 @@ class Settings:
 
     topics_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topics.include",
-        _topics(),
+        _patterns(),
         TopicSelector(),
         "Source topics that belong to the mirror; `add` extends it.",
     )
     topics_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
-        "topics.exclude", _topics(), TopicSelector(), "Source topics that never do; it wins over topics.include."
+        "topics.exclude", _patterns(), TopicSelector(), "Source topics that never do; it wins over all other filters."
+    )
+    auto_create_mirror_topics_enable: bool = _row(
+        "auto.create.mirror.topics.enable",
+        _boolean(),
+        False,
+        "Whether the filters of auto.create.mirror.topics.filters choose the topics, in place of topics.include.",
+    )
+    auto_create_mirror_topics_filters: TopicFilters = _row(  # noqa: RUF009 - the row is a field
+        "auto.create.mirror.topics.filters",
+        Kind("JSON", '{"topicFilters":[…]}', TopicFilters.parse),
+        TopicFilters(),
+        "Which source topics belong to the mirror, as Confluent's links have it; disabling clears it.",
     )
     topic_prefix: str = _row(
         "topic.prefix",
@@ -218,8 +232,21 @@ class Settings:
         "refresh.interval.seconds",
         _integer(1, 86_400, "seconds"),
         10,
-        "How often the engine looks for new partitions at the source.",
+        "How often the engine looks for new topics, partitions and topic settings at the source.",
         Alias("topic.config.sync.ms", _seconds_of_milliseconds),
+    )
+    sync_topic_configs_enabled: bool = _row(
+        "sync.topic.configs.enabled",
+        _boolean(),
+        True,
+        "Whether mirror topics follow their sources' settings as these change; `add` takes them over in any case.",
+    )
+    topic_properties_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topic.properties.exclude",
+        _patterns(),
+        TopicSelector(),
+        "Topic settings that are not taken over from the source.",
+        Alias("config.properties.exclude"),
     )
     retry_timeout_ms: int = _row(
         "retry.timeout.ms",
@@ -267,6 +294,62 @@ class Settings:
         "What becomes of a topic whose source's history was rewritten: FAILED until `recover --accept-divergence`, or"
         " what the source does not have any more is archived and the topic is rebuilt, with an event.",
     )
+    groups_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "groups.include",
+        _patterns(),
+        TopicSelector((".*",)),
+        "Consumer and share groups whose offsets are taken over, by their names at the source.",
+    )
+    groups_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "groups.exclude",
+        _patterns(),
+        TopicSelector(("console-consumer-.*", "connect-.*", "__.*")),
+        "Groups whose offsets never are; it wins over groups.include.",
+    )
+    sync_group_offsets_enabled: bool = _row(
+        "sync.group.offsets.enabled",
+        _boolean(),
+        True,
+        "Whether groups' offsets at the destination follow the source's, while nobody is in the group there.",
+        Alias("consumer.offset.sync.enable"),
+    )
+    sync_group_offsets_interval_seconds: int = _row(
+        "sync.group.offsets.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        10,
+        "How often the engine looks at groups' offsets.",
+        Alias("consumer.offset.sync.ms", _seconds_of_milliseconds),
+    )
+    group_prefix_enable: bool = _row(
+        "group.prefix.enable",
+        _boolean(),
+        False,
+        "Whether the names of groups at the destination begin with topic.prefix, as mirror topics' do.",
+        Alias("consumer.group.prefix.enable"),
+        changeable=False,
+    )
+    sync_topic_acls_enabled: bool = _row(
+        "sync.topic.acls.enabled",
+        _boolean(),
+        False,
+        "Whether the source's ACLs on mirrored topics and groups are taken over; those that let somebody write to a"
+        " mirror topic are given when mirroring stops.",
+        Alias("acl.sync.enable"),
+    )
+    acls_include: AclFilters = _row(  # noqa: RUF009 - the row is a field
+        "acls.include",
+        Kind("JSON", '{"aclFilters":[…]}', parse_acl_filters),
+        AclFilters(),
+        "Which of these ACLs are taken over, as Confluent's links have it; empty for all.",
+        Alias("acl.filters"),
+    )
+    read_only: str = _row(
+        "read.only",
+        _choice("enforce", "detect"),
+        "enforce",
+        "Whether everybody else is kept from writing to mirror topics, by ACLs where that is possible; with `detect`,"
+        " and where it is not, what others write is found afterwards.",
+    )
     copy_lanes: int = _row(
         "copy.lanes",
         _integer(1, 256),
@@ -276,7 +359,30 @@ class Settings:
 
     def selects(self, source_topic: str) -> bool:
         """Tell whether the filters take a source topic into the mirror."""
-        return self.topics_include.matches(source_topic) and not self.topics_exclude.matches(source_topic)
+        filters = self.auto_create_mirror_topics_filters if self.auto_create_mirror_topics_enable else None
+        chosen = filters.matches(source_topic) if filters is not None else self.topics_include.matches(source_topic)
+        return chosen and not self.topics_exclude.matches(source_topic)
+
+    def selects_group(self, group: str) -> bool:
+        """Tell whether a group of the source is one whose offsets are taken over."""
+        return self.groups_include.matches(group) and not self.groups_exclude.matches(group)
+
+    @property
+    def group_prefix(self) -> str:
+        """What the names of groups at the destination begin with."""
+        return self.topic_prefix if self.group_prefix_enable else ""
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """Return the source topics that the filters take by their plain names."""
+        if self.auto_create_mirror_topics_enable:
+            return self.auto_create_mirror_topics_filters.names
+        return self.topics_include.names
+
+    @property
+    def discovers(self) -> bool:
+        """Tell whether there are filters that later topics of the source may match."""
+        return self.auto_create_mirror_topics_enable or bool(self.topics_include.patterns)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(
@@ -286,24 +392,28 @@ _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _ALIASES = {alias.key: (setting, alias) for setting in SETTINGS for alias in setting.aliases}
 
 
-def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict[str, str], dict[str, str]]:
     """Return the source's client properties and the mirror's settings, the latter under kmirror's own keys.
+
+    `complete` is as for `parse_settings`.
 
     Raises:
         UsageError: a key is neither; names it, and the nearest known one.
     """
     connection = {key: value for key, value in properties.items() if is_client_key(key)}
     rest = {key: value for key, value in properties.items() if key not in connection}
-    return connection, canonical(rest)
+    return connection, canonical(rest, complete=complete)
 
 
-def canonical(raw: Mapping[str, str]) -> dict[str, str]:
+def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str]:
     """Return settings under kmirror's own keys and checked, as they are stored: aliases translated, values tidied.
+
+    `complete` is as for `parse_settings`.
 
     Raises:
         UsageError: as `parse_settings`.
     """
-    settings = parse_settings(raw)
+    settings = parse_settings(raw, complete=complete)
     given = {setting_of(key).key for key in raw}
     return {
         setting.key: setting.kind.write(getattr(settings, setting.attribute))
@@ -312,8 +422,10 @@ def canonical(raw: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def parse_settings(raw: Mapping[str, str]) -> Settings:
+def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
     """Return the settings that a flag, a file or a stored record gives as text; what it does not give has its default.
+
+    Unless it is `complete` others will join them, and whether they fit together is not looked at.
 
     Raises:
         UsageError: an unknown key, a value that is not understood or out of range, or two that contradict each other;
@@ -333,7 +445,8 @@ def parse_settings(raw: Mapping[str, str]) -> Settings:
         values[setting.attribute] = value
         written_as[setting.key] = key
     settings = Settings(**values)
-    _check_contradictions(settings)
+    if complete:
+        _check_contradictions(settings)
     return settings
 
 
@@ -390,9 +503,39 @@ def describe() -> list[dict[str, str]]:
 
 
 def _check_contradictions(settings: Settings) -> None:
-    both = [pattern for pattern in settings.topics_include.patterns if pattern in settings.topics_exclude.patterns]
-    if both:
+    if settings.sync_topic_acls_enabled and settings.topic_prefix:
         raise UsageError(
-            f"topics.include and topics.exclude contradict each other: both hold {', '.join(both)}",
-            "leave it in one of them",
+            "topic.prefix and sync.topic.acls.enabled contradict each other: an ACL names the source's topics, and"
+            " mirror topics have other names",
+            "leave one of them out",
+        )
+    for what, include, exclude in (
+        ("topics", settings.topics_include, settings.topics_exclude),
+        ("groups", settings.groups_include, settings.groups_exclude),
+    ):
+        both = [pattern for pattern in include.patterns if pattern in exclude.patterns]
+        if both:
+            raise UsageError(
+                f"{what}.include and {what}.exclude contradict each other: both hold {', '.join(both)}",
+                "leave it in one of them",
+            )
+    if settings.group_prefix_enable and not settings.topic_prefix:
+        raise UsageError(
+            "group.prefix.enable=true needs topic.prefix: it is what the groups' names are to begin with",
+            "set topic.prefix, or leave group.prefix.enable out",
+        )
+    enable, filters = "auto.create.mirror.topics.enable", "auto.create.mirror.topics.filters"
+    enabled, chosen = settings.auto_create_mirror_topics_enable, settings.auto_create_mirror_topics_filters
+    if chosen.filters and not enabled:
+        raise UsageError(f"{filters} is set, but {enable} is not true", f"set {enable}=true, or leave {filters} out")
+    if enabled and not chosen.includes_something:
+        raise UsageError(
+            f"{enable}=true needs {filters} with at least one INCLUDE",
+            f'for every topic: {filters}={{"topicFilters":[{{"name":"*","patternType":"LITERAL",'
+            '"filterType":"INCLUDE"}]}',
+        )
+    if enabled and settings.topics_include.patterns:
+        raise UsageError(
+            f"topics.include and {enable}=true contradict each other: one kind of filter chooses the topics, not both",
+            f"leave topics.include out, or set {enable}=false, which clears {filters}",
         )

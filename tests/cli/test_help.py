@@ -25,19 +25,28 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  create    Store a mirror: a source, filters and settings.
-  add       Make topics of the source mirror topics.
-  run       Copy, until told to stop or until all is copied.
-  list      Show the mirrors of a destination.
-  describe  Show every mirrored partition: offsets, lag, state.
-  wait      Wait until topics are caught up, stopped or healthy.
-  recover   Have FAILED partitions tried again at once.
-  verify    Compare source and destination, record by record.
-  config    Show or change a mirror's settings.
-  check     Look ahead: do both clusters answer, and are they new enough?
-  delete    Forget a mirror; its topics stay.
-  sandbox   Two real Kafka clusters on this machine, to try things.
-  demo      Watch it work: a minute, told step by step.
+  create         Store a mirror: a source, filters and settings.
+  add            Make topics of the source mirror topics.
+  run            Copy, until told to stop or until all is copied.
+  list           Show the mirrors of a destination.
+  describe       Show every mirrored partition: offsets, lag, state.
+  wait           Wait until topics are caught up, stopped or healthy.
+  pause          Stop copying for a while.
+  resume         Go on copying what was paused.
+  recover        Have FAILED partitions tried again at once.
+  truncate-logs  Cut a stopped broker's logs where a failback plan says.
+  promote        Stop mirroring to topics as their copies become complete.
+  failover       Make mirror topics ordinary ones, at once.
+  failback       Make the old source a mirror of the new primary.
+  switchover     Change roles with the source, as planned.
+  remove         Stop mirroring to topics, for good.
+  verify         Compare source and destination, record by record.
+  config         Show or change a mirror's settings.
+  events         Show who did what to mirrors, when, with what result.
+  check          Look ahead: do both clusters answer, and are they new enough?
+  delete         Forget a mirror; its topics stay.
+  sandbox        Two real Kafka clusters on this machine, to try things.
+  demo           Watch it work, told step by step.
 
   `kmirror COMMAND --help` shows a command's options and an example. To see it
   work: kmirror demo

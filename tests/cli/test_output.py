@@ -13,7 +13,10 @@ import pytest
 from kmirror.cli.copying import verified
 from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.screen import Screen
+from kmirror.cluster.groups import GroupKind
 from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.describe_groups import GroupRow
+from kmirror.ops.describe_settings import TopicSettingRow
 from kmirror.ops.results import (
     CheckLine,
     CheckReport,
@@ -28,7 +31,9 @@ from kmirror.ops.results import (
 )
 from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
+from kmirror.state.group_records import GroupReason
 from kmirror.state.records import PartitionState
+from kmirror.sync.topic_settings import SettingState
 
 
 class Terminal(io.StringIO):
@@ -207,6 +212,32 @@ def test_an_empty_list() -> None:
     JsonOutput(document).mirrors([])
     assert written(table)[1] == "no mirrors on this destination; `kmirror create` makes one\n"
     assert written(document) == ("[]\n", "")
+
+
+def test_topic_settings() -> None:
+    row = TopicSettingRow("m", "b.t", "t", "cleanup.policy", "compact, delete", "", SettingState.PENDING, "it is to be")
+    untold = TopicSettingRow("m", "b.u", "u", None, None, None, None, "nobody tells")
+    screen = piped()
+    TableOutput(screen).topic_settings([row, untold])
+    assert written(screen)[0].splitlines() == [
+        "MIRROR  TOPIC  KEY             SOURCE          DESTINATION  STATE    WHY",
+        'm       b.t    cleanup.policy  compact,delete  ""           PENDING  it is to be',
+        "m       b.u    -               -               -            -        nobody tells",
+    ]
+    screen = piped()
+    JsonOutput(screen).topic_settings([row])
+    assert json.loads(written(screen)[0]) == [
+        {
+            "mirror": "m",
+            "topic": "b.t",
+            "sourceTopic": "t",
+            "key": "cleanup.policy",
+            "sourceValue": "compact, delete",
+            "destinationValue": "",
+            "state": "PENDING",
+            "why": "it is to be",
+        }
+    ]
 
 
 def test_settings() -> None:
@@ -427,3 +458,60 @@ def test_a_reader_that_has_gone_ends_the_writing_and_nothing_else() -> None:
     screen.tell("still here")
     assert err.getvalue() == "still here\n"
     os.close(writing)
+
+
+GROUP = GroupRow(
+    mirror="m",
+    group="eu.app",
+    source_group="app",
+    kind=GroupKind.CONSUMER,
+    topic="eu.orders",
+    partition=0,
+    source_offset=50,
+    destination_offset=40,
+    last_synced_offset=40,
+    last_sync_ms=1_772_366_400_000,
+    last_sync_age_ms=65_000,
+    reason=GroupReason.HAS_MEMBERS,
+)
+
+
+def test_groups_for_people() -> None:
+    screen = piped()
+    unknown = replace(GROUP, partition=1, source_offset=None, last_sync_ms=None, last_sync_age_ms=None, reason=None)
+    TableOutput(screen).groups([GROUP, unknown])
+    out, err = written(screen)
+    assert [line.split() for line in out.splitlines()] == [
+        ["MIRROR", "GROUP", "TOPIC", "PARTITION", "SOURCE-OFFSET", "DESTINATION-OFFSET", "LAST-SYNC", "REASON"],
+        ["m", "eu.app", "eu.orders", "0", "50", "40", "1m5s", "HAS_MEMBERS"],
+        ["m", "eu.app", "eu.orders", "1", "-", "40", "-", "-"],
+    ]
+    assert err == "m: HAS_MEMBERS: somebody is in the group at the destination\n"
+
+
+def test_groups_for_scripts() -> None:
+    screen = piped()
+    JsonOutput(screen).groups([GROUP])
+    assert json.loads(written(screen)[0]) == [
+        {
+            "mirror": "m",
+            "group": "eu.app",
+            "sourceGroup": "app",
+            "type": "consumer",
+            "topic": "eu.orders",
+            "partition": 0,
+            "sourceOffset": 50,
+            "destinationOffset": 40,
+            "lastSyncedOffset": 40,
+            "lastSyncMs": 1_772_366_400_000,
+            "lastSyncAgeMs": 65_000,
+            "reason": "HAS_MEMBERS",
+            "message": "somebody is in the group at the destination",
+        }
+    ]
+
+
+def test_no_groups() -> None:
+    screen = piped()
+    TableOutput(screen).groups([])
+    assert "no group has committed offsets" in written(screen)[1]

@@ -42,7 +42,7 @@ def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
     assert shown.out == ""
     assert shown.err == f"there is no sandbox in {tmp_path}/none; `kmirror sandbox up` makes one\n"
     document = json.loads(run("sandbox", "status", "--dir", "none", "--json").out)
-    assert document == {"directory": f"{tmp_path}/none", "brokers": []}
+    assert document == {"directory": f"{tmp_path}/none", "clientFiles": [], "brokers": []}
 
 
 def test_a_dry_run_makes_nothing(run: Run, tmp_path: Path) -> None:

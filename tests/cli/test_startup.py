@@ -17,6 +17,8 @@ HEAVY = {"pyspark", "py4j", "confluent_kafka", "kafka", "rich", "re2", "tomli", 
         "from kmirror.cli.main import main; assert main(['--help']) == 0",
         "from kmirror.cli.main import main; assert main(['run', '--help']) == 0",
         "from kmirror.cli.main import main; assert main(['describe', '--help']) == 0",
+        "from kmirror.cli.compat import main; assert main(['--help']) == 0",
+        "from kmirror.cli.compat import main; assert main(['--promote', '--help']) == 0",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

@@ -24,7 +24,7 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time; how long they live is as everywhere, a day."""
     version: str = request.param

@@ -35,6 +35,7 @@ from kmirror.cluster.security import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import free_ports
+from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
@@ -44,7 +45,7 @@ from tests.support.waiting import wait_until
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time."""
     return make_module_cluster(
@@ -234,8 +235,7 @@ def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(make_cluste
             )
             for one in operations
         ]
-        for done in admin.create_acls(rules).values():
-            done.result(30)
+        create_in_force(admin, rules)
 
     grant(ResourceType.TOPIC, topic, "WRITE", "READ", "DESCRIBE")
     with ClusterClient(client_config(secured.client_properties("kmirror"))) as client:
@@ -253,7 +253,7 @@ def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(make_cluste
 # -- over a network that loses requests -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def wired(
     request: pytest.FixtureRequest, make_module_cluster: MakeCluster
 ) -> Iterator[tuple[SandboxCluster, LateWire]]:

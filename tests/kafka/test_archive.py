@@ -41,6 +41,7 @@ from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.errors import HistoriesDifferError, KmirrorError, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import free_ports
+from tests.support.acls import create_in_force
 from tests.support.archiving import ArchiveProcess, assert_holds, check, make_archive, save
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.installed_logs import create_topics, install
@@ -716,8 +717,7 @@ def test_without_the_right_to_write_markers(make_cluster: MakeCluster) -> None:
         for one in (AclOperation.READ, AclOperation.WRITE)
     ]
     admin = AdminClient(config)
-    for done in admin.create_acls(rules).values():
-        done.result(30)
+    create_in_force(admin, rules)
     wanted = (PartitionRanges(0, ((0, 20),)),)
     result = archive_topic(ArchiveSpec(secured.client_properties("kmirror"), topic, archive, None, wanted), 0)
     assert result.saved, result

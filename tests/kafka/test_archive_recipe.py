@@ -55,6 +55,7 @@ def steps() -> Iterator[tuple[str, list[str]]]:
             yield command, printed
 
 
+@pytest.mark.long
 def test_the_recipe_does_what_it_says(
     destination_cluster: SandboxCluster, tools: dict[str, str], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from kmirror.cluster.security import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import free_ports
+from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
@@ -31,7 +32,7 @@ from tests.support.oracle import console_consumer, librdkafka_records
 ADD_PARTITIONS, END, BEGIN = 24, 26, 22
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def wired(
     request: pytest.FixtureRequest, make_module_cluster: MakeCluster
 ) -> Iterator[tuple[SandboxCluster, LateWire]]:
@@ -194,8 +195,7 @@ def test_the_rights_needed_are_write_on_the_id_and_on_the_topic(make_cluster: Ma
         rules = [
             AclBinding(kind, resource, literal, "User:kmirror", "*", AclOperation[one], allow) for one in operations
         ]
-        for done in admin.create_acls(rules).values():
-            done.result(30)
+        create_in_force(admin, rules)
 
     places = places_of(topic, 1)
     grant(ResourceType.TOPIC, topic, "DESCRIBE")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import count
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -17,7 +18,8 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cluster import fetch, markers
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.batch import SEQUENCE_MASK, batch_headers
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.codes import Code
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.records import Record
@@ -319,6 +321,33 @@ def test_a_source_that_was_emptied_is_no_alarm_and_one_that_moved_on_is(pair: Pa
     pair.copy(topic, 70)
     delete_records(pair.source, topic, 75)
     assert failure(pair.look(topic)[1]) == (Reason.SOURCE_TRUNCATED, 70)
+
+
+def test_a_look_up_of_the_log_start_that_fails_decides_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source has deleted what was not copied; as long as it does not say so, it may as well have been reset."""
+    topic = pair.topic()
+    produce(pair.source, topic, 100)
+    pair.copy(topic, 40)
+    delete_records(pair.source, topic, 70)
+    real = ClusterClient.list_offsets
+    asked = []
+
+    def without_starts(self: ClusterClient, wanted: Mapping[Any, int], **options: Any) -> Any:
+        answers = real(self, wanted, **options)
+        if self is pair.at_source and EARLIEST in wanted.values():
+            asked.append(wanted)
+            return {partition: OffsetAnswer(Code.UNKNOWN_SERVER_ERROR, None, -1) for partition in answers}
+        return answers
+
+    monkeypatch.setattr(ClusterClient, "list_offsets", without_starts)
+    _, verdict = pair.look(topic)
+    assert asked
+    assert isinstance(verdict, Wait)
+    assert verdict.trouble.reason is Reason.SOURCE_UNREACHABLE
+    monkeypatch.undo()
+    _, verdict = pair.look(topic)
+    assert isinstance(verdict, Fail)
+    assert verdict.reason is Reason.SOURCE_TRUNCATED
 
 
 def test_what_the_source_does_not_show_yet_is_waited_for(pair: Pair) -> None:

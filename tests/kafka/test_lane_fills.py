@@ -31,6 +31,7 @@ from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import free_ports
+from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster
 from tests.support.lane import Mirror
 from tests.support.late_wire import MARKERS, Fate, LateWire
@@ -150,10 +151,10 @@ def test_large_holes_do_not_keep_a_small_one_waiting(mirror: Mirror, wire: LateW
 @pytest.mark.parametrize(
     ("fate", "timestamp"),
     [
-        (Fate.LOST, None),
+        pytest.param(Fate.LOST, None, marks=pytest.mark.long),
         (Fate.LOST, OLD_MS),
-        (Fate.UNANSWERED, None),
-        (Fate.UNANSWERED, OLD_MS),
+        pytest.param(Fate.UNANSWERED, None, marks=pytest.mark.long),
+        pytest.param(Fate.UNANSWERED, OLD_MS, marks=pytest.mark.long),
         (Fate.LATE, None),  # of old records see the next test: the broker does not remember them for ever
     ],
 )
@@ -214,8 +215,7 @@ def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: s
         )
         for operation in operations
     ]
-    for done in admin.create_acls(rules).values():
-        done.result(30)
+    create_in_force(admin, rules)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from kmirror.ops.context import Destination, change, now_ms
 from kmirror.ops.delete import delete
 from kmirror.ops.describe import describe
 from kmirror.ops.listing import list_mirrors
-from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
+from kmirror.ops.results import MirrorRow, Outcome, PartitionRow, TopicState
 from kmirror.ops.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
@@ -236,7 +236,7 @@ def test_a_source_that_is_down_leaves_last_known_values(
     remember(destination, mirror, progress(mirror, topic, seen_at))
     move_source(destination, mirror, silent_server if how == "silent" else "127.0.0.1:1")
     row = row_of(destination, mirror)
-    assert (row.source_offset, row.lag, row.last_known_lag, row.as_of_ms) == (4, None, 1, seen_at)
+    assert (row.source_offset, row.lag, row.last_known_lag, row.as_of_ms) == (4, None, 1, seen_at - 2000)
     assert row.destination_offset == 0
     assert row.topic_state is TopicState.SOURCE_UNAVAILABLE
 
@@ -340,9 +340,15 @@ def test_delete_forgets_a_mirror_whose_topics_are_stopped_or_gone(
     assert delete(destination, mirror).exit_code == ExitCode.OK
     assert destination.state().keys_of(mirror) == ()
     assert topic in destination.client.metadata().topics
-    assert destination.store.read_events(mirror)[-1].what == "delete"
-    with pytest.raises(RefusedError, match="there is no mirror"):
-        delete(destination, mirror)
+    told = destination.store.read_events(mirror)
+    assert told[-1].what == "delete"
+    for dry_run in (True, False):
+        (row,) = delete(destination, mirror, dry_run=dry_run).results
+        assert row.result is Outcome.NOOP
+        assert str(row.message).startswith(f"mirror {mirror} was forgotten already, by ")
+    assert destination.store.read_events(mirror) == told
+    with pytest.raises(RefusedError, match="there is no mirror nobody-knows-it"):
+        delete(destination, "nobody-knows-it")
 
 
 def test_list_shows_every_mirror_once(

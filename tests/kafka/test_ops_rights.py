@@ -29,6 +29,7 @@ from kmirror.ops.results import TopicState
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
+from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, made_clusters, unique_topic
 from tests.support.mirrors import make_topic, outcomes, properties_of, selector
 
@@ -56,8 +57,7 @@ def grant(admin: AdminClient) -> Grant:
             AclBinding(kind, name, pattern, "User:kmirror", "*", AclOperation[one], AclPermissionType.ALLOW)
             for one in operations
         ]
-        for done in admin.create_acls(rules).values():
-            done.result(30)
+        create_in_force(admin, rules)
 
     return allow
 
@@ -128,13 +128,17 @@ def test_missing_rights_on_the_destination_are_named(
         def problems() -> dict[str, str]:
             return {line.what: line.message for line in check(as_kmirror, mirror=name).lines if not line.ok}
 
-        on_topic = {f"rights on topic {topic}": "we lack READ, WRITE, DESCRIBE_CONFIGS, ALTER_CONFIGS"}
+        grant("*", "READ", kind=ResourceType.GROUP)
+        on_topic = {f"rights on topic {topic}": "we lack READ, WRITE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS"}
         assert problems() == on_topic
         assert check(as_kmirror, mirror=name).exit_code == ExitCode.UNREACHABLE
         grant("kafka-cluster", "DESCRIBE", kind=ResourceType.BROKER)
-        assert problems() == {"rights on cluster": "we lack CREATE", **on_topic}
+        assert problems() == on_topic
+        (line,) = [line for line in check(as_kmirror, mirror=name).lines if line.what == "rights on cluster"]
+        assert line.message == "we lack CREATE; it is enough to have it on the topics that are to be created"
+        assert "--operation Create --cluster" in (line.hint or "")
         grant("kafka-cluster", "CREATE", kind=ResourceType.BROKER)
-        grant(topic, "READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+        grant(topic, "READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
         assert problems() == {}
         assert outcomes(add(destination, name, selector(topic))) == {topic: "NOOP"}
 
@@ -147,12 +151,12 @@ def test_how_offsets_will_be_filled_is_told(
     make_topic(cluster_pair.source, topic)
     grant("__kmirror_", "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", prefixed=True)
     grant("kmirror-", "WRITE", "DESCRIBE", kind=ResourceType.TRANSACTIONAL_ID, prefixed=True)
-    grant(topic, "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    grant(topic, "CREATE", "READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    grant("*", "READ", kind=ResourceType.GROUP)
 
     def only(*operations: str) -> None:
         everything = AclBindingFilter(ResourceType.BROKER, *cluster_rule, AclOperation.ANY, ANY_RULE)
-        for done in admin.delete_acls([everything]).values():
-            done.result(30)
+        delete_in_force(admin, everything)
         if operations:
             grant("kafka-cluster", *operations, kind=ResourceType.BROKER)
 
@@ -226,8 +230,7 @@ def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
         take_back = AclBindingFilter(
             ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:kmirror", "*", AclOperation.READ, ANY_RULE
         )
-        for done in admin.delete_acls([take_back]).values():
-            assert len(done.result(30)) == 1
+        assert delete_in_force(admin, take_back) == 1
         grant(topic, "DESCRIBE")
         (row,) = describe(destination, name, transactions_after_ms=0)
         assert (row.reason, row.lag, row.source_high_watermark) == (Reason.NO_ENGINE, 0, 1)

@@ -32,7 +32,7 @@ LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
 FEW = 300
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
     """Return a cluster that holds the built logs, and whose cleaner is never idle."""
     made = make_module_cluster(f"pieces-{request.param}", kafka_version=request.param, properties=BUSY)
@@ -105,7 +105,7 @@ def codecs_of_records(cluster: SandboxCluster, topic: str) -> set[str]:
 @pytest.mark.parametrize(
     ("outcomes", "codecs"),
     [
-        pytest.param([None] * 6, {"none", "gzip", "snappy", "lz4", "zstd"}, id="plain"),
+        pytest.param([None] * 6, {"none", "gzip", "snappy", "lz4", "zstd"}, id="plain", marks=pytest.mark.long),
         # the third round is snappy's; of what was aborted the cleaner leaves nothing
         pytest.param([None, True, False, None, True, None], {"none", "gzip", "lz4", "zstd"}, id="transactions"),
     ],

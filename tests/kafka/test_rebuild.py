@@ -17,12 +17,15 @@ from kmirror.engine.archive import Range
 from kmirror.engine.archive_copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.add import add
-from kmirror.ops.context import Destination
+from kmirror.ops.context import Destination, change
 from kmirror.ops.describe import describe
-from kmirror.ops.group_offsets import GroupOffsets
+from kmirror.ops.failover import failover
 from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, TopicRecord
+from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.groups import commit, committed
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.visible import shown
 
@@ -112,11 +115,11 @@ def scene(cluster_pair: ClusterPair, destination: Destination) -> Scene:
 STEPS: list[tuple[type, str]] = [
     (TopicRebuilder, "_with_ranges"),
     (TopicRebuilder, "_archive"),
-    (GroupOffsets, "of"),
+    (TopicRebuilder, "_committed"),
     (TopicRebuilder, "_record"),
     (ClusterClient, "delete_topics"),
     (ClusterClient, "create_topic"),
-    (GroupOffsets, "put"),
+    (TopicRebuilder, "_put_back"),
     (TopicRebuilder, "_complete"),
 ]
 
@@ -153,6 +156,27 @@ def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.M
     scene.assert_rebuilt()
     with pytest.raises(RefusedError, match="is not being rebuilt any more"):
         scene.rebuilder.carry_out(scene.topic)
+
+
+def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
+    synced = GroupRecord(scene.mirror, scene.group, scene.group, "consumer", 1, {scene.topic: {0: (20,)}})
+    change(scene.destination, scene.mirror, lambda _: Changes((synced,)))
+    for partition in (0, 1):
+        produce(scene.pair.source, scene.topic, [str(number) for number in range(10)], partition)
+    commit(scene.pair.source, scene.group, scene.topic, {0: 5, 1: 400})
+    local, moved_here = unique_topic("g"), unique_topic("g")
+    commit(scene.pair.destination, local, scene.topic, {0: 11})
+    for cluster, offset in ((scene.pair.source, 6), (scene.pair.destination, 12)):
+        commit(cluster, moved_here, scene.topic, {0: offset})
+    moved = GroupRecord(scene.mirror, moved_here, moved_here, "consumer", 1, {scene.topic: {0: (3,)}})
+    change(scene.destination, scene.mirror, lambda _: Changes((moved,)))
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    assert scene.committed() == {0: 5, 1: 10}
+    assert [committed(scene.pair.destination, group, scene.topic) for group in (local, moved_here)] == [{0: 0}, {0: 0}]
+    record = scene.destination.state().group(scene.mirror, scene.group)
+    assert record is not None
+    assert [record.ours(scene.topic, partition)[0] for partition in (0, 1)] == [5, 10]
 
 
 def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:
@@ -215,3 +239,42 @@ def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=True)
     scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt()
+
+
+def test_a_failover_in_the_middle_keeps_what_stands(scene: Scene) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    done = failover(scene.destination, scene.mirror).result
+    assert done.exit_code == 0, done
+    assert any("what it held before stands" in warning for warning in done.warnings)
+    assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
+    # whoever was rebuilding it finds that it is nobody's to rebuild any more
+    with pytest.raises(RefusedError, match="not being rebuilt any more"):
+        scene.rebuilder.carry_out(scene.topic)
+    produce(scene.pair.destination, scene.topic, ["local"])
+    assert len(shown(scene.pair.destination, scene.topic)) == len(OLD) + 1
+
+
+def test_a_failover_when_all_is_archived_names_the_archive(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patched:
+        cut_off(patched, ClusterClient, "delete_topics", after=False)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    assert failover(scene.destination, scene.mirror).result.exit_code == 0
+    with pytest.raises(RefusedError, match="not being rebuilt any more"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
+    assert scene.record.archive == scene.archive
+
+
+def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patched:
+        cut_off(patched, ClusterClient, "delete_topics", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    done = failover(scene.destination, scene.mirror).result
+    assert any(scene.archive in str(row.message) for row in done.results)
+    assert any(scene.archive in warning for warning in done.warnings)

@@ -72,7 +72,7 @@ def test_brokers_of_tests_start_from_a_class_archive(source_cluster: SandboxClus
     assert archive in Path(f"/proc/{broker.pid}/maps").read_text()
 
 
-@pytest.mark.parametrize("kafka_version", ["4.3.1", "3.9.2"])
+@pytest.mark.parametrize("kafka_version", ["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
 def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
     make_cluster: MakeCluster, kafka_version: str
 ) -> None:
@@ -101,6 +101,7 @@ def test_a_cluster_comes_back_as_it_was_after_a_stop_and_after_a_kill(
     assert broker_processes(directory) == []
 
 
+@pytest.mark.long
 def test_three_brokers_survive_the_loss_of_each_in_turn(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(brokers=3, properties=QUICK_FAILOVER)
     make_topic(cluster, replicas=3)
@@ -157,6 +158,7 @@ def test_a_broker_that_dies_while_starting_is_reported_with_its_last_words(make_
     assert not cluster.exists
 
 
+@pytest.mark.long
 def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((LOOPBACK, 0)) as other:
         choices = [[other.getsockname()[1], *free_ports(1)], free_ports(2)]

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.properties import literal_secrets, read_properties
 from kmirror.errors import RefusedError, UsageError
+from kmirror.ops.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
 from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
 from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
 from tests.support.clusters import broker_processes
@@ -20,7 +25,7 @@ def free_base_port() -> int:
     """Return a base port whose whole block is free."""
     while True:
         base = free_ports(1)[0]
-        if all(is_free(port) for port in range(base, base + 40)):
+        if all(is_free(port) for port in range(base, base + 60)):
             return base
 
 
@@ -68,6 +73,8 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(clusters_directory
         up(directory, kafka_version="3.9.2")
     with pytest.raises(RefusedError, match=f"with --base-port {base} instead of {base + 1}"):
         up(directory, base_port=base + 1)
+    with pytest.raises(RefusedError, match="Cluster a is there already, and is not secured"):
+        up(directory, secured=True)
     assert status(directory) == repaired.status
 
     (directory / "notes.txt").write_text("mine")
@@ -84,6 +91,35 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(clusters_directory
     for _ in range(2):
         assert down(directory).steps == ()
         assert not directory.exists()
+
+
+@pytest.mark.long
+def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> None:
+    directory, base = clusters_directory / "secured pair", free_base_port()
+    done = up(directory, base_port=base, secured=True)
+    assert [step.text for step in done.steps] == [
+        f"create cluster {name} with 1 secured broker from port {port} on"
+        for name, port in (("a", base), ("b", base + 10))
+    ]
+    files = done.status.client_files
+    assert [str(file.relative_to(directory)) for file in files] == [
+        f"{name}/{kind}.properties" for name in "ab" for kind in ("admin", "kmirror", "mirror")
+    ]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert "${file:" in files[2].read_text()
+    assert literal_secrets(read_properties(files[2])) == []
+    assert len({read_properties(file)["sasl.jaas.config"] for file in files}) == 6  # a password for each
+    mirror, (admin, kmirror) = read_properties(files[2]), (read_properties(file) for file in files[3:5])
+    with Destination.open(admin) as destination:
+        assert describe_acls(destination.client) == frozenset()  # and there is an authorizer
+        assert create(destination, "m", mirror).exit_code == 0  # the source lets it in, though it may do nothing
+    report = check(kmirror, properties=mirror)
+    (least,) = [line for line in report.lines if (line.cluster, line.what) == ("destination", "least rights")]
+    assert "--add --allow-principal User:kmirror --operation Create" in least.message
+    assert up(directory, secured=True).steps == ()
+    assert up(directory).status.client_files == files
+    down(directory)
+    assert not directory.exists()
 
 
 def test_a_taken_port_is_named_before_anything_is_changed(tmp_path: Path) -> None:

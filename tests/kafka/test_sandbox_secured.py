@@ -95,6 +95,7 @@ def test_java_clients_use_the_written_properties_and_rights_are_checked(
     assert [record.value for record in console_consumer(secured, "t", max_messages=1)] == [b"v"]
 
 
+@pytest.mark.long
 def test_a_secured_cluster_of_three_starts_and_restarts(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(brokers=3, secured=True)
     cluster.stop_broker(2)

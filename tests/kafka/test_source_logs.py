@@ -27,7 +27,9 @@ from tests.support.visible import COMMITTED, Bounds, bounds_of, difference, show
 LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
 
 
-@pytest.fixture(scope="module", params=[None, "3.9.2"], ids=["default version", "3.9.2"])
+@pytest.fixture(
+    scope="module", params=[None, pytest.param("3.9.2", marks=pytest.mark.long)], ids=["default version", "3.9.2"]
+)
 def holder(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> Iterator[SandboxCluster]:
     cluster = make_module_cluster("holder", kafka_version=request.param)
     install(cluster, LOGS)

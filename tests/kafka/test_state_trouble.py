@@ -20,6 +20,7 @@ from kmirror.state.lock import transact
 from kmirror.state.records import Incarnation, MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from tests.support.acls import create_in_force
 from tests.support.clusters import MakeCluster
 
 LONG = 250.0  # seconds; a test that waited for it would run into its own time-out
@@ -149,8 +150,7 @@ def allow(admin: Any, user: str, *rights: tuple[str, str, str]) -> None:
         )
         for kind, resource, operation in rights
     ]
-    for future in admin.create_acls(bindings).values():
-        future.result()
+    create_in_force(admin, bindings)
 
 
 def test_a_missing_right_is_named_at_once(cluster: SandboxCluster, admin: Any, store: StateStore, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from confluent_kafka import Producer
 
 from kmirror.sandbox.cluster import SandboxCluster
@@ -92,6 +93,7 @@ def test_live_topic_of_every_codec(
     assert console_consumer(pair.destination, *pair.partitions[0], max_messages=2000) == read
 
 
+@pytest.mark.long
 def test_partitions_added_at_the_source_are_followed(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair
 ) -> None:

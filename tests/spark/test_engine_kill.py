@@ -84,6 +84,7 @@ def test_killed_at_random_moments(
     finish(pair)
 
 
+@pytest.mark.long
 def test_killed_while_copying_history_older_than_the_brokers_memory(
     source_cluster: SandboxCluster, forgetful_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
@@ -95,9 +96,8 @@ def test_killed_while_copying_history_older_than_the_brokers_memory(
     finish(pair)
 
 
-@pytest.mark.parametrize(
-    "age", [pytest.param(0, marks=pytest.mark.long), 30], ids=["new records", "records 30 days old"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("age", [0, 30], ids=["new records", "records 30 days old"])
 def test_engine_frozen_and_continued_after_its_successor_took_over(
     source_cluster: SandboxCluster,
     forgetful_destination: SandboxCluster,

@@ -23,16 +23,16 @@ def three(make_module_cluster: MakeCluster) -> SandboxCluster:
 def test_destination_leader_killed(
     source_cluster: SandboxCluster, three: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
-    limit_writes(three, 3 << 20)
+    limit_writes(three, 1 << 20)
     pair = make_pair(source_cluster, three)
-    pair.fill(120_000)
+    pair.fill(200_000)
     pair.create()
     engine = pair.engine()
     for _ in range(2):
         under_way(pair, engine, chance)
         leader = pair.leader(three)
         three.kill(leader)
-        pair.wait_until_copying(engine)
+        pair.wait_until_all_partitions_move(engine, seconds=60)
         three.start_broker(leader)
         pair.wait_until_in_sync(three, 3)
     assert engine.process.poll() is None, engine.output
@@ -41,6 +41,7 @@ def test_destination_leader_killed(
         pair.assert_equal(destination_node=broker.node_id)
 
 
+@pytest.mark.long
 def test_source_leader_killed(
     three: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
@@ -52,7 +53,7 @@ def test_source_leader_killed(
     under_way(pair, engine, chance)
     leader = pair.leader(three)
     three.kill(leader)
-    pair.wait_until_copying(engine)
+    pair.wait_until_all_partitions_move(engine, seconds=60)
     three.start_broker(leader)
     pair.wait_until_in_sync(three, 3)
     catch_up(pair, engine)

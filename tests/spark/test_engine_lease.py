@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import catch_up, finish, under_way
@@ -19,19 +21,20 @@ def test_second_engine_is_refused_and_take_over_ends_the_first(
     under_way(pair, first, chance)
 
     second = pair.engine()
-    assert second.wait(40) == 3
+    assert second.wait(90) == 3
     assert f"process {first.process.pid}" in second.output
     assert "--standby" in second.output
     assert "--take-over" in second.output
     assert first.process.poll() is None
 
     third = pair.engine("--take-over")
-    assert first.wait(40) == 3
+    assert first.wait(90) == 3
     assert "took over" in first.output
     under_way(pair, third, chance)
     catch_up(pair, third)
 
 
+@pytest.mark.long
 def test_standby_goes_on_where_the_first_ends(
     source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
@@ -46,6 +49,7 @@ def test_standby_goes_on_where_the_first_ends(
     catch_up(pair, second)
 
 
+@pytest.mark.long
 def test_ctrl_c_and_the_limits_of_time(
     source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:
@@ -59,9 +63,9 @@ def test_ctrl_c_and_the_limits_of_time(
     assert not any(worker.alive for worker in workers)
 
     short = pair.engine("--until-caught-up", "--timeout", "4s")
-    assert short.wait(40) == 5
+    assert short.wait(90) == 5
     assert "caught up" in short.output
 
     timed = pair.engine("--for", "4s")
-    assert timed.wait(40) == 0
+    assert timed.wait(90) == 0
     finish(pair)

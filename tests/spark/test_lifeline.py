@@ -87,7 +87,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         while os.getppid() == daemon:
             time.sleep(0.01)
-        lifeline._die_with(daemon)
+        lifeline.die_with_parent(daemon)
         print("still here", flush=True)
     os._exit(0)
 os.wait()

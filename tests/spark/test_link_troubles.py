@@ -30,6 +30,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security import client_config
 from kmirror.errors import Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster, start_together
+from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import MakeCluster
 from tests.support.engine import Engine, kmirror
 from tests.support.installed_logs import create_topics
@@ -82,6 +83,7 @@ def assert_in_order(text: str, *parts: str) -> None:
 # -- down, and another cluster -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -152,14 +154,12 @@ class Guarded:
         rules = [
             AclBinding(*_rule(topic), AclOperation[operation], AclPermissionType.ALLOW) for operation in operations
         ]
-        for done in self.admin.create_acls(rules).values():
-            done.result(30)
+        create_in_force(self.admin, rules)
 
     def take_back(self, topic: str, *operations: str) -> None:
         for operation in operations:
             rule = AclBindingFilter(*_rule(topic), AclOperation[operation], AclPermissionType.ANY)
-            for done in self.admin.delete_acls([rule]).values():
-                assert len(done.result(30)) == 1
+            assert delete_in_force(self.admin, rule) == 1
 
     def create(self, topics: list[str]) -> None:
         for done in self.admin.create_topics([Topic(topic, 1, 1) for topic in topics]).values():

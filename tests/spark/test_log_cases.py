@@ -167,6 +167,7 @@ def mirror_transactions(live: Live, transactions: int, seconds: float) -> None:
     assert_sound(mirror.destination, topic)
 
 
+@pytest.mark.long
 def test_transactions_mirrored_while_they_run(live: Live) -> None:
     mirror_transactions(live, 1000, 120)
 
@@ -205,6 +206,7 @@ def hold_open(live: Live, end: str, held_s: float) -> None:
     assert bounds_of(mirror.destination, topic).end == start + 211
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", OPEN)
 def test_a_transaction_that_stays_open_for_a_while(live: Live, end: str) -> None:
     hold_open(live, end, 1.5)
@@ -217,6 +219,7 @@ def test_a_transaction_that_stays_open_for_minutes(live: Live, end: str) -> None
     hold_open(live, end, 150)
 
 
+@pytest.mark.long
 def test_kafka_streams_exactly_once_output(live: Live) -> None:
     mirror, words = live.mirror, live.words
     write_words(mirror.source)
@@ -295,6 +298,7 @@ def read_all(cluster: SandboxCluster, pattern: str, until: threading.Event, seen
         consumer.close()
 
 
+@pytest.mark.long
 def test_what_readers_of_a_pattern_are_shown_while_a_late_start_is_made(
     source: SandboxCluster, destination: SandboxCluster, tmp_path: Path
 ) -> None:
@@ -339,6 +343,7 @@ def test_a_log_that_starts_at_a_hundred_million(
 # -- records that the source deletes later -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_mirror_s_log_start_follows_its_source_s(
     source: SandboxCluster, destination: SandboxCluster, tmp_path: Path
 ) -> None:
@@ -368,6 +373,7 @@ def test_the_mirror_s_log_start_follows_its_source_s(
 # -- leaders and replicas ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_replicas_are_identical_after_leader_changes(
     source: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path

@@ -72,6 +72,7 @@ def pids(file: Path) -> list[int]:
     return [int(word) for word in file.read_text().splitlines()[-1].split()]
 
 
+@pytest.mark.long
 def test_workers_run_what_is_shipped_and_functions_spread(
     standalone_spark: StandaloneSpark, options: SparkOptions
 ) -> None:
@@ -96,6 +97,7 @@ def test_workers_run_what_is_shipped_and_functions_spread(
     wait_until(lambda: not standalone_spark.running_applications())
 
 
+@pytest.mark.long
 def test_a_function_is_cancelled_and_another_outlives_its_executor(
     standalone_spark: StandaloneSpark, options: SparkOptions, tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_function_is_cancelled_and_another_outlives_its_executor(
         assert moved.result(60) == "attempt 1"
 
 
+@pytest.mark.long
 def test_workers_without_the_right_python_are_refused(options: SparkOptions) -> None:
     missing = SparkOptions(
         slots=1,
@@ -163,6 +166,7 @@ def test_a_master_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
         SparkRuntime(nobody).start()
 
 
+@pytest.mark.long
 def test_a_local_cluster_runs_the_same_and_leaves_nothing(bare_python: Path, tmp_path: Path) -> None:
     import pyspark
 

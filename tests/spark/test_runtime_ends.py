@@ -72,12 +72,12 @@ def own_line(spark: SparkRuntime, folder: Path) -> Line:
 @pytest.mark.parametrize(
     ("harm", "output"),
     [
-        ([("driver", KILL)], ""),
+        pytest.param([("driver", KILL)], "", marks=pytest.mark.long),
         ([("jvm", KILL)], "SparkLostError"),
-        ([("daemon", KILL), ("driver", KILL)], ""),
-        ([("worker", FREEZE), ("driver", KILL)], ""),
+        pytest.param([("daemon", KILL), ("driver", KILL)], "", marks=pytest.mark.long),
+        pytest.param([("worker", FREEZE), ("driver", KILL)], "", marks=pytest.mark.long),
         ([("daemon", FREEZE), ("driver", KILL)], ""),
-        ([("daemon", FREEZE), ("worker", FREEZE), ("jvm", KILL)], "SparkLostError"),
+        pytest.param([("daemon", FREEZE), ("worker", FREEZE), ("jvm", KILL)], "SparkLostError", marks=pytest.mark.long),
     ],
     ids=lambda value: ", ".join(f"{who} {number.name}" for who, number in value) if isinstance(value, list) else "",
 )
@@ -137,7 +137,9 @@ def test_an_interrupt_on_the_terminal_reaches_the_driver_alone(tmp_path: Path) -
                 process.kill()
 
 
-@pytest.mark.parametrize("frozen", [[], ["worker"], ["daemon"], ["jvm"]])
+@pytest.mark.parametrize(
+    "frozen", [[], ["worker"], *(pytest.param([who], marks=pytest.mark.long) for who in ("daemon", "jvm"))]
+)
 def test_stop_leaves_nothing_and_spark_can_be_started_again(tmp_path: Path, frozen: list[str]) -> None:
     with SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")) as spark:
         future = spark.submit("endless", endless, str(tmp_path))

@@ -97,6 +97,7 @@ def assert_went_past_the_loss(mirror: Mirrored, start: int = 0, end: int = 1200)
     assert copied == shown(mirror.source, topic)
 
 
+@pytest.mark.long
 def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     lose_records(mirror)
     engine = mirror.copy(exit_codes=(7,))
@@ -156,6 +157,7 @@ def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     assert bounds_of(mirror.destination, topic) == Bounds(8990, 9050)
 
 
+@pytest.mark.long
 def test_losses_are_followed_where_the_policy_says_so(mirror: Mirrored) -> None:
     mirror.run("config", "--set", "source.truncation.policy=follow")
     lose_records(mirror)

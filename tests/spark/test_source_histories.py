@@ -291,6 +291,7 @@ def help_as_told(histories: Histories) -> dict[str, Any]:
     return recover(mirror, "--topics", topics, "--accept-loss", "--accept-divergence", "--yes")
 
 
+@pytest.mark.long
 def test_all_that_can_happen_while_no_engine_runs(histories: Histories) -> None:
     mirror = histories.mirror
     histories.happen()

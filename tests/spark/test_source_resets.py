@@ -114,6 +114,7 @@ def test_recreated_with_less_while_no_engine_ran(mirror: Mirrored) -> None:
     mirror.verify()
 
 
+@pytest.mark.long
 def test_recreated_larger_than_it_was_twice_while_no_engine_ran(mirror: Mirrored) -> None:
     before = shown(mirror.destination, only_topic(mirror))
     recreate(mirror, 1)
@@ -124,6 +125,7 @@ def test_recreated_larger_than_it_was_twice_while_no_engine_ran(mirror: Mirrored
     assert archived(mirror) == before
 
 
+@pytest.mark.long
 def test_recreated_while_an_engine_runs_with_fewer_partitions_and_then_with_more(mirror: Mirrored) -> None:
     topic = only_topic(mirror)
     first = shown(mirror.destination, topic)

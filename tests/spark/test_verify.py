@@ -176,6 +176,7 @@ def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: Clust
     assert last[different].differing_partitions == 1
 
 
+@pytest.mark.long
 def test_a_large_partition_is_compared_in_pieces_at_once(
     mirror: RememberedMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

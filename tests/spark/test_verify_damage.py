@@ -171,6 +171,7 @@ def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_sample_finds_what_lies_in_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kmirror.engine.verification._SAMPLE_OFFSETS", SAMPLED)
     ends = made.mirror.verify(master="local[2]", sample=0)

@@ -64,12 +64,12 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the engine has not ended within {seconds} s:\n{self.output[-4000:]}") from None
 
-    def interrupt(self, seconds: float = 20) -> int:
+    def interrupt(self, seconds: float = 60) -> int:
         """Press Ctrl-C and return the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.wait(seconds)
 
-    def stop(self, seconds: float = 20) -> int:
+    def stop(self, seconds: float = 60) -> int:
         """End it with SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(seconds)
@@ -79,7 +79,7 @@ class Engine:
         if self.process.poll() is None:
             for process in self.tree().all:
                 process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
     @property
     def output(self) -> str:
@@ -174,7 +174,7 @@ class Pair:
         found = client.list_offsets(dict.fromkeys(self.partitions, LATEST), log_end=True)
         return {partition: answer.offset or 0 for partition, answer in found.items()}
 
-    def wait_until_copying(self, engine: Engine, seconds: float = 60) -> int:
+    def wait_until_copying(self, engine: Engine, seconds: float = 120) -> int:
         """Wait until the engine has workers and bytes move; return how many records the destination holds then."""
         deadline = time.monotonic() + seconds
         while (

@@ -25,6 +25,7 @@ from kmirror.state.records import (
     EngineRecord,
     EngineState,
     Incarnation,
+    LaneChangeRecord,
     ProgressRecord,
     decode,
     encode,
@@ -84,6 +85,10 @@ class Mirror:
         self._assignments += new
         return new
 
+    def assignments_of(self, topic: str) -> list[Assignment]:
+        """Return the partitions of a topic that was added."""
+        return [assignment for assignment in self._assignments if assignment.source_topic == topic]
+
     def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
         """Create a source topic with its mirror and add them; on one cluster the mirror's name is another."""
         topic = create_topic(self.source, partitions=partitions, settings=settings)
@@ -103,6 +108,7 @@ class Mirror:
         state: EngineState = EngineState.RUNNING,
         lease: str | None = None,
         lanes: Mapping[int, Incarnation] | None = None,
+        revisions: Mapping[int, int] | None = None,
     ) -> None:
         """Write the engine's record."""
         granted = {0: Incarnation(1, 0)} if lanes is None else lanes
@@ -122,8 +128,18 @@ class Mirror:
                 last_seen_ms=at,
                 ttl_ms=10_000,
                 lanes=granted,
+                revisions=revisions,
             )
         )
+
+    def change(
+        self, revision: int, given_up: Iterable[str] = (), taken: Iterable[Assignment] = (), *, in_doubt: bool = False
+    ) -> None:
+        """Tell the lane a change as the engine does: partition 0 of these topics, and what else it is to copy."""
+        places = tuple((self.mirror_of(topic), 0) for topic in given_up)
+        told = tuple(assignment.told() for assignment in taken)
+        self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, places, told, in_doubt))
+        self.claim(revisions={0: revision})
 
     def write(self, record: StateRecord) -> None:
         """Write any state record."""

@@ -33,6 +33,7 @@ BUSY = {
 }
 #: Settings of a topic whose segments are short, by their records' times, and cleaned whenever there is something new.
 EAGERLY_CLEANED = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "retention.ms": "-1"}
+NEVER_COMPACTED = {"min.compaction.lag.ms": str(9 * 10**15)}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 DAY_MS = 86_400_000
 
@@ -40,7 +41,7 @@ _KEYS = 300
 _RECORDS = 200
 _RECORDS_A_BATCH = 40
 _ROUND_MS = 1000
-_FROZEN = {"min.compaction.lag.ms": str(9 * 10**15), "retention.ms": "-1"}
+_FROZEN = {**NEVER_COMPACTED, "retention.ms": "-1"}
 _FILLER_RECORDS = 100_000
 
 

@@ -26,7 +26,7 @@ COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 
 _LEVELS = {COMMITTED: IsolationLevel.READ_COMMITTED, UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED}
 _LONGEST_SHOWN = 60
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class Bounds(NamedTuple):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Return when `condition` holds, and fail the test when it never does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -430,6 +430,14 @@ def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
     assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
 
 
+def test_what_a_predecessor_of_ours_wrote_elsewhere_is_no_news_about_the_source(copying: Shell) -> None:
+    mismatched(copying)
+    copying.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
+    assert copying.status == "failed"
+    assert copying.copy.failure is not None
+    assert (copying.copy.failure.reason, copying.copy.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
+
+
 REFUSED_FOR_GOOD = [
     (Code.MESSAGE_TOO_LARGE, Reason.RECORD_REJECTED),
     (Code.RECORD_LIST_TOO_LARGE, Reason.RECORD_REJECTED),

@@ -12,14 +12,15 @@ from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.wire import format_topic_id
 from kmirror.errors import ExitCode, Reason, UsageError
-from kmirror.ops.add_plan import Action, Facts, Selection, TopicPlan, decide, loops_of, select
+from kmirror.ops.add_plan import Action, Facts, Selection, TopicPlan, decide, select
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
-from kmirror.ops.topic_settings import SettingsPlan
+from kmirror.ops.upstream import Upstream, follow, links_of
 from kmirror.patterns import TopicSelector
 from kmirror.settings import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.topic_settings import SettingsPlan
 
 SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
 
@@ -277,8 +278,9 @@ def test_two_source_topics_cannot_become_one() -> None:
 
 def test_a_copy_of_ours_is_not_copied_back() -> None:
     there = State.of([mirror("back", "B"), record("orders", mirror="back", source="a.orders")])
-    loops = loops_of(there, "B", "b.", {"orders"})
-    row = refused(decided(loops=loops, settings=parse_settings({"topic.prefix": "b."})))
+    loops, further = follow(there, links_of(["orders"], "b."), "B")
+    assert not further
+    row = refused(decided(upstream=Upstream(loops=loops), settings=parse_settings({"topic.prefix": "b."})))
     assert row.reason is Reason.LOOP
     assert "a.orders here → orders on the source (mirror back there) → b.orders here" in (row.message or "")
 
@@ -288,7 +290,41 @@ def test_a_copy_from_elsewhere_or_one_that_was_stopped_is_no_loop(harmless: str)
     desired = DesiredState.STOPPED if harmless == "stopped" else DesiredState.ACTIVE
     cluster = "C" if harmless == "another cluster" else "B"
     there = State.of([mirror("back", cluster), record("orders", desired, mirror="back")])
-    assert loops_of(there, "B", "", {"orders"}) == {}
+    loops, further = follow(there, links_of(["orders"], ""), "B")
+    assert loops == {}
+    assert bool(further) is (harmless == "another cluster")
+
+
+def test_a_longer_way_round_is_told_in_full() -> None:
+    source = State.of([mirror("from-c", "C"), record("orders", mirror="from-c", source="x.orders")])
+    _, further = follow(source, links_of(["orders", "other"], "b."), "B")
+    at_c = State.of([mirror("from-b", "B"), record("x.orders", mirror="from-b", source="orders")])
+    loops, beyond = follow(at_c, further["from-c"], "B")
+    assert not beyond
+    assert loops == {
+        "orders": "orders here → x.orders on cluster C (mirror from-b there) → orders on the source (mirror from-c "
+        "there) → b.orders here"
+    }
+
+
+def test_with_a_prefix_a_copy_is_mirrored_only_when_it_is_named() -> None:
+    upstream, prefix = Upstream(frozenset({"orders"})), parse_settings({"topic.prefix": "b."})
+    left = decided(upstream=upstream, settings=prefix, named=False)
+    assert isinstance(left, TopicResult)
+    assert left.result is Outcome.NOOP
+    assert isinstance(decided(upstream=upstream, settings=prefix), TopicPlan)
+    # without one the copy keeps its name all the way, and is taken
+    assert isinstance(decided(upstream=upstream, named=False), TopicPlan)
+
+
+def test_expressions_do_not_go_with_the_other_kind_of_filters() -> None:
+    text = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
+    settings = parse_settings({"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": text})
+    kept = choose("pay.*", topics("pay-1")).filters
+    with pytest.raises(UsageError, match=r"pay\.\*: patterns are kept in topics\.include") as refusal:
+        kept.apply(settings)
+    assert "auto.create.mirror.topics.filters" in refusal.value.message
+    assert not choose("pay-1", topics("pay-1")).filters
 
 
 def test_missing_rights_are_named() -> None:

@@ -11,11 +11,12 @@ from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.wire import format_topic_id
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
-from kmirror.ops.context import PENDING_ADD, PENDING_PROMOTE
+from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.look import ClusterLook
 from kmirror.ops.results import PartitionRow, TopicState
 from kmirror.ops.rows import mirror_row, partition_rows, source_trouble
 from kmirror.state.records import (
+    PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
     EngineState,
@@ -29,6 +30,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
+from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 
 NOW = 1_000_000
 IDS = {"a.orders": bytes(15) + b"\1", "orders": bytes(15) + b"\2"}
@@ -117,7 +119,7 @@ def test_json_has_exactly_these_keys_and_values() -> None:
 def test_a_source_that_is_silent_leaves_the_last_known_values_with_their_age() -> None:
     found = row(ENGINE, progress(), there=SILENT)
     assert (found.source_offset, found.source_high_watermark, found.source_log_start) == (80, 85, 1)
-    assert (found.lag, found.last_known_lag, found.as_of_ms) == (None, 10, NOW - 1000)
+    assert (found.lag, found.last_known_lag, found.as_of_ms) == (None, 10, NOW - 3000)
     assert (found.topic_state, found.reason) == (TopicState.SOURCE_UNAVAILABLE, Reason.SOURCE_UNREACHABLE)
     assert found.error_message == "the source: no answer"
 
@@ -268,11 +270,20 @@ def test_a_pause_is_under_way_until_the_engine_has_ended_it() -> None:
     assert (done.state, done.topic_state, done.reason) == ("PAUSED", "PAUSED", "PAUSED_BY_OPERATOR")
     # without an engine nothing is left to be paused
     assert row(progress(), topic=paused).state is PartitionState.PAUSED
+    # and what it said to the pause before the last resume is no word on this one
+    again, former = replace(paused, pause_id="p2"), partition(PartitionState.PAUSED, pause_id="p1")
+    assert row(ENGINE, former, topic=again).state is PartitionState.PAUSING
+    assert row(ENGINE, replace(former, pause_id="p2"), topic=again).state is PartitionState.PAUSED
+    assert row(former, topic=again).state is PartitionState.PAUSED
 
 
 def test_a_waiting_promote_shows_before_pause_and_source() -> None:
     waiting = replace(TOPIC, desired=DesiredState.PAUSED, pending_operation=PENDING_PROMOTE)
-    assert row(ENGINE, progress(), topic=waiting, there=SILENT).topic_state is TopicState.PENDING_STOPPED
+    promote = WorkflowRecord("m", PROMOTE, "WAITING", "op@h1", 0, last_seen_ms=999_000)
+    assert row(ENGINE, progress(), promote, topic=waiting, there=SILENT).topic_state is TopicState.PENDING_STOPPED
+    # of one that is gone nothing is shown: nobody stops the topic any more
+    gone = replace(promote, last_seen_ms=900_000)
+    assert row(ENGINE, progress(), gone, topic=waiting, there=SILENT).topic_state is TopicState.PAUSED
 
 
 def test_an_add_that_was_interrupted_says_how_to_finish_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kmirror.engine.heard import HeardTopic, Replica
-from kmirror.engine.remembered import alignment_note, remember
+from kmirror.engine.remembered import alignment_note, given_up, remember
 from kmirror.errors import Reason
 from kmirror.state.records import (
     DesiredState,
@@ -88,6 +88,37 @@ def test_the_time_is_that_of_the_state() -> None:
 def test_reasons_of_partitions_that_are_not_failed_are_not_remembered() -> None:
     waiting = remembered(BEFORE, row(PartitionState.LOG_ALIGNMENT, reason=Reason.SOURCE_UNREACHABLE, message="wait"))
     assert waiting == BEFORE
+
+
+PAUSED_TOPIC = TopicRecord(
+    "m", "orders", "orders", "s", "d", DesiredState.PAUSED, 4, TopicOrigin.CREATED, pause_id="second pause"
+)
+COPIED = replace(BEFORE, state=PartitionState.MIRRORING, last_mirrored_offset=None)
+
+
+def test_what_is_given_up_says_for_which_pause() -> None:
+    report = row(last_epoch=8)
+    assert given_up(COPIED, PAUSED_TOPIC, 3, report, 300) == replace(
+        COPIED, state=PartitionState.PAUSED, state_time_ms=300, last_mirrored_epoch=8, pause_id="second pause"
+    )
+    failed = replace(COPIED, state=PartitionState.FAILED, reason=Reason.LOOP, pause_id="first pause")
+    assert given_up(failed, PAUSED_TOPIC, 3, None, 300) == replace(failed, pause_id="second pause")
+    stopped = given_up(
+        replace(COPIED, pause_id="first pause"), replace(PAUSED_TOPIC, desired=DesiredState.STOPPED), 3, None, 300
+    )
+    assert (stopped.state, stopped.pause_id) == (PartitionState.STOPPING, None)
+
+
+def test_what_is_stopped_stays_so_also_where_nobody_knows_where_its_log_ended() -> None:
+    # it was deleted before it was stopped
+    gone = replace(COPIED, state=PartitionState.STOPPED, reason=Reason.REMOVED)
+    stopped = replace(PAUSED_TOPIC, desired=DesiredState.STOPPED)
+    assert given_up(gone, stopped, 3, None, 300) == gone
+
+
+def test_what_is_copied_again_answers_no_pause() -> None:
+    paused = given_up(COPIED, PAUSED_TOPIC, 3, None, 300)
+    assert remembered(paused, row()).pause_id is None
 
 
 def test_a_log_that_begins_further_on_is_told_with_the_cause() -> None:

@@ -21,16 +21,24 @@ from kmirror.settings import (
     setting_of,
     split,
 )
+from kmirror.topic_filters import TopicFilters
+
+ALL_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
+NO_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"EXCLUDE"}]}'
 
 
 def test_defaults() -> None:
     assert parse_settings({}) == Settings(
         topics_include=TopicSelector(),
         topics_exclude=TopicSelector(),
+        auto_create_mirror_topics_enable=False,
+        auto_create_mirror_topics_filters=TopicFilters(),
         topic_prefix="",
         start_from=StartFrom("earliest"),
         replication_factor=-1,
         refresh_interval_seconds=10,
+        sync_topic_configs_enabled=True,
+        topic_properties_exclude=TopicSelector(),
         retry_timeout_ms=300_000,
         follow_log_start=True,
         follow_log_start_delay_ms=3_600_000,
@@ -38,6 +46,11 @@ def test_defaults() -> None:
         source_reset_policy="auto",
         source_reset_auto_max_topics=3,
         source_divergence_policy="fail",
+        groups_include=TopicSelector((".*",)),
+        groups_exclude=TopicSelector(("console-consumer-.*", "connect-.*", "__.*")),
+        sync_group_offsets_enabled=True,
+        sync_group_offsets_interval_seconds=10,
+        group_prefix_enable=False,
         copy_lanes=2,
     )
 
@@ -51,6 +64,8 @@ def test_every_setting_is_read() -> None:
             "start.from": "Latest",
             "replication.factor": "3",
             "refresh.interval.seconds": " 60 ",
+            "sync.topic.configs.enabled": "FALSE",
+            "topic.properties.exclude": r"min.insync.replicas, leader\..*",
             "retry.timeout.ms": "0",
             "follow.log.start": "False",
             "follow.log.start.delay.ms": "5000",
@@ -58,24 +73,36 @@ def test_every_setting_is_read() -> None:
             "source.reset.policy": "fail",
             "source.reset.auto.max.topics": "7",
             "source.divergence.policy": "auto",
+            "groups.include": "orders-.*",
+            "groups.exclude": "",
+            "sync.group.offsets.enabled": "false",
+            "sync.group.offsets.interval.seconds": "3",
+            "group.prefix.enable": "true",
             "copy.lanes": "8",
         }
     )
     assert settings == Settings(
-        TopicSelector(("orders-[a,b]+", "payments")),
-        TopicSelector(("orders-b",)),
-        "eu.",
-        StartFrom("latest"),
-        3,
-        60,
-        0,
-        False,
-        5000,
-        "follow",
-        "fail",
-        7,
-        "auto",
-        8,
+        topics_include=TopicSelector(("orders-[a,b]+", "payments")),
+        topics_exclude=TopicSelector(("orders-b",)),
+        topic_prefix="eu.",
+        start_from=StartFrom("latest"),
+        replication_factor=3,
+        refresh_interval_seconds=60,
+        sync_topic_configs_enabled=False,
+        topic_properties_exclude=TopicSelector(("min.insync.replicas", r"leader\..*")),
+        retry_timeout_ms=0,
+        follow_log_start=False,
+        follow_log_start_delay_ms=5000,
+        source_truncation_policy="follow",
+        source_reset_policy="fail",
+        source_reset_auto_max_topics=7,
+        source_divergence_policy="auto",
+        groups_include=TopicSelector(("orders-.*",)),
+        groups_exclude=TopicSelector(),
+        sync_group_offsets_enabled=False,
+        sync_group_offsets_interval_seconds=3,
+        group_prefix_enable=True,
+        copy_lanes=8,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [
         "orders-a",
@@ -193,6 +220,46 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
             "topic.prefix and cluster.link.prefix contradict each other: they are the same setting",
             "leave topic.prefix only",
         ),
+        (
+            {"topic.propertis.exclude": "x"},
+            "unknown setting topic.propertis.exclude",
+            "did you mean topic.properties.exclude?",
+        ),
+        (
+            {"sync.topic.configs.enabled": "yes"},
+            "sync.topic.configs.enabled=yes is not known",
+            "it is one of: true, false",
+        ),
+        ({"config.properties.exclude": "a("}, "config.properties.exclude: the pattern a( is not understood", "re2"),
+        (
+            {"auto.create.mirror.topics.enable": "true"},
+            "auto.create.mirror.topics.enable=true needs auto.create.mirror.topics.filters with at least one INCLUDE",
+            "for every topic: auto.create.mirror.topics.filters={",
+        ),
+        (
+            {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": NO_TOPICS},
+            "auto.create.mirror.topics.enable=true needs auto.create.mirror.topics.filters",
+            "for every topic",
+        ),
+        (
+            {"auto.create.mirror.topics.filters": ALL_TOPICS},
+            "auto.create.mirror.topics.filters is set, but auto.create.mirror.topics.enable is not true",
+            "set auto.create.mirror.topics.enable=true",
+        ),
+        (
+            {
+                "auto.create.mirror.topics.enable": "true",
+                "auto.create.mirror.topics.filters": ALL_TOPICS,
+                "topics.include": "a.*",
+            },
+            "topics.include and auto.create.mirror.topics.enable=true contradict each other",
+            "leave topics.include out",
+        ),
+        (
+            {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": "a.*"},
+            "auto.create.mirror.topics.filters: this is not JSON",
+            "topicFilters",
+        ),
     ],
 )
 def test_settings_that_are_refused(raw: dict[str, str], message: str, hint: str) -> None:
@@ -200,6 +267,21 @@ def test_settings_that_are_refused(raw: dict[str, str], message: str, hint: str)
         parse_settings(raw)
     assert refusal.value.message.startswith(message)
     assert hint in str(refusal.value.hint)
+
+
+def test_either_kind_of_filters_chooses_topics_and_the_exclude_list_wins() -> None:
+    chosen = {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": ALL_TOPICS}
+    settings = parse_settings({**chosen, "topics.exclude": "removed"})
+    assert [topic for topic in ("a", "removed") if settings.selects(topic)] == ["a"]
+    assert settings.discovers
+    assert parse_settings({"topics.include": "a.*"}).discovers
+    assert not parse_settings({"topics.exclude": "a.*"}).discovers
+
+
+def test_settings_that_others_will_join_may_be_incomplete() -> None:
+    assert parse_settings({"auto.create.mirror.topics.enable": "true"}, complete=False)
+    with pytest.raises(UsageError, match="is not known"):
+        parse_settings({"auto.create.mirror.topics.enable": "perhaps"}, complete=False)
 
 
 def test_a_setting_given_twice_alike_is_no_contradiction() -> None:
@@ -268,7 +350,7 @@ def test_rows_of_the_docs() -> None:
         "default": "10",
         "changeable": "yes",
         "aliases": "topic.config.sync.ms",
-        "help": "How often the engine looks for new partitions at the source.",
+        "help": "How often the engine looks for new topics, partitions and topic settings at the source.",
     }
     assert rows["topic.prefix"]["changeable"] == "no"
     assert all(row["help"].endswith(".") for row in rows.values())
@@ -279,3 +361,28 @@ def test_every_default_is_a_value_one_can_write(setting: object) -> None:
     row = next(row for row in SETTINGS if row is setting)
     assert getattr(parse_settings({row.key: row.kind.write(row.default)}), row.attribute) == row.default
     assert all(setting_of(alias.key) is row for alias in row.aliases)
+
+
+def test_groups_are_chosen_by_their_filters() -> None:
+    settings = parse_settings({"groups.include": "orders,pay.*", "groups.exclude": "payroll"})
+    chosen = [group for group in ("orders", "orders2", "pay", "payroll") if settings.selects_group(group)]
+    assert chosen == ["orders", "pay"]
+    assert parse_settings({}).selects_group("orders")
+    assert not parse_settings({}).selects_group("console-consumer-123")
+    with pytest.raises(UsageError, match=r"groups\.include and groups\.exclude contradict each other"):
+        parse_settings({"groups.include": "orders", "groups.exclude": "orders"})
+
+
+def test_the_prefix_of_groups() -> None:
+    assert parse_settings({"topic.prefix": "eu."}).group_prefix == ""
+    prefixed = parse_settings({"topic.prefix": "eu.", "consumer.group.prefix.enable": "true"})
+    assert prefixed.group_prefix == "eu."
+    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true needs topic\.prefix"):
+        parse_settings({"group.prefix.enable": "true"})
+    with pytest.raises(RefusedError, match=r"group\.prefix\.enable"):
+        check_change(parse_settings({"topic.prefix": "eu."}), prefixed)
+
+
+def test_the_interval_of_links_is_in_milliseconds() -> None:
+    assert parse_settings({"consumer.offset.sync.ms": "30000"}).sync_group_offsets_interval_seconds == 30
+    assert canonical({"consumer.offset.sync.enable": "false"}) == {"sync.group.offsets.enabled": "false"}

@@ -10,11 +10,13 @@ from kmirror.errors import Reason
 from kmirror.state.events import Event, decode_event, encode_event
 from kmirror.state.records import (
     PENDING_REBUILD,
+    AssignedPartition,
     DesiredState,
     EngineRecord,
     EngineState,
     Guard,
     Incarnation,
+    LaneChangeRecord,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -69,6 +71,10 @@ REBUILT = TopicRecord(
     ),
     rebuilt_at_ms=98,
     archive="users.kmirror-archive.1",
+    deferred={"retention.ms": "5"},
+    inherited=("retention.ms",),
+    settings={"cleanup.policy": "compact"},
+    pause_id="p1",
 )
 CLAIM = TopicRecord(
     "m", "pay", "pay", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED, "add", {}, first_offsets={0: 7, 1: 0}
@@ -84,6 +90,7 @@ PARTITION = PartitionRecord(
     begun=True,
     aligned=True,
     lost_until=6,
+    pause_id="p1",
 )
 FAILED = PartitionRecord(
     "m", "ordres-é", 0, PartitionState.FAILED, 99, Reason.CORRUPT_BATCH, "CRC wrong", 2, 70, 1, 70, None, True
@@ -114,10 +121,29 @@ PROGRESS = ProgressRecord(
             lost_until=7,
             again_from=8,
             again_until=9,
+            last_epoch=3,
+            source_seen_ms=800,
+            recovery=2,
         ),
         ProgressRow("orders", 1, None, None, None, 9, None, PartitionState.FAILED, Reason.LOOP, "round"),
     ),
     fills_by_transactions=True,
+    taken=4,
+    given_up=3,
+)
+CHANGE = LaneChangeRecord(
+    "m",
+    0,
+    "L",
+    2,
+    4,
+    (("orders", 1),),
+    (
+        AssignedPartition("pay", 0, "b.pay", "sId", "dId", 1 << 62, 0, 7, True, Recovery(3, 5, 7), False, 9),
+        AssignedPartition("pay", 1, "b.pay", None, None, 5, 1, 0, False, None, True, None),
+    ),
+    False,
+    (1, 3),
 )
 ENGINE = EngineRecord(
     "m",
@@ -134,13 +160,15 @@ ENGINE = EngineRecord(
     10_000,
     0,
     {10: Incarnation(2, 1)},
+    {10: 4},
 )
 
 STORED: list[tuple[Record, bytes, bytes]] = [
     (
         MIRROR,
         b'["mirror","m"]',
-        b'{"created_at_ms":17,"created_by":"eve@ops","settings":{"topics.include":"orders"},'
+        b'{"created_at_ms":17,"created_by":"eve@ops","discovery_ended":false,"paused":false,'
+        b'"settings":{"topics.include":"orders"},'
         b'"source":{"bootstrap.servers":"a:9092","sasl.password":"${env:P}"},"source_cluster_id":"Q1","v":1}',
     ),
     (
@@ -165,16 +193,18 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         REBUILT,
         b'["topic","m","users"]',
-        b'{"archive":"users.kmirror-archive.1","desired":"ACTIVE","destination_topic_id":"dId","origin":"CREATED",'
-        b'"partitions":2,"pending_operation":"rebuild","rebuild":{"archive":"users.kmirror-archive.2",'
+        b'{"archive":"users.kmirror-archive.1","deferred":{"retention.ms":"5"},"desired":"ACTIVE",'
+        b'"destination_topic_id":"dId","inherited":["retention.ms"],"origin":"CREATED",'
+        b'"partitions":2,"pause_id":"p1","pending_operation":"rebuild","rebuild":{"archive":"users.kmirror-archive.2",'
         b'"groups":{"g":{"0":4}},"ranges":{"0":[[0,5],[7,9]],"1":[]},"reason":"SOURCE_TOPIC_RECREATED",'
-        b'"since_ms":99,"step":"REPLACE"},"rebuilt_at_ms":98,"source_topic":"users","source_topic_id":"sId","v":1}',
+        b'"since_ms":99,"step":"REPLACE"},"rebuilt_at_ms":98,"settings":{"cleanup.policy":"compact"},'
+        b'"source_topic":"users","source_topic_id":"sId","v":1}',
     ),
     (
         PARTITION,
         b'["partition","m","orders",3]',
         b'{"aligned":true,"begun":true,"first_offset":7,"guard":{"coordinator_epoch":4,"filled_offsets":12,"producer_epoch":0,"producer_id":4611686018427387904},'
-        b'"initial_copy_complete":false,"lost_until":6,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
+        b'"initial_copy_complete":false,"lost_until":6,"pause_id":"p1","retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
     ),
     (
         FAILED,
@@ -187,16 +217,27 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'["progress","m",0]',
         b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
-        b'"lost_from","lost_until","again_from","again_until"],'
-        b'"fills_by_transactions":true,"generation":2,"host":"host-1","lease_id":"L","pid":4711,'
-        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9],'
-        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null]],"time_ms":1000,"v":1}',
+        b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery"],'
+        b'"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L","pid":4711,'
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null]],'
+        b'"taken":4,"time_ms":1000,"v":1}',
+    ),
+    (
+        CHANGE,
+        b'["change","m",0]',
+        b'{"columns":["topic","partition","source_topic","source_topic_id","destination_topic_id","producer_id",'
+        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","known_end"],"generation":2,'
+        b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
+        b'"taken":[["pay",0,"b.pay","sId","dId",4611686018427387904,0,7,true,'
+        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,9],'
+        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
     (
         ENGINE,
         b'["engine","m"]',
         b'{"application_id":"app-1","boot_id":"boot","host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
-        b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"settle_ms":0,"since_ms":1,'
+        b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"revisions":{"10":4},"settle_ms":0,"since_ms":1,'
         b'"state":"RUNNING","ttl_ms":10000,"v":1}',
     ),
 ]
@@ -235,6 +276,7 @@ def test_what_an_older_version_stored_says_nothing_of_newer_fields() -> None:
         b'{"initial_copy_complete":false,"retry_attempt":0,"state":"MIRRORING","state_time_ms":99,"v":1}',
     )
     assert partition == PartitionRecord("m", "orders", 3, PartitionState.MIRRORING, 99)
+    assert partition.pause_id is None
     assert (partition.first_offset, partition.begun, partition.aligned) == (None, False, False)
     progress = decode(
         b'["progress","m",0]',

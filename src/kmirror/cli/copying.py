@@ -8,10 +8,12 @@ import click
 
 from kmirror.cli import tables
 from kmirror.cli.options import (
+    MASTER,
     Call,
     assignments_option,
     duration_option,
     mirror_option,
+    report_option,
     topics_option,
     verb,
 )
@@ -25,13 +27,6 @@ if TYPE_CHECKING:
     from kmirror.ops.verify_results import VerifyOutcome
     from kmirror.patterns import TopicSelector
 
-_MASTER = click.Option(
-    ["--master"],
-    default="local[*]",
-    show_default=True,
-    metavar="MASTER",
-    help="Spark's master, as spark-submit takes it.",
-)
 _SPARK_CONF = assignments_option("--spark-conf", "One setting of Spark's; may be repeated.")
 
 
@@ -40,7 +35,7 @@ _SPARK_CONF = assignments_option("--spark-conf", "One setting of Spark's; may be
     "Copy, until told to stop or until all is copied.\n\nCtrl-C and SIGTERM end it cleanly with 0. Killing it at any"
     " moment loses nothing and copies nothing twice: start it again.",
     mirror_option(multiple=True),
-    _MASTER,
+    MASTER,
     click.Option(["--until-caught-up"], is_flag=True, help="End when all that is there at the start is copied."),
     duration_option("--timeout", "With --until-caught-up: end with 5 after so long.", name="timeout_ms"),
     duration_option("--for", "End after so long: 30s, 8h.", name="for_ms"),
@@ -92,9 +87,9 @@ def run_verb(
         type=int,
         help="Compare only beginning, end and N random ranges of each partition.",
     ),
-    _MASTER,
+    MASTER,
     _SPARK_CONF,
-    click.Option(["--report"], metavar="FILE", help="Write the evidence there, as JSON."),
+    report_option(),
     example="kmirror verify --mirror m --bootstrap-server b:9092",
 )
 def verify_verb(

@@ -1,4 +1,4 @@
-"""`demo`: two real clusters, live traffic, an engine killed half-way, and the proof that nothing is lost or twice.
+"""`demo`: two real clusters, live traffic, an engine killed half-way, a source that is lost and comes back, and proofs.
 
 Every number it tells is measured while it runs. Everything it starts is ended, and its folder removed, however it ends.
 """
@@ -34,13 +34,15 @@ _BURST = 400_000
 _RECORDS_PER_SECOND = 1000
 _PATIENCE_S = 120.0
 _LIVE_S = 5.0
+_LATE = 3
+_LOCAL = 1000
 
 
 @verb(
     "demo",
-    "Watch it work: a minute, told step by step.\n\nTwo Kafka clusters on this machine, a topic under live traffic, a"
-    " mirror, an engine killed half-way and started again, and a comparison of every record. The first time, Kafka is"
-    " fetched from Maven Central. Nothing is left behind.",
+    "Watch it work, told step by step.\n\nTwo Kafka clusters on this machine, a topic under live"
+    " traffic, a mirror, an engine killed half-way and started again, the source lost, failover and failback, and"
+    " comparisons of every record. The first time, Kafka is fetched from Maven Central. Nothing is left behind.",
     example="kmirror demo",
     destination=False,
     documents=False,
@@ -70,7 +72,7 @@ class _Demo:
         self._began = time.monotonic()
 
     def play(self) -> int:
-        """Tell the story; return 0 when both comparisons found everything equal."""
+        """Tell the story; return 0 when every comparison found everything equal."""
         self._story.aside("Real brokers, a real engine, live traffic. Ctrl-C ends it at any time and clears up.")
         try:
             source, destination = self._start_clusters()
@@ -82,13 +84,15 @@ class _Demo:
             self._kill(engine, traffic, here, there)
             self._copy_again(kmirror, traffic, there)
             self._verify(kmirror, "And the proof once more")
-            self._must(kmirror, "describe", "--mirror", MIRROR)
+            self._lose_source(kmirror, source)
+            self._write_to_new_primary(destination)
+            self._fail_back(source, destination)
         except _StepFailedError as failed:
             self._story.aside(f"`{failed.command}` ended with {failed.code}: this demo has failed.", "bold red")
             return failed.code
         seconds = tables.elapsed(time.monotonic() - self._began)
         self._story.aside(
-            f"Equal, both times; {seconds} from the first broker to here. All of it is removed now.", "bold green"
+            f"Equal, each time; {seconds} from the first broker to here. All of it is removed now.", "bold green"
         )
         self._story.aside(
             "Next: `kmirror sandbox up` gives you two clusters to play with, `kmirror --help` all commands."
@@ -135,13 +139,18 @@ class _Demo:
         environ = {"KMIRROR_BOOTSTRAP_SERVER": destination.bootstrap_servers, "KMIRROR_CONFIG": str(nothing_configured)}
         return Kmirror(self._story, self._folder, environ)
 
+    def _write_properties(self, cluster: SandboxCluster) -> str:
+        """Write, and show, the file by which a mirror's source is named."""
+        name, properties = f"{cluster.name}.properties", f"bootstrap.servers={cluster.bootstrap_servers}"
+        (self._folder / name).write_text(f"{properties}\n", encoding="utf-8")
+        self._story.command(["cat", name])
+        self._story.printed(properties)
+        return name
+
     def _make_mirror(self, kmirror: Kmirror, source: SandboxCluster) -> None:
         self._story.begin("A mirror from a to b")
-        properties = f"bootstrap.servers={source.bootstrap_servers}"
-        (self._folder / "a.properties").write_text(f"{properties}\n", encoding="utf-8")
-        self._story.command(["cat", "a.properties"])
-        self._story.printed(properties)
-        self._must(kmirror, "create", "--mirror", MIRROR, "--mirror-config", "a.properties")
+        file = self._write_properties(source)
+        self._must(kmirror, "create", "--mirror", MIRROR, "--mirror-config", file)
         self._must(kmirror, "add", "--mirror", MIRROR, "--topics", TOPIC)
 
     def _copy(self, kmirror: Kmirror, there: Watcher) -> Running:
@@ -183,6 +192,40 @@ class _Demo:
             self._story.say(f"b ends at {copied:,} records, and that is not the same.")
             raise _StepFailedError(f"kmirror run --mirror {MIRROR} --until-caught-up", ExitCode.HISTORIES_DIFFER)
         self._story.say(f"b holds {copied:,} records: none lost, none twice.")
+
+    def _lose_source(self, kmirror: Kmirror, source: SandboxCluster) -> None:
+        from kmirror.cli.traffic import write_records
+
+        self._story.begin("The source is lost: failover")
+        write_records(source.bootstrap_servers, TOPIC, _LATE)
+        pid = source.brokers[0].pid
+        source.kill(source.brokers[0].node_id)
+        self._story.say(f"{_LATE} more records reach a, which no engine has seen, and then")
+        self._story.command(["kill", "-9", str(pid)])
+        self._story.say("The broker of a is gone. b takes over; that takes neither a nor an engine.")
+        self._must(kmirror, "failover", "--mirror", MIRROR, "--yes")
+        self._story.say(
+            f"That is what is known to be lost. The last {_LATE} nobody had seen; they come to light below."
+        )
+
+    def _write_to_new_primary(self, destination: SandboxCluster) -> None:
+        from kmirror.cli.traffic import write_records
+
+        write_records(destination.bootstrap_servers, TOPIC, _LOCAL)
+        self._story.say(f"From now on b is written to: {_LOCAL:,} new records, acks=all.")
+
+    def _fail_back(self, source: SandboxCluster, destination: SandboxCluster) -> None:
+        self._story.begin("The source comes back: failback")
+        source.start_broker(source.brokers[0].node_id)
+        self._story.say(f"a is there again, with {_LATE} records that b never got. It becomes the mirror of b.")
+        file = self._write_properties(destination)
+        self._story.command(["export", f"KMIRROR_BOOTSTRAP_SERVER={source.bootstrap_servers}"])
+        kmirror = self._command_line(source)
+        self._must(kmirror, "failback", "--mirror", MIRROR, "--mirror-config", file, "--recreate", "--yes")
+        self._story.say("Nothing was thrown away: what only a had is in a topic of its own now.")
+        self._must(kmirror, "run", "--mirror", MIRROR, "--until-caught-up", "--timeout", f"{_PATIENCE_S:g}s")
+        self._must(kmirror, "verify", "--mirror", MIRROR)
+        self._must(kmirror, "describe", "--mirror", MIRROR)
 
     def _verify(self, kmirror: Kmirror, title: str) -> None:
         self._story.begin(title)

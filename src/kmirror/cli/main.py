@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NoReturn
 
 import click
 
@@ -31,13 +32,22 @@ VERBS = {
     "list": ("views", "Show the mirrors of a destination."),
     "describe": ("views", "Show every mirrored partition: offsets, lag, state."),
     "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
+    "pause": ("stopping", "Stop copying for a while."),
+    "resume": ("stopping", "Go on copying what was paused."),
     "recover": ("mirrors", "Have FAILED partitions tried again at once."),
+    "truncate-logs": ("offline", "Cut a stopped broker's logs where a failback plan says."),
+    "promote": ("stopping", "Stop mirroring to topics as their copies become complete."),
+    "failover": ("stopping", "Make mirror topics ordinary ones, at once."),
+    "failback": ("returning", "Make the old source a mirror of the new primary."),
+    "switchover": ("returning", "Change roles with the source, as planned."),
+    "remove": ("stopping", "Stop mirroring to topics, for good."),
     "verify": ("copying", "Compare source and destination, record by record."),
     "config": ("mirrors", "Show or change a mirror's settings."),
+    "events": ("views", "Show who did what to mirrors, when, with what result."),
     "check": ("views", "Look ahead: do both clusters answer, and are they new enough?"),
     "delete": ("mirrors", "Forget a mirror; its topics stay."),
     "sandbox": ("sandbox", "Two real Kafka clusters on this machine, to try things."),
-    "demo": ("demo", "Watch it work: a minute, told step by step."),
+    "demo": ("demo", "Watch it work, told step by step."),
 }
 
 
@@ -52,7 +62,7 @@ class Verbs(VerbGroup):
         """Import and return a verb."""
         if name not in VERBS:
             return None
-        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name}_verb")
+        found = getattr(importlib.import_module(f"kmirror.cli.{VERBS[name][0]}"), f"{name.replace('-', '_')}_verb")
         assert isinstance(found, click.Command)
         return found
 
@@ -84,11 +94,20 @@ kmirror = Verbs(
 def main(arguments: Sequence[str]) -> int:
     """Carry out one command line and return its exit code."""
     session = Session(Screen.of_this_process())
+
+    def work() -> int:
+        with kmirror.make_context("kmirror", list(arguments), obj=session) as context:
+            return int(kmirror.invoke(context))
+
+    return guarded(session, arguments, work)
+
+
+def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int]) -> int:
+    """Do the work of one command line, and return its exit code, whatever ends it."""
     failure: Exception | None = None
     code = 0
     try:
-        with kmirror.make_context("kmirror", list(arguments), obj=session) as context:
-            code = kmirror.invoke(context)
+        code = work()
     except click.exceptions.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -104,10 +123,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def entry_point() -> None:
     """Run the command line of this process and exit."""
+    run_process(main)
+
+
+def run_process(run: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run this process's command line with `main`, or one like it, and exit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code = main(sys.argv[1:])
+    code = run(sys.argv[1:])
     # From here on nothing changes what happened: neither a second Ctrl-C nor a reader that is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):

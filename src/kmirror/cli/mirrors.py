@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.cli.direction import direction
+from kmirror.cli.names import remember_names
 from kmirror.cli.options import Call, assignments_option, mirror_option, topics_option, verb
 
 if TYPE_CHECKING:
-    from kmirror.ops.context import Destination
     from kmirror.patterns import TopicSelector
     from kmirror.settings import StartFrom
 
@@ -39,6 +40,7 @@ def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, s
     properties = read_properties(mirror_config)
     with call.destination() as destination:
         done = create(destination, mirror, properties, config, if_not_exists=if_not_exists, dry_run=call.dry_run)
+        remember_names(destination)
     call.output.result(done)
     return done.exit_code
 
@@ -84,6 +86,7 @@ def add_verb(
             start_from=start_from,
             dry_run=call.dry_run,
         )
+        remember_names(destination)
     call.output.result(done)
     return done.exit_code
 
@@ -131,7 +134,7 @@ def recover_verb(
     with call.destination() as destination:
         if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
             preview = recover(destination, mirror, topics, consent, dry_run=True)
-            for line in _direction(destination, mirror):
+            for line in direction(destination, mirror):
                 call.output.screen.tell(line)
             for row in preview.results:
                 call.output.screen.tell(row.message or row.result.value)
@@ -176,35 +179,17 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
 def delete_verb(call: Call, mirror: str) -> int:
     from kmirror.errors import RefusedError
     from kmirror.ops.delete import delete
+    from kmirror.ops.results import Outcome
 
     with call.destination() as destination:
         done = delete(destination, mirror, dry_run=True)
-        if not call.dry_run and done.exit_code == 0:
+        if not call.dry_run and any(row.result is Outcome.DONE for row in done.results):
             if not call.yes:
-                for line in _direction(destination, mirror):
+                for line in direction(destination, mirror):
                     call.output.screen.tell(line)
             if not call.confirm(f"Forget mirror {mirror}?"):
                 raise RefusedError("the answer was no: nothing was changed")
             done = delete(destination, mirror)
+        remember_names(destination)
     call.output.result(done)
     return done.exit_code
-
-
-def _direction(destination: Destination, mirror: str) -> list[str]:
-    """Return what to look at before something irreversible: both clusters, the last known lag, the source's health."""
-    from kmirror.errors import KmirrorError
-    from kmirror.ops.context import cluster_id_of, require_mirror, source_client
-    from kmirror.ops.listing import list_mirrors
-
-    record = require_mirror(destination.state(), mirror)
-    lag = next((row.max_lag for row in list_mirrors(destination) if row.mirror == mirror), None)
-    try:
-        with source_client(record.source) as client:
-            answers = f"answers, as cluster {cluster_id_of(client, timeout=3)}"
-    except KmirrorError as error:
-        answers = f"does not answer: {error.message}"
-    return [
-        f"source:       {record.source_cluster_id} at {record.source.get('bootstrap.servers', '-')}; it {answers}",
-        f"destination:  {destination.cluster_id} at {destination.bootstrap_server}",
-        f"largest lag:  {'not known' if lag is None else f'{lag:,}'}",
-    ]

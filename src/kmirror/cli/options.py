@@ -187,6 +187,21 @@ def topics_option(text: str, *, required: bool = False, flags: Sequence[str] = (
     return click.Option([*flags], metavar="LIST", required=required, multiple=True, callback=_selector, help=text)
 
 
+#: `--master MASTER`, for the verbs that use Spark.
+MASTER = click.Option(
+    ["--master"],
+    default="local[*]",
+    show_default=True,
+    metavar="MASTER",
+    help="Spark's master, as spark-submit takes it.",
+)
+
+
+def report_option() -> click.Option:
+    """Return `--report FILE`."""
+    return click.Option(["--report"], metavar="FILE", help="Write the evidence there, as JSON.")
+
+
 def duration_option(flag: str, text: str, *, name: str | None = None, required: bool = False) -> click.Option:
     """Return an option whose value is milliseconds."""
     declared = [flag] if name is None else [flag, name]

@@ -17,6 +17,9 @@ from kmirror.cli.screen import Screen
 
 if TYPE_CHECKING:
     from kmirror.engine.driver import RunView
+    from kmirror.ops.describe_groups import GroupRow
+    from kmirror.ops.describe_settings import TopicSettingRow
+    from kmirror.ops.promote import PromoteView
     from kmirror.ops.results import (
         CheckLine,
         CheckReport,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from kmirror.ops.verify import VerifyView
     from kmirror.ops.verify_results import VerifyOutcome
     from kmirror.sandbox.registry import SandboxStatus
+    from kmirror.state.events import Event
 
 Watcher = Callable[["RunView"], None]
 OnLook = Callable[[Sequence["PartitionRow"]], None]
@@ -50,8 +54,17 @@ class Output(Protocol):
     def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False) -> None:
         """Show the rows of `describe`."""
 
+    def groups(self, rows: Sequence[GroupRow]) -> None:
+        """Show the rows of `describe --groups`."""
+
+    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
+        """Show the rows of `describe --settings`."""
+
     def settings(self, rows: Sequence[SettingRow]) -> None:
         """Show a mirror's settings."""
+
+    def events(self, found: Sequence[Event]) -> None:
+        """Show events, oldest first."""
 
     def check_line(self, line: CheckLine) -> None:
         """Show one finding of `check` as soon as it is known."""
@@ -70,6 +83,9 @@ class Output(Protocol):
 
     def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
         """Show how `verify` goes, view by view."""
+
+    def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
+        """Show how `promote` goes, view by view."""
 
     def waiting(self, what: str) -> AbstractContextManager[OnLook]:
         """Show that a command waits, and how what it waits for stands."""
@@ -116,8 +132,25 @@ class TableOutput:
         for note in [] if failed else tables.notes(rows):
             self.screen.tell(note)
 
+    def groups(self, rows: Sequence[GroupRow]) -> None:
+        self._table(tables.groups(rows))
+        if not rows:
+            self.screen.tell("no group has committed offsets of these topics at the source")
+        for note in tables.group_notes(rows):
+            self.screen.tell(note)
+
+    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
+        self._table(tables.topic_settings(rows))
+        if not rows:
+            self.screen.tell("no topic is mirrored: there are no settings to compare")
+
     def settings(self, rows: Sequence[SettingRow]) -> None:
         self._table(tables.settings(rows))
+
+    def events(self, found: Sequence[Event]) -> None:
+        self._table(tables.events(found))
+        if not found:
+            self.screen.tell("no events")
 
     def check_line(self, line: CheckLine) -> None:
         self._styled(tables.check_line(line))
@@ -154,6 +187,11 @@ class TableOutput:
         from kmirror.cli import progress
 
         return progress.comparing(self.screen)
+
+    def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
+        from kmirror.cli import progress
+
+        return progress.promoting(self.screen)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[OnLook]:
@@ -212,8 +250,17 @@ class JsonOutput:
     def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False) -> None:
         self._print([row.to_json() for row in rows])
 
+    def groups(self, rows: Sequence[GroupRow]) -> None:
+        self._print([row.to_json() for row in rows])
+
+    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
+        self._print([row.to_json() for row in rows])
+
     def settings(self, rows: Sequence[SettingRow]) -> None:
         self._print([row.to_json() for row in rows])
+
+    def events(self, found: Sequence[Event]) -> None:
+        self._print([document_of(event) for event in found])
 
     def check_line(self, line: CheckLine) -> None:
         """Keep quiet: `check` prints the lines in its one document."""
@@ -237,6 +284,9 @@ class JsonOutput:
     def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
         return nullcontext(_ignore)
 
+    def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
+        return nullcontext(_ignore)
+
     def waiting(self, what: str) -> AbstractContextManager[OnLook]:
         return nullcontext(_ignore)
 
@@ -251,6 +301,18 @@ class JsonOutput:
 def output_for(kind: str, screen: Screen) -> Output:
     """Return the output of a kind, `table` or `json`."""
     return JsonOutput(screen) if kind == "json" else TableOutput(screen)
+
+
+def document_of(event: Event) -> dict[str, Any]:
+    """Return an event as `--json` prints it."""
+    return {
+        "timeMs": event.time_ms,
+        "mirror": event.mirror,
+        "what": event.what,
+        "actor": event.actor,
+        "result": event.result,
+        "details": dict(event.details),
+    }
 
 
 def _document(result: VerbResult) -> dict[str, Any]:

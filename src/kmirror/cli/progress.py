@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kmirror.engine.driver import RunView, TopicView
+    from kmirror.ops.promote import PromoteView
     from kmirror.ops.verify import VerifyView
 
 #: Between two plain lines while nothing else happens.
@@ -69,6 +70,54 @@ def comparing(screen: Screen) -> Iterator[Callable[[VerifyView], None]]:
 
     with Live(console=screen.console(), auto_refresh=False, transient=True) as live:
         yield lambda view: live.update(Text(verify_line(view)), refresh=True)
+
+
+@contextmanager
+def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
+    """Show what topics still lack, the smallest lag first: a table on a terminal, else lines when it changes."""
+    if not screen.is_terminal:
+        pace, said = _Pace(), ""
+
+        def write(view: PromoteView) -> None:
+            nonlocal said
+            for line in view.lines:
+                screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
+            lacking = [f"{one.topic}: {one.what}" for one in view.missing if one.what is not None]
+            line = f"waiting for {tables.counted(len(lacking), 'topic')}; {lacking[0]}" if lacking else ""
+            if line and line != said and pace.is_due("waiting", view.elapsed_seconds):
+                said = line
+                screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
+
+        yield write
+        return
+    from rich.live import Live
+
+    console = screen.console()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def draw(view: PromoteView) -> None:
+            for line in view.lines:
+                console.print(line)
+            if view.missing:
+                live.update(promote_table(view, most_topics(console.height)), refresh=True)
+
+        yield draw
+
+
+def promote_table(view: PromoteView, most: int) -> Table:
+    """Return what topics lack as a table: at most so many, the smallest lag first."""
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
+    count = len(view.missing)
+    total = tables.counted(count, "topic") if count <= most else f"{most} of {count:,} topics"
+    found.add_column("TOPIC", total, overflow="fold", footer_style="dim")
+    found.add_column("LAG", justify="right", no_wrap=True)
+    found.add_column("STILL MISSING", f"waiting {_at(view.elapsed_seconds)}", footer_style="dim", overflow="fold")
+    for one in view.missing[:most]:
+        lag = tables.UNKNOWN if one.lag is None else f"{one.lag:,}"
+        found.add_row(one.topic, lag, one.what or "nothing")
+    return found
 
 
 class _Pace:

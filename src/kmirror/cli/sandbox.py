@@ -27,6 +27,11 @@ _DIRECTORY = click.Option(
     click.Option(["--brokers"], metavar="N", type=int, help="Brokers of each cluster; 1 by default."),
     click.Option(["--kafka-version"], metavar="VERSION", help="Kafka's version, such as 3.9.2."),
     click.Option(["--base-port"], metavar="PORT", type=int, help="The first port; 19092 by default."),
+    click.Option(
+        ["--secured"],
+        is_flag=True,
+        help="With TLS, logins and ACLs; what the users admin and kmirror need to log in is written to files.",
+    ),
     _DIRECTORY,
     example="kmirror sandbox up --brokers 3",
     changes=True,
@@ -34,18 +39,32 @@ _DIRECTORY = click.Option(
     destination=False,
 )
 def up_verb(
-    call: Call, brokers: int | None, kafka_version: str | None, base_port: int | None, directory: str | None
+    call: Call,
+    brokers: int | None,
+    kafka_version: str | None,
+    base_port: int | None,
+    secured: bool,
+    directory: str | None,
 ) -> int:
-    from kmirror.sandbox.registry import plan_up, status, up
+    from kmirror.sandbox.registry import MIRROR_FILE, plan_up, status, up
 
     folder = _folder(directory)
     if call.dry_run:
-        steps = plan_up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port)
+        steps = plan_up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
         return _show(call, "sandbox up", steps, status(folder))
     tell = call.output.screen.tell
-    done = up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, report=tell)
+    done = up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured, report=tell)
     _show(call, "sandbox up", done.steps, done.status)
     source, destination = done.status.bootstrap_servers("a"), done.status.bootstrap_servers("b")
+    if done.status.client_files:
+        for file in done.status.client_files:
+            tell(f"client properties: {file}")
+        tell(f"to mirror a to b: kmirror create --mirror m --mirror-config {folder / 'a' / MIRROR_FILE}")
+        tell(
+            f"                  --bootstrap-server {destination} --command-config {folder / 'b' / 'kmirror.properties'}"
+        )
+        tell("the user kmirror has no rights yet: `kmirror check` prints what it needs; admin is a super user")
+        return 0
     tell(f"to mirror a to b: echo bootstrap.servers={source} >a.properties")
     tell(f"                  kmirror create --mirror m --mirror-config a.properties --bootstrap-server {destination}")
     return 0
@@ -114,6 +133,7 @@ def _status_document(status: SandboxStatus) -> dict[str, Any]:
     """Return what `--json` prints of the brokers."""
     return {
         "directory": str(status.directory),
+        "clientFiles": [str(file) for file in status.client_files],
         "brokers": [
             {
                 "cluster": broker.cluster,

@@ -6,6 +6,8 @@ line, never cut. Only the last column may hold spaces.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +15,12 @@ from typing import TYPE_CHECKING
 from kmirror.durations import format_duration
 
 if TYPE_CHECKING:
+    from kmirror.ops.describe_groups import GroupRow
+    from kmirror.ops.describe_settings import TopicSettingRow
     from kmirror.ops.results import CheckLine, MirrorRow, PartitionRow, SettingRow, TopicResult
     from kmirror.ops.verify_results import VerifyRow
     from kmirror.sandbox.registry import BrokerStatus
+    from kmirror.state.events import Event
 
 UNKNOWN = "-"
 _GAP = "  "
@@ -30,6 +35,8 @@ STYLES = {
     "RUNNING": "green",
     "STARTING": "yellow",
     "DOWN": "red",
+    "SYNCED": "green",
+    "HELD_BACK": "yellow",
     "LOG_ALIGNMENT": "yellow",
     "PENDING_MIRROR": "yellow",
     "PENDING_STOPPED": "yellow",
@@ -100,6 +107,44 @@ def failed_partitions(rows: Iterable[PartitionRow]) -> Table:
     return Table(columns, tuple(cells), frozenset(columns[2:4]))
 
 
+def groups(rows: Iterable[GroupRow]) -> Table:
+    """Return the table of `describe --groups`."""
+    columns = (
+        "MIRROR",
+        "GROUP",
+        "TOPIC",
+        "PARTITION",
+        "SOURCE-OFFSET",
+        "DESTINATION-OFFSET",
+        "LAST-SYNC",
+        "REASON",
+    )
+    cells = (
+        (
+            row.mirror,
+            # the last column alone may hold spaces
+            row.group.replace(" ", "\u00b7"),
+            row.topic,
+            str(row.partition),
+            shown(row.source_offset),
+            shown(row.destination_offset),
+            UNKNOWN if row.last_sync_age_ms is None else format_duration(row.last_sync_age_ms),
+            shown(row.reason),
+        )
+        for row in rows
+    )
+    return Table(columns, tuple(cells), frozenset(columns[3:7]))
+
+
+def group_notes(rows: Sequence[GroupRow]) -> list[str]:
+    """Return a sentence for each reason for which offsets are left alone."""
+    told: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if row.reason is not None:
+            told.setdefault((row.mirror, row.reason), one_line(row.message))
+    return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in told.items()]
+
+
 def mirrors(rows: Iterable[MirrorRow]) -> Table:
     """Return the table of `list`."""
     columns = ("MIRROR", "TOPICS", "PARTITIONS", "STATE", "MAX-LAG", "SOURCE-CLUSTER-ID", "SOURCE", "ENGINE")
@@ -119,10 +164,44 @@ def mirrors(rows: Iterable[MirrorRow]) -> Table:
     return Table(columns, tuple(cells), frozenset({"TOPICS", "PARTITIONS", "MAX-LAG"}))
 
 
+def topic_settings(rows: Iterable[TopicSettingRow]) -> Table:
+    """Return the table of `describe --settings`."""
+    columns = ("MIRROR", "TOPIC", "KEY", "SOURCE", "DESTINATION", "STATE", "WHY")
+    cells = (
+        (
+            row.mirror,
+            row.topic,
+            shown(row.key),
+            _word(row.source_value),
+            _word(row.destination_value),
+            shown(row.state.value if row.state else None),
+            one_line(row.why),
+        )
+        for row in rows
+    )
+    return Table(columns, tuple(cells))
+
+
 def settings(rows: Iterable[SettingRow]) -> Table:
     """Return the table of `config`."""
     cells = ((row.key, "default" if row.is_default else "set", one_line(row.value)) for row in rows)
     return Table(("KEY", "FROM", "VALUE"), tuple(cells))
+
+
+def events(found: Iterable[Event]) -> Table:
+    """Return the table of `events`."""
+    cells = (
+        (
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.time_ms / 1000)),
+            shown(event.mirror),
+            event.actor,
+            event.what,
+            event.result,
+            one_line(json.dumps(event.details, ensure_ascii=False)),
+        )
+        for event in found
+    )
+    return Table(("TIME", "MIRROR", "WHO", "WHAT", "RESULT", "DETAILS"), tuple(cells))
 
 
 def results(rows: Iterable[TopicResult]) -> Table:
@@ -190,6 +269,10 @@ def notes(rows: Sequence[PartitionRow]) -> list[str]:
             )
         if any(row.reason == "NO_ENGINE" for row in of_mirror):
             told.append(f"{mirror}: no engine is running; `kmirror run --mirror {mirror}` starts one")
+        stopped = [row for row in of_mirror if row.state == "STOPPED"]
+        for reason in dict.fromkeys(row.reason for row in stopped):
+            topics = {row.topic for row in stopped if row.reason == reason}
+            told.append(f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}")
         refused = [row for row in of_mirror if row.topic_state == "LINK_FAILED"]
         if refused:
             why = one_line(refused[0].error_message)
@@ -213,6 +296,11 @@ def standing(rows: Sequence[PartitionRow]) -> str:
 def one_line(text: str | None) -> str:
     """Return a text without line ends, `-` for none."""
     return " ".join(text.split()) if text and text.strip() else UNKNOWN
+
+
+def _word(value: str | None) -> str:
+    """Return a value as a cell without spaces, `""` for an empty one."""
+    return UNKNOWN if value is None else "".join(value.split()) or '""'
 
 
 def shown(value: object) -> str:

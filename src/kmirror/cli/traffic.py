@@ -1,6 +1,6 @@
-"""The traffic of `demo`: a producer that writes all the time, and a look at how far a topic has come.
+"""The traffic of `demo`: producers, one of which writes all the time, and a look at how far a topic has come.
 
-It is an ordinary producer, librdkafka with `acks=all`; what it counts is what the source's broker has acknowledged.
+They are ordinary producers, librdkafka with `acks=all`; what they count is what brokers have acknowledged.
 """
 
 from __future__ import annotations
@@ -30,6 +30,17 @@ def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
     admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_logger)
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_FLUSH_S)
+
+
+def write_records(bootstrap_servers: str, topic: str, count: int) -> None:
+    """Write so many records, and return when all are acknowledged.
+
+    Raises:
+        KmirrorError: a record was not acknowledged.
+    """
+    with LiveProducer(bootstrap_servers, topic, 0) as producer:
+        producer.burst(count)
+        producer.close()
 
 
 class LiveProducer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: From here on brokers tell the size of their disks.
@@ -50,3 +52,27 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
             for partition in one.partitions
         )
     return DiskUse(taken, free)
+
+
+def partition_sizes(client: ClusterClient, topics: Collection[str]) -> dict[TopicPartition, int]:
+    """Return the bytes that the largest replica of each partition takes, as far as brokers tell.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    from kafka.protocol.admin import DescribeLogDirsRequest
+
+    sizes: dict[TopicPartition, int] = {}
+    for broker in client.metadata([]).brokers.values():
+        try:
+            connection = client.connect(broker.node_id, broker.host, broker.port)
+            answer: Any = connection.request(DescribeLogDirsRequest(topics=None), highest=_WITH_SIZES)
+        except (KmirrorError, OutcomeUnknown):
+            continue
+        for found in answer.results:
+            for one in found.topics:
+                if one.name in topics:
+                    for partition in one.partitions:
+                        place = TopicPartition(one.name, partition.partition_index)
+                        sizes[place] = max(sizes.get(place, 0), partition.partition_size)
+    return sizes

@@ -1,4 +1,4 @@
-"""What an engine hears of its mirror as it follows `__kmirror_state`: lanes' reports, and how topics stand. No I/O.
+"""What an engine hears of its mirror in `__kmirror_state`: lanes' reports, settings, how topics stand. No I/O.
 
 A topic comes with the records of its partitions as they stood when it was written: what an `add` has decided about a
 partition is written before the topic it belongs to.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from kmirror.state.records import PartitionRecord, ProgressRecord, Removed, TopicRecord
+from kmirror.state.records import MirrorRecord, PartitionRecord, ProgressRecord, Removed, TopicRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,17 @@ class Replica:
         self._mirror = mirror
         self._partitions: defaultdict[str, dict[int, PartitionRecord]] = defaultdict(dict)
         self._history: dict[str, TopicRecord] | None = {}
+        self._last_mirror: MirrorRecord | None = None
 
-    def take(self, met: object) -> list[ProgressRecord | HeardTopic]:
+    def take(self, met: object) -> list[ProgressRecord | HeardTopic | MirrorRecord]:
         """Take the next record; return what is to be passed on now."""
         match met:
             case ProgressRecord() if met.mirror == self._mirror:
                 return [met]
+            case MirrorRecord() if met.name == self._mirror:
+                if self._history is None:
+                    return [met]
+                self._last_mirror = met
             case PartitionRecord() if met.mirror == self._mirror:
                 self._partitions[met.topic][met.partition] = met
             case Removed(("partition", self._mirror, str(topic), int(partition))):
@@ -47,10 +52,11 @@ class Replica:
                 self._history[met.topic] = met
         return []
 
-    def catch_up(self) -> list[HeardTopic]:
-        """Note that the end of the log was reached; return how topics stand when that is the first time."""
+    def catch_up(self) -> list[HeardTopic | MirrorRecord]:
+        """Note that the log's end was reached; the first time return how the mirror and its topics stand."""
         history, self._history = self._history or {}, None
-        return [self._with_partitions(topic) for topic in history.values()]
+        mirror, self._last_mirror = self._last_mirror, None
+        return [*([mirror] if mirror else []), *(self._with_partitions(topic) for topic in history.values())]
 
     def _with_partitions(self, topic: TopicRecord) -> HeardTopic:
         return HeardTopic(topic, tuple(self._partitions[topic.topic].values()))

@@ -19,7 +19,7 @@ import queue
 import selectors
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kmirror.cluster import produce
 from kmirror.cluster.codes import Code, code_name
@@ -30,16 +30,18 @@ from kmirror.cluster.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.judge import Facts, judge
+from kmirror.engine.lane_changes import Changes
 from kmirror.engine.lane_control import LaneControl
 from kmirror.engine.lane_errands import Errands
 from kmirror.engine.lane_fills import Fills
 from kmirror.engine.lane_intake import Batch, Frame
 from kmirror.engine.lane_links import DestinationLink, Link, ProduceRequest, Side, SourceLink
 from kmirror.engine.lane_partition import PartitionCopy, Permission, Status
+from kmirror.engine.lane_report import Reports
 from kmirror.engine.lane_rounds import Rounds
-from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
 from kmirror.errors import OutcomeUnknown, Reason
-from kmirror.state.records import PartitionState, ProgressRow
+from kmirror.state.records import LaneChangeRecord, ProgressRow
 
 #: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
 #: through: larger answers are slower, here and at both brokers.
@@ -81,26 +83,22 @@ class Lane:
         self._held_bytes = 0
         self._released: list[Frame] = []
         self._looked_at = 0.0
-        ttl = spec.ttl_ms / 1000
         #: Whoever may still write under an older claim can do so for a lane's time, counted from when ours was written.
         self._awaiting_claim = spec.predecessor_may_write or attempt > 0
-        quiet = float("inf") if self._awaiting_claim else 0.0
-        self.partitions = [
-            PartitionCopy(
-                assignment,
-                quiet_until=quiet,
-                settle=ttl,
-                retry_timeout=spec.retry_timeout_ms / 1000,
-                released=self._released,
-            )
-            for assignment in spec.assignments
-        ]
-        self._many_topics = len({assignment.topic for assignment in spec.assignments}) > 1
+        self._quiet_until = float("inf") if self._awaiting_claim else 0.0
+        #: Replaced, never changed: other threads read it.
+        self.partitions: list[PartitionCopy] = []
+        self._many_topics = False
+        self.partitions = self.copies_of(spec.assignments, now(), in_doubt=False)
         self._by_key: dict[PartitionCopy, FetchKey] = {}
-        self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
         self._was_caught_up = False
+        self._reports = Reports(self._source_seen_at)
         self.control = LaneControl(spec, attempt, self.destination_config, self._rows, self._broken)
         self.control.on_change = lambda: self._post(lambda _: None)
+        self._changes = Changes(self, self.control.report_soon)
+        self.control.standing = lambda: (self._changes.taken, self._changes.given_up)
+        self.control.on_lane_change = self._on_lane_change
+        self.control.on_told = lambda given_up: self._post(lambda _: self._changes.told(given_up))
         self._fills = Fills(self, self._errands, self._post)
         self._rounds = Rounds(self._errands, self._post)
 
@@ -115,12 +113,13 @@ class Lane:
         self._errands.start()
         self.control.start()
         before_sending()
-        self._fills.settle(lambda: self._inspect(self.partitions))
+        self.begin(self.partitions, self.spec.unsettled_lanes)
         try:
             while self.control.ended is None:
                 self._turn(_TICK)
             self._drain(now() + _STOP_SECONDS)
-            clean = not any(p.in_flight or p.fill_is_under_way for p in self.partitions)
+            at = now()
+            clean = all(partition.nothing_can_arrive(at) for partition in self._all())
         finally:
             self._errands.stop()
             self._hang_up()
@@ -140,8 +139,12 @@ class Lane:
         """Take the answers to what is in flight; send nothing more."""
         if self._ended_how() != "STOPPED":
             return
-        while now() < until and any(p.in_flight or p.fill_is_under_way for p in self.partitions):
+        while now() < until and any(p.in_flight or p.fill_is_under_way for p in self._all()):
             self._turn(0.05, sending=False)
+
+    def _all(self) -> list[PartitionCopy]:
+        """Return the partitions that are being given up, and then those that are copied."""
+        return [*self._changes.leaving, *self.partitions]
 
     def _hang_up(self) -> None:
         """Close every connection; what the kernel has not sent yet is thrown away."""
@@ -200,6 +203,53 @@ class Lane:
 
         self._post(end)
 
+    # -- the work -------------------------------------------------------------------------------------------------
+
+    def copies_of(self, assignments: Sequence[Assignment], at: float, *, in_doubt: bool) -> list[PartitionCopy]:
+        """Make the copies of partitions that come to this lane; `in_doubt`: somebody may still write to them."""
+        ttl = self.spec.ttl_ms / 1000
+        quiet_until = max(self._quiet_until, at + ttl + _CLOCK_MARGIN_SECONDS if in_doubt else 0.0)
+        topics = {*(p.assignment.topic for p in self.partitions), *(a.topic for a in assignments)}
+        # never less than it was: requests may be under way
+        self._many_topics = self._many_topics or len(topics) > 1
+        return [
+            PartitionCopy(
+                assignment,
+                quiet_until=quiet_until,
+                settle=ttl,
+                retry_timeout=self.spec.retry_timeout_ms / 1000,
+                released=self._released,
+            )
+            for assignment in assignments
+        ]
+
+    def begin(self, partitions: Sequence[PartitionCopy], unsettled_lanes: Sequence[int]) -> None:
+        """Begin to copy, once it is ended what these lanes may have left open."""
+
+        def settled() -> None:
+            current = set(self.partitions)
+            if left := [partition for partition in partitions if partition in current]:
+                self._inspect(left)
+
+        if partitions:
+            self._fills.settle(partitions, unsettled_lanes, settled)
+
+    def _on_lane_change(self, change: LaneChangeRecord) -> None:
+        self._post(lambda at: self._changes.take(change, at))
+
+    def may_send(self, at: float) -> bool:
+        """Tell whether anything may be sent to the destination: this lane's time is not over, and it knows its work."""
+        return at < self.control.deadline and self.control.revision == self._changes.taken
+
+    def hang_up_on(self, partition: PartitionCopy) -> None:
+        """Give up the connections on which something is on its way to a partition."""
+        node_id, message = partition.destination_node, "no answer while a partition is to be given up"
+        link = self._destinations.get(node_id) if node_id is not None else None
+        if partition.in_flight and link:
+            self._lose_destination(link, message)
+        elif partition.fill_is_under_way and node_id is not None:
+            self._fills.lose(node_id, message)
+
     # -- errands --------------------------------------------------------------------------------------------------
 
     def _inspect(self, partitions: list[PartitionCopy]) -> None:
@@ -212,7 +262,9 @@ class Lane:
         self._errands.inspect([p.assignment for p in partitions], done)
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
-        for partition, facts in zip(partitions, all_facts, strict=True):
+        told = list(zip(partitions, all_facts, strict=True))
+        # those that were given up meanwhile are not inspected any more
+        for partition, facts in [(p, facts) for p, facts in told if p.status is Status.INSPECTING]:
             verdict = judge(
                 partition.assignment,
                 partition.acknowledged,
@@ -227,7 +279,7 @@ class Lane:
 
     def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
         """Give a partition its place in the fetch session of its source leader."""
-        self._detach(partition)
+        self.detach(partition)
         destination = facts.destination_leader[0]
         if destination not in self._destinations:
             self._destinations[destination] = None
@@ -258,7 +310,8 @@ class Lane:
                 self._join(link, partition)
         self.make_ready(partition)
 
-    def _detach(self, partition: PartitionCopy) -> None:
+    def detach(self, partition: PartitionCopy) -> None:
+        """Take a partition out of its fetch session."""
         key = self._by_key.pop(partition, None)
         if key is None:
             return
@@ -297,7 +350,7 @@ class Lane:
 
     def _not_connected(self, side: Side, node_id: int, message: str, reason: Reason | None, at: float) -> None:
         self._links(side).pop(node_id, None)
-        for partition in self.partitions:
+        for partition in self._all():
             if side == "source" and self._source_of(partition) == node_id:
                 partition.source_lost(message, at, reason)
             elif side == "destination" and partition.destination_node == node_id:
@@ -318,7 +371,7 @@ class Lane:
         due = [p for p in self.partitions if p.due_for_inspection(at)]
         if due:
             for partition in due:
-                self._detach(partition)
+                self.detach(partition)
             self._inspect(due)
         for source in list(self._sources.values()):
             timeout = self._source_config.request_timeout_ms / 1000
@@ -330,12 +383,14 @@ class Lane:
                 self._lose_destination(destination, "no answer in time")
         if self._awaiting_claim and self.control.claimed_at is not None:
             self._awaiting_claim = False
-            for partition in self.partitions:
-                partition.predecessor_ends(self.control.claimed_at + self.spec.ttl_ms / 1000 + _CLOCK_MARGIN_SECONDS)
+            self._quiet_until = self.control.claimed_at + self.spec.ttl_ms / 1000 + _CLOCK_MARGIN_SECONDS
+            for partition in self._all():
+                partition.predecessor_ends(self._quiet_until)
         for destination in list(self._destinations.values()):
             if destination and destination.in_flight and at >= self.control.deadline:
                 self._lose_destination(destination, "this lane's time is over")
         self._fills.look_around(at)
+        self._changes.look_around(at)
         self._rounds.look_around(self.partitions, at)
         caught_up = all(p.caught_up or p.status is Status.FAILED for p in self.partitions)
         if caught_up and not self._was_caught_up:
@@ -385,7 +440,7 @@ class Lane:
     def _fetched(self, link: SourceLink, view: memoryview) -> None:
         if INT32.unpack_from(view)[0] != link.correlation_id:
             raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
-        link.asked_at = None
+        asked_at, link.asked_at = link.asked_at, None
         answer = link.session.answer(view)
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         if answer.error_code:
@@ -395,13 +450,15 @@ class Lane:
         frame = Frame(view, link)
         self._held_bytes += len(view)
         at = now()
+        link.seen_at = asked_at or link.seen_at
         for part in answer.partitions:
             partition = link.partitions.get(part.key)
             if partition is None or partition.valid_from_serial > link.serial:
                 continue
             partition.fetched(part, frame, at)
+            partition.source_seen_at = link.seen_at
             if partition.status is not Status.COPYING:
-                self._detach(partition)
+                self.detach(partition)
             elif partition.failure:
                 link.session.forget(part.key)
                 partition.settle_failure()
@@ -415,7 +472,7 @@ class Lane:
                 self.make_ready(partition)
         if frame.release():
             self._released.append(frame)
-        self._collect()
+        self.collect()
 
     def _lose_source(self, link: SourceLink, message: str) -> None:
         if self._sources.get(link.node_id) is not link:
@@ -427,7 +484,7 @@ class Lane:
         for partition in list(link.partitions.values()):
             partition.source_lost(f"{link.stream.connection!r}: {message}", at)
             self._by_key.pop(partition, None)
-        self._collect()
+        self.collect()
 
     # -- destination ----------------------------------------------------------------------------------------------
 
@@ -444,7 +501,7 @@ class Lane:
             link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
         ):
             at, wall = now(), now_ms()
-            if at >= self.control.deadline or connection.is_throttled:
+            if connection.is_throttled or not self.may_send(at):
                 return
             if connection.must_be_replaced:
                 if not link.in_flight:
@@ -537,7 +594,7 @@ class Lane:
             raise FrameError(f"{link.stream.connection!r} answered another request than the one asked")
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
-        told = self._in_order(link, link.in_flight[0].batches, answers)
+        told = link.in_order(answers, many_topics=self._many_topics)
         request = link.in_flight.popleft()
         at = now()
         link.window.answered(request.size, request.delivered, request.sent_at, at)
@@ -548,41 +605,14 @@ class Lane:
                 ready[partition] = None
             else:
                 self.settled(partition)
-        self._collect()
+        self.collect()
 
     def settled(self, partition: PartitionCopy) -> None:
         """Follow up on a partition with nothing to send: its trim, or its end in this lane."""
         if partition.status is not Status.COPYING:
-            self._detach(partition)
+            self.detach(partition)
         elif partition.trim_due is not None:
             self._fills.trim(partition)
-
-    def _in_order(
-        self,
-        link: DestinationLink,
-        batches: list[tuple[PartitionCopy, Batch]],
-        answers: list[produce.AppendAnswer],
-    ) -> list[produce.AppendAnswer]:
-        """Return the answers in the order of the batches; a broker may give them in any."""
-        found: dict[object, produce.AppendAnswer]
-        if self._many_topics:
-            found = {(answer.topic, answer.partition): answer for answer in answers}
-            keys: list[object] = [self._answer_key(link, partition) for partition, _ in batches]
-        else:
-            found = {answer.partition: answer for answer in answers}
-            keys = [partition.assignment.partition for partition, _ in batches]
-        try:
-            return [found[key] for key in keys]
-        except KeyError:
-            raise FrameError(f"{link.stream.connection!r} answered for other partitions than asked") from None
-
-    @staticmethod
-    def _answer_key(link: DestinationLink, partition: PartitionCopy) -> tuple[str | bytes, int]:
-        """Say by what the answers of this link name a partition."""
-        assignment, facts = partition.assignment, partition.facts
-        if link.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
-            return assignment.topic, assignment.partition
-        return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
 
     def _lose_destination(self, link: DestinationLink, message: str) -> None:
         if self._destinations.get(link.node_id) is not link:
@@ -591,10 +621,10 @@ class Lane:
         self._destinations.pop(link.node_id, None)
         at = now()
         self._fills.lose(link.node_id, message)
-        for partition in self.partitions:
+        for partition in self._all():
             if partition.destination_node == link.node_id:
                 partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
-        self._collect()
+        self.collect()
 
     def close(self, link: Link) -> None:
         """End a connection to the destination; what the kernel has not sent yet is thrown away."""
@@ -609,7 +639,7 @@ class Lane:
         if self._selector.get_key(link.stream.fileno()).events != events:
             self._selector.modify(link.stream.fileno(), events, link)
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Take back the frames whose last batch is done with."""
         while self._released:
             frame = self._released.pop()
@@ -619,38 +649,15 @@ class Lane:
                 link.stream.recycle(frame.view)
 
     def _rows(self) -> list[ProgressRow]:
-        at = now()
-        rows = []
-        for partition in self.partitions:
-            then, copied, rate = self._rates.get(partition, (at, partition.bytes_copied, 0.0))
-            if at - then >= 0.5:
-                rate = (partition.bytes_copied - copied) / (at - then)
-                self._rates[partition] = (at, partition.bytes_copied, rate)
-            elif partition not in self._rates:
-                self._rates[partition] = (at, copied, 0.0)
-            report = partition.report(int(rate))
-            rows.append(
-                ProgressRow(
-                    report.topic,
-                    report.partition,
-                    report.source_offset,
-                    report.source_high_watermark,
-                    report.source_log_start,
-                    report.destination_offset,
-                    report.last_timestamp,
-                    PartitionState(report.state),
-                    report.reason,
-                    report.message,
-                    float(report.rate),
-                    report.begun,
-                    report.aligned_to,
-                    report.lost_from,
-                    report.lost_until,
-                    report.again_from,
-                    report.again_until,
-                )
-            )
-        return rows
+        return self._reports.rows(self._all())
+
+    def _source_seen_at(self, partition: PartitionCopy) -> float | None:
+        """Return when the source was last asked about a partition, None if never."""
+        seen, key = partition.source_seen_at, self._by_key.get(partition)
+        link = self._sources.get(self._source_of(partition) or 0) if key is not None else None
+        if link is not None and key in link.partitions and key not in link.held_back and seen is not None:
+            seen = max(seen, link.seen_at)
+        return seen
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:

@@ -8,6 +8,10 @@ whatever the clocks of their machines say. A claim is
 * an engine record of another lease, or one that has given this lane to a later incarnation, or that is stopping;
 * a progress record of the same lane by a later incarnation (Spark starts a lost task again by itself).
 
+The engine's record also says which change of its work (`LaneChangeRecord`) the lane has to go by. Changes are read
+here, one after another; while one is missing the lane may not write, and it ends when that stays so: a task that Spark
+starts again begins with the work that it was first given, and must not write to what it was to give up since.
+
 The same thread writes the lane's progress there, about once a second while something moves.
 """
 
@@ -33,6 +37,7 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
 from kmirror.state.records import (
     EngineRecord,
     EngineState,
+    LaneChangeRecord,
     ProgressRecord,
     ProgressRow,
     Unknown,
@@ -48,6 +53,8 @@ _SIGN_OF_LIFE_SECONDS = 2.0
 _ENGINE_SILENCE_SECONDS = 30.0
 #: Heartbeats and progress come about once a second each: the last claim is among this many records.
 _LOOK_BACK = 200
+#: A change and the engine's record that names it are written together, and may still be read one after the other.
+_BEHIND_SECONDS = 3.0
 _PAUSE = 0.2
 
 
@@ -72,7 +79,7 @@ class LaneControl:
         self.claimed_at: float | None = None
         self._client = ClusterClient(config)
         self._rows = rows
-        self._reported: dict[tuple[str, int], ProgressRow] = {}
+        self._reported: tuple[tuple[int, int], Sequence[ProgressRow]] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._host = socket.gethostname()
@@ -84,6 +91,14 @@ class LaneControl:
         self.fills_by_transactions = False
         self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
+        #: The last change that was read, and what takes it.
+        self.revision = 0
+        self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
+        #: The last change that the lane goes by, and the last whose partitions it has given up; who hears the second
+        #: when the engine has been told.
+        self.standing: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.on_told: Callable[[int], None] = lambda _: None
+        self._behind_since: float | None = None
         self._follower = guarded_thread(self._follow, "kmirror-control", broken)
         self._reporter = guarded_thread(self._report_loop, "kmirror-progress", broken)
         self._report_client = ClusterClient(config)
@@ -101,7 +116,7 @@ class LaneControl:
         self._reporter.join(timeout=2)
         if final_report and not self._reporter.is_alive():
             with contextlib.suppress(KmirrorError, OutcomeUnknown):
-                self.report(self._rows())
+                self._report(self._look())
         self._tail.close()
         self._client.close()
         self._report_client.close()
@@ -142,11 +157,24 @@ class LaneControl:
             self._end("STOPPED", "the engine said so")
         elif granted > (spec.generation, self.attempt):
             self._end("SUPERSEDED", "a later incarnation of this lane took over")
+        elif self._is_behind(owner, granted.generation):
+            return
         if self.ended is None:
             first = not self.deadline
             self.deadline = sent_at + spec.ttl_ms / 1000
             if first:
                 self.on_change()
+
+    def _is_behind(self, owner: EngineRecord, generation: int) -> bool:
+        """Tell whether a change is missing; end when that lasts."""
+        number = (owner.revisions or {}).get(self.spec.lane, 0) if generation == self.spec.generation else 0
+        if number <= self.revision:
+            self._behind_since = None
+            return False
+        self._behind_since = self._behind_since or now()
+        if now() - self._behind_since > _BEHIND_SECONDS:
+            self._end("OUTDATED", f"its work was changed {number} times, of which it knows {self.revision}")
+        return True
 
     def _meet(self, record: Record) -> None:
         if record.key is None:
@@ -158,6 +186,13 @@ class LaneControl:
             self._owner = met
         elif isinstance(met, Unknown) and met.key == ("engine", spec.mirror):
             self._end("FENCED", "an engine of a newer version took over")
+        elif (
+            isinstance(met, LaneChangeRecord)
+            and (met.mirror, met.lane) == (spec.mirror, spec.lane)
+            and (met.lease_id, met.generation, met.revision) == (spec.lease_id, spec.generation, self.revision + 1)
+        ):
+            self.revision = met.revision
+            self.on_lane_change(met)
         elif (
             isinstance(met, ProgressRecord)
             and met.mirror == spec.mirror
@@ -178,11 +213,12 @@ class LaneControl:
     def _report_loop(self) -> None:
         written = 0.0
         while not self._stop.is_set():
-            rows = [row for row in self._rows() if self._reported.get((row.topic, row.partition)) != row]
+            seen = self._look()
+            is_news = self._reported != seen
             unsaid = self.fills_by_transactions and not self.said_so
-            if self.claimed_at is None or rows or unsaid or now() - written > _SIGN_OF_LIFE_SECONDS:
+            if self.claimed_at is None or is_news or unsaid or now() - written > _SIGN_OF_LIFE_SECONDS:
                 try:
-                    self.report(rows)
+                    self._report(seen)
                     written = now()
                     if self.claimed_at is None:
                         self.claimed_at = written
@@ -193,15 +229,14 @@ class LaneControl:
             self._wake.wait(_PROGRESS_SECONDS)
             self._wake.clear()
 
-    def report(self, rows: Sequence[ProgressRow]) -> None:
-        """Write one progress record.
+    def _look(self) -> tuple[tuple[int, int], Sequence[ProgressRow]]:
+        """Return what there is to say; the rows are at least as new as the change that they are said to go by."""
+        standing = self.standing()
+        return standing, self._rows()
 
-        Raises:
-            KmirrorError, OutcomeUnknown: it was not, or perhaps not, written.
-        """
-        spec = self.spec
-        for row in rows:
-            self._reported[row.topic, row.partition] = row
+    def _report(self, seen: tuple[tuple[int, int], Sequence[ProgressRow]]) -> None:
+        """Write one progress record; raises KmirrorError or OutcomeUnknown when it was not, or perhaps not, written."""
+        spec, ((taken, given_up), rows) = self.spec, seen
         record = ProgressRecord(
             spec.mirror,
             spec.lane,
@@ -211,12 +246,16 @@ class LaneControl:
             self._host,
             os.getpid(),
             now_ms(),
-            tuple(self._reported.values()),
+            tuple(rows),
             self.fills_by_transactions,
+            taken,
+            given_up,
         )
         key, value = encode(record)
         batch = make_batch([Record(0, now_ms(), key, value)])
         append_to(self._report_client, STATE_PARTITION, memoryview(batch))
+        self._reported = seen
+        self.on_told(given_up)
         if record.fills_by_transactions and not self.said_so:
             self.said_so = True
             self.on_change()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import selectors
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kmirror.cluster.connection import Stream
@@ -53,26 +53,33 @@ class Fills:
         self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
         self._by_transactions = False
         self._transaction_is_under_way = False
+        #: How often open transactions of others are being ended.
+        self._settling = 0
         # until what the one before it may have left open is ended, this lane says so as that one did
         lane.control.fills_by_transactions = spec.lane in spec.unsettled_lanes
 
-    def settle(self, done: Callable[[], None]) -> None:
-        """End what lanes before this one may have left open, then call `done`."""
+    def settle(self, partitions: Sequence[PartitionCopy], lanes: Sequence[int], done: Callable[[], None]) -> None:
+        """End what these lanes may have left open in these partitions, then call `done`.
+
+        What is being ended already comes first, whatever it is for.
+        """
         spec, control = self._lane.spec, self._lane.control
-        if not spec.unsettled_lanes:
+        if not lanes and not self._settling:
             done()
             return
+        self._settling += 1
 
         def settled() -> None:
+            self._settling -= 1
             control.fills_by_transactions = self._by_transactions
             done()
 
         def troubled(trouble: Trouble) -> None:
-            for partition in self._lane.partitions:
+            for partition in partitions:
                 partition.trouble = trouble
 
         self._errands.settle(
-            [filling_transactional_id(spec.mirror, lane) for lane in spec.unsettled_lanes],
+            [filling_transactional_id(spec.mirror, lane) for lane in lanes],
             lambda: self._post(lambda _: settled()),
             lambda trouble: self._post(lambda _: troubled(trouble)),
         )
@@ -134,7 +141,7 @@ class Fills:
         if link.stream.connection.must_be_replaced:
             self.lose(node_id, "the session's time is over")
             return True
-        return link.stream.connection.is_throttled or now() >= self._lane.control.deadline
+        return link.stream.connection.is_throttled or not self._lane.may_send(now())
 
     def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
         link = self.links[node_id] = FillLink(node_id, stream, *versions)
@@ -157,7 +164,7 @@ class Fills:
     ) -> None:
         link = self.links[node_id]
         assert link is not None, "nothing is chosen for a broker without a connection"
-        if now() >= self._lane.control.deadline:
+        if not self._lane.may_send(now()):
             return
         requests = []
         if asks:
@@ -272,7 +279,7 @@ class Fills:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     def _begin_transactions(self) -> None:
-        if self._transaction_is_under_way or not self._lane.control.said_so:
+        if self._transaction_is_under_way or not self._lane.control.said_so or not self._lane.may_send(now()):
             return
         gaps: dict[PartitionCopy, int] = {}
         for partition in list(self._waiting):

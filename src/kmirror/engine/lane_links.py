@@ -11,12 +11,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from kmirror.cluster import log_end, markers
+from kmirror.cluster import log_end, markers, produce
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.fetch import FetchKey, FetchSession
 from kmirror.cluster.fill_plan import Ask, Look
 from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.wire import INT32, FrameError
+from kmirror.cluster.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane_intake import Batch
 from kmirror.engine.lane_partition import PartitionCopy
 from kmirror.engine.lane_window import Window
@@ -34,6 +34,8 @@ class SourceLink:
         self.partitions: dict[FetchKey, PartitionCopy] = {}
         self.held_back: set[FetchKey] = set()
         self.asked_at: float | None = None
+        #: When the last request was sent that was answered: what the session did not name has not changed before.
+        self.seen_at = 0.0
         self.correlation_id = 0
         self.serial = 0
 
@@ -62,6 +64,32 @@ class DestinationLink:
         self.in_flight: deque[ProduceRequest] = deque()
         self.window = Window()
         self.ready: dict[PartitionCopy, None] = {}
+
+    def in_order(self, answers: list[produce.AppendAnswer], *, many_topics: bool) -> list[produce.AppendAnswer]:
+        """Return the answers to the oldest request in the order of its batches; a broker may give them in any.
+
+        Raises:
+            FrameError: not all that was asked is answered.
+        """
+        batches = self.in_flight[0].batches
+        found: dict[object, produce.AppendAnswer]
+        if many_topics:
+            found = {(answer.topic, answer.partition): answer for answer in answers}
+            keys: list[object] = [self._answer_key(partition) for partition, _ in batches]
+        else:
+            found = {answer.partition: answer for answer in answers}
+            keys = [partition.assignment.partition for partition, _ in batches]
+        try:
+            return [found[key] for key in keys]
+        except KeyError:
+            raise FrameError(f"{self.stream.connection!r} answered for other partitions than asked") from None
+
+    def _answer_key(self, partition: PartitionCopy) -> tuple[str | bytes, int]:
+        """Say by what the answers on this connection name a partition."""
+        assignment, facts = partition.assignment, partition.facts
+        if self.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
+            return assignment.topic, assignment.partition
+        return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
 
 
 @dataclass(slots=True)

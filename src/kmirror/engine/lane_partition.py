@@ -155,6 +155,8 @@ class PartitionCopy:
         self.log_start: int | None = None
         self.last_stable_offset: int | None = None
         self.high_watermark: int | None = None
+        #: When the source was asked for what these say, None before it was.
+        self.source_seen_at: float | None = None
         self.retry_attempt = 0
         self.wake_at = 0.0
         self._troubled_since: float | None = None
@@ -179,18 +181,21 @@ class PartitionCopy:
         self.destination_node = facts.destination_leader[0] if not facts.trouble else None
         self._expiration_ms = facts.producer_id_expiration_ms
         self._tell(f"inspected: {verdict}")
-        if isinstance(verdict, Fail):
-            self._fail(verdict)
-            return
         if isinstance(verdict, Wait):
             self._troubled(verdict.trouble, now)
             return
-        if self._mismatch:
+        # a batch of ours that lies elsewhere than meant differs from the source too: that is no news about the source
+        says_more = isinstance(verdict, Fail) and verdict.reason is not Reason.SOURCE_DIVERGED
+        if self._mismatch and not says_more:
             self._fail(self._mismatch)
+            return
+        if isinstance(verdict, Fail):
+            self._fail(verdict)
             return
         self.last_stable_offset = facts.last_stable_offset
         self.high_watermark = facts.high_watermark
         self.log_start = facts.source_log_start
+        self.source_seen_at = now
         self.trouble = None
         self._coordinator_epoch = max(self._coordinator_epoch, facts.coordinator_epoch + 1)
         self._memory_ms = facts.producer.last_timestamp if facts.producer else None
@@ -481,6 +486,18 @@ class PartitionCopy:
         self._lost_numbering.update(filled_offsets_of(batch) for batch in batches)
         oldest = min(batch.max_timestamp for batch in batches)
         self._lost_ms = oldest if self._lost_ms is None else min(oldest, self._lost_ms)
+
+    def leave(self, now: float) -> None:
+        """Send nothing more and take nothing in, for good; what is on its way is still answered."""
+        self._tell(f"given up at {now:.3f}")
+        self._drop_queue()
+        if self.status is not Status.FAILED:
+            self.status = Status.DRAINING
+
+    def nothing_can_arrive(self, now: float) -> bool:
+        """Tell whether nothing is on its way to the partition, of ours or of a predecessor's."""
+        is_busy = self.in_flight or self.fill_is_under_way or self._trim_is_under_way
+        return not is_busy and now >= max(self._settle_until, self.quiet_until)
 
     @property
     def is_idle(self) -> bool:

@@ -45,7 +45,7 @@ def tie_children() -> None:
 
     The kernel's tie is to the *thread* that forked, and the daemon forks from its main thread only.
     """
-    os.register_at_fork(after_in_child=partial(_die_with, os.getpid()))
+    os.register_at_fork(after_in_child=partial(die_with_parent, os.getpid()))
 
 
 def tie_to_driver(generations: int) -> None:
@@ -61,7 +61,7 @@ def tie_to_driver(generations: int) -> None:
     if _tied_process == os.getpid():
         return
     line = _ancestors(generations)
-    _die_with(line[0])
+    die_with_parent(line[0])
     threading.Thread(target=_watch, args=(line,), name="lifeline", daemon=True).start()
     _tied_process = os.getpid()
 
@@ -92,11 +92,11 @@ def parent_of(process: int) -> int | None:
     return int(stat.rpartition(b")")[2].split()[1])
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies; end it now if that has happened already."""
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when `parent` dies; end it now if that has happened already."""
     prctl: Callable[..., int] | None = getattr(_libc, "prctl", None)
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -17,7 +17,8 @@ class LogStarts:
     """Remember where the sources' logs were seen to start, and since when. Times in seconds of one clock."""
 
     def __init__(self, delay: float) -> None:
-        self._delay = delay
+        #: Seconds; may be changed.
+        self.delay = delay
         self._seen: dict[TopicPartition, deque[tuple[float, int]]] = {}
         self._trimmed: dict[TopicPartition, int] = {}
 
@@ -39,9 +40,9 @@ class LogStarts:
         found = {}
         for partition, end in ends.items():
             known = self._seen.get(partition, deque())
-            while len(known) > 1 and now - known[1][0] >= self._delay:
+            while len(known) > 1 and now - known[1][0] >= self.delay:
                 known.popleft()
-            if not known or now - known[0][0] < self._delay:
+            if not known or now - known[0][0] < self.delay:
                 continue
             start = known[0][1]
             if known[-1][1] <= end and start > self._trimmed.get(partition, 0):

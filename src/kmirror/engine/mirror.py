@@ -3,9 +3,8 @@
 `tick` is called many times a second by the driver and never waits for a cluster longer than a heartbeat takes: clusters
 are looked at by a scout thread, lanes are watched through `__kmirror_state`, and both leave what they find in a queue.
 
-A lane is replaced in one of two ways. For a new plan it is first left out of the heartbeat: it takes its last answers,
-ends clean, and its successor may write at once. A lane that died, or that has not been heard of, is overruled by a
-higher generation, and its successor may not rely on its silence before the lease's time-to-live has passed.
+Which lane copies what, and which of them may write, is `Lanes`' work; what operators want of the topics, and what is to
+be remembered of the partitions, is this module's.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import TopicPartition
@@ -25,23 +22,24 @@ from kmirror.cluster.tail import Tail
 from kmirror.cluster.wire import parse_topic_id
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.heard import HeardTopic, Replica
-from kmirror.engine.lane import run_lane
 from kmirror.engine.lane_control import STATE_PARTITION
-from kmirror.engine.plan import assign
+from kmirror.engine.lanes import LaneRunner, Lanes
 from kmirror.engine.presence import LINK_REFUSED
 from kmirror.engine.rebuilds import RESETS, Rebuilder, Rebuilds
-from kmirror.engine.remembered import alignment_note, remember
+from kmirror.engine.remembered import alignment_note, given_up, remember
 from kmirror.engine.scout import Scout, Scouted
-from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
+from kmirror.engine.side_jobs import JobView, SideJob, SideJobs, Told
+from kmirror.engine.spec import Assignment, LaneSpec, own_producer_id
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.settings import Settings, parse_settings
 from kmirror.state.events import Event
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
+    PENDING_PROMOTE,
     PENDING_REBUILD,
     DesiredState,
-    Incarnation,
+    MirrorRecord,
     PartitionRecord,
     PartitionState,
     ProgressRecord,
@@ -52,47 +50,9 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import State
 
 HEARTBEAT_SECONDS = 1.0
-#: A lane says something every two seconds; after this long without a word it is replaced.
-LANE_SILENCE_SECONDS = 15.0
-#: A lane that has not said its first word yet may be waiting for a worker to be started.
-LANE_START_SECONDS = 90.0
 _HEARTBEAT_TIMEOUT = 3.0
 _POLL_MS = 500
 _PAUSE = 0.5
-_LONGEST_PAUSE = 15.0
-
-
-class LaneRunner(Protocol):
-    """What runs lanes: Spark."""
-
-    def submit(
-        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
-    ) -> Future[LaneResult]: ...
-
-    def cancel(self, name: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _LaneHandle:
-    """One lane as the driver knows it."""
-
-    lane: int
-    generation: int
-    assignments: tuple[Assignment, ...]
-    #: False while it must not be in the heartbeat: it is being asked to end.
-    wanted: bool = True
-    predecessor_may_write: bool = False
-    future: Future[LaneResult] | None = None
-    submitted_at: float = 0.0
-    heard_at: float | None = None
-    #: The latest attempt that was heard of: Spark starts a lane again whose worker died.
-    attempt: int = 0
-    deaths: int = 0
-    start_at: float = 0.0
-    next_assignments: tuple[Assignment, ...] | None = None
-
-    def name(self, mirror: str) -> str:
-        return f"{mirror}-lane-{self.lane}-{self.generation}"
 
 
 class MirrorEngine:
@@ -107,6 +67,7 @@ class MirrorEngine:
         runner: LaneRunner,
         actor: str,
         rebuilder: Rebuilder,
+        side_jobs: Sequence[SideJob] = (),
     ) -> None:
         record = state.mirror(mirror)
         if record is None:
@@ -118,22 +79,17 @@ class MirrorEngine:
         self._destination_config: ClientConfig = client_config(destination_properties)
         self._destination_properties = dict(destination_properties)
         self._lease = lease
-        self._runner = runner
         self._actor = actor
         self._topics: dict[str, TopicRecord] = {t.topic: t for t in state.topics(mirror)}
         self._records: dict[TopicPartition, PartitionRecord] = {
             TopicPartition(p.topic, p.partition): p for t in self._topics for p in state.partitions(mirror, t)
         }
         self._partition_counts: dict[str, int] = {}
-        self._lanes: dict[int, _LaneHandle] = {}
-        self._old_futures: list[tuple[str, Future[LaneResult], float]] = []
-        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | Scouted | Exception] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[ProgressRecord | HeardTopic | MirrorRecord | Scouted | Told | Exception] = (
+            queue.SimpleQueue()
+        )
         self._stop_threads = threading.Event()
         self._beat_at = 0.0
-        self._beat_now = True
-        #: What the last heartbeat said; a lane is started only when the brokers have it that it may write.
-        self._published: dict[int, Incarnation] = {}
-        self._plan_now = True
         self._changed_records: dict[TopicPartition, PartitionRecord] = {}
         self._events: list[Event] = []
         #: By partition, the offset at which a lane last made its log begin.
@@ -149,8 +105,12 @@ class MirrorEngine:
             and (known := self._records.get(place := TopicPartition(row.topic, row.partition)))
             and known.state_time_ms < progress.time_ms
         }
-        #: Lanes that have filled offsets by transactions, of which they may have left one open.
-        self._filling_lanes = {p.lane for p in state.progress(mirror) if p.fills_by_transactions}
+        self._lanes = Lanes(
+            self,
+            lease,
+            runner,
+            [progress.lane for progress in state.progress(mirror) if progress.fills_by_transactions],
+        )
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
         self.targets: dict[TopicPartition, int] | None = None
         self.rows: dict[TopicPartition, ProgressRow] = {}
@@ -158,18 +118,21 @@ class MirrorEngine:
         self.notes: list[str] = []
         self.source_trouble: KmirrorError | None = None
         self._log_start_trouble = False
+        #: Of topics that are to be left alone, as what they were given up, and for which pause.
+        self._given_up: dict[str, tuple[DesiredState, str | None]] = {}
         self._rebuilds = Rebuilds(rebuilder, self.notes.append)
+        self._side_jobs = SideJobs(side_jobs, self._view, self._heard.put)
         self.stopping = False
         #: Why the engine has to give this mirror up; None in the normal case.
         self.lost: KmirrorError | None = None
-        self._tell("run", "started", {"master": lease.record.master})
+        self.tell("run", "started", {"master": lease.record.master})
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to watch lanes and clusters."""
         scout = Scout(
-            self._settings,
+            lambda: self._settings,
             self._source_config,
             self._destination_config,
             self._copied,
@@ -178,6 +141,15 @@ class MirrorEngine:
         )
         guarded_thread(self._follow, "kmirror-follow", self._heard.put).start()
         guarded_thread(lambda: scout.run(self._stop_threads, self._heard.put), "kmirror-scout", self._heard.put).start()
+        self._side_jobs.start(self._stop_threads, self._heard.put)
+
+    def _view(self) -> JobView:
+        """Return what jobs beside the copy are shown; from any thread."""
+        ends = {
+            p: row.destination_offset for p, row in self.rows.copy().items() if row.begun and row.destination_offset
+        }
+        topics = tuple(self._topics.copy().values())
+        return JobView(self._record, self._settings, topics, self._records.copy(), ends)
 
     def _copied(self) -> list[TopicRecord]:
         """Return the topics that are to be copied now; from any thread."""
@@ -197,16 +169,13 @@ class MirrorEngine:
     @property
     def finished(self) -> bool:
         """True when no lane is left."""
-        return not self._lanes and not self._old_futures
+        return self._lanes.finished
 
     def stop(self) -> None:
         """Ask every lane to end; `finished` tells when they have."""
         if not self.stopping:
             self.stopping = True
-            self._beat_now = True
-            for handle in self._lanes.values():
-                handle.wanted = False
-                handle.next_assignments = None
+            self._lanes.stop()
 
     def close(self) -> None:
         """Give the lease back when every lane has ended, and end the threads."""
@@ -216,7 +185,7 @@ class MirrorEngine:
             self.targets or {}
         )
         if self.lost is None and self.finished:
-            self._tell("run", "stopped", {})
+            self.tell("run", "stopped", {})
             with contextlib.suppress(KmirrorError, OutcomeUnknown):
                 self._lease.release(tuple(self._changed_records.values()), tuple(self._events))
         self._lease.close()
@@ -225,30 +194,38 @@ class MirrorEngine:
         """Take what was heard, replace what died, keep the lease."""
         self._listen()
         at = now()
-        for handle in list(self._lanes.values()):
-            self._look_after(handle, at)
-        self._old_futures = [(name, f, since) for name, f, since in self._old_futures if not f.done()]
-        if self._plan_now and not self.stopping:
-            self._plan_now = False
+        self._lanes.tick(at)
+        if self._lanes.plan_now and not self.stopping:
             self._plan()
         if not self.stopping and self.lost is None:
-            self._rebuilds.tick(self._claimed(), self._is_free, at)
-        if self._beat_now or at - self._beat_at >= HEARTBEAT_SECONDS:
+            self._rebuilds.tick(self._claimed(), self._lanes.is_free, at)
+        self._give_up()
+        if self._lanes.beat_now or at - self._beat_at >= HEARTBEAT_SECONDS:
             self._heartbeat(stopping=self.stopping)
         if not self.stopping and self.lost is None:
-            for handle in self._lanes.values():
-                published = self._published.get(handle.lane) == (handle.generation, 0)
-                if handle.future is None and handle.wanted and published and at >= handle.start_at:
-                    self._submit(handle, at)
+            self._lanes.start_due(at)
 
     def _claimed(self) -> list[str]:
         """Return the topics that are to be rebuilt."""
         return [topic.topic for topic in self._topics.values() if topic.pending_operation == PENDING_REBUILD]
 
-    def _is_free(self, topic: str) -> bool:
-        """Tell whether no lane has a topic, and nothing can be on its way to it."""
-        has_it = any(a.topic == topic for handle in self._lanes.values() for a in handle.assignments)
-        return not has_it and not self._old_futures and now() >= self._lease.predecessor_may_write_until
+    def _give_up(self) -> None:
+        """Record of topics that are paused or stopped that nothing of ours is on its way to them any more."""
+        for topic in self._topics.values():
+            wish = topic.desired, topic.pause_id
+            if topic.desired is DesiredState.ACTIVE:
+                self._given_up.pop(topic.topic, None)
+            elif topic.destination_topic_id is None:
+                continue  # no mirror topic yet: what its `add` writes of the partitions must not be overwritten
+            elif self._given_up.get(topic.topic) != wish and self._lanes.is_free(topic.topic):
+                self._given_up[topic.topic] = wish
+                for partition in range(max(topic.partitions, self._partition_counts.get(topic.topic, 0))):
+                    place = TopicPartition(topic.topic, partition)
+                    before, row = self._records.get(place), self.rows.pop(place, None)
+                    record = given_up(before, topic, partition, row, now_ms())
+                    if record != before:
+                        self._records[place] = self._changed_records[place] = record
+                        self._lanes.beat_now = True
 
     # -- lanes ----------------------------------------------------------------------------------------------------
 
@@ -282,44 +259,29 @@ class MirrorEngine:
             p: max(0, end - (self.rows[p].destination_offset or 0) if p in self.rows else end)
             for p, end in (self.targets or {}).items()
         }
-        before = {lane: h.next_assignments or h.assignments for lane, h in self._lanes.items()}
-        plan = assign(self.assignments(), self._settings.copy_lanes, weights, before)
-        for lane in {*plan, *self._lanes}:
-            mine, handle = plan.get(lane, ()), self._lanes.get(lane)
-            if handle is None:
-                doubt = self._lease.predecessor_may_write_until > now()
-                self._lanes[lane] = _LaneHandle(lane, 1, mine, predecessor_may_write=doubt)
-                self._beat_now = True
-            elif mine != (handle.next_assignments or handle.assignments):
-                handle.next_assignments = mine
-                handle.wanted = False
-                self._beat_now = True
+        self._lanes.plan(self.assignments(), self._settings.copy_lanes, weights)
 
-    def _submit(self, handle: _LaneHandle, at: float) -> None:
-        spec = LaneSpec(
+    def spec(
+        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+    ) -> LaneSpec:
+        """Make what a lane is started with."""
+        return LaneSpec(
             self.mirror,
-            handle.lane,
-            handle.generation,
+            lane,
+            generation,
             self._lease.record.lease_id,
             dict(self._record.source),
             self._destination_properties,
-            tuple(self._as_it_stands(assignment) for assignment in handle.assignments),
+            tuple(self.as_it_stands(assignment) for assignment in assignments),
             self._lease.record.ttl_ms,
-            handle.predecessor_may_write,
+            in_doubt,
             self._settings.retry_timeout_ms,
             self._record.source_cluster_id,
-            self._unsettled_lanes(handle.lane),
+            tuple(unsettled),
         )
-        handle.future = self._runner.submit(handle.name(self.mirror), run_lane, spec)
-        handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
 
-    def _unsettled_lanes(self, lane: int) -> tuple[int, ...]:
-        """Return whose transactions a lane that starts has to end: its own, and those of lanes that are not running."""
-        running = {handle.lane for handle in self._lanes.values() if handle.future is not None}
-        return tuple(sorted(self._filling_lanes - (running - {lane})))
-
-    def _as_it_stands(self, assignment: Assignment) -> Assignment:
-        """Return the assignment with what is no reason for a new plan, but to be known to a lane that starts."""
+    def as_it_stands(self, assignment: Assignment) -> Assignment:
+        """Return an assignment with what is no reason for a new plan, but to be known to a lane that takes it."""
         record = self._records.get(assignment.destination)
         if record is None:
             return assignment
@@ -327,73 +289,29 @@ class MirrorEngine:
         told = row.destination_offset if row else self._known_ends.get(assignment.destination)
         return replace(assignment, begun=record.begun, known_end=told if record.begun else None)
 
-    def _look_after(self, handle: _LaneHandle, at: float) -> None:
-        future = handle.future
-        if future is None:
-            if not handle.wanted:
-                self._replace(handle, clean=True)
-            return
-        if future.done():
-            handle.future = None
-            self._lane_ended(handle, future, at)
-            return
-        heard = handle.heard_at
-        silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
-        if silent and not self.stopping:
-            self.notes.append(f"lane {handle.lane} of {self.mirror} has fallen silent and is replaced")
-            self._tell("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
-            name = handle.name(self.mirror)
-            self._old_futures.append((name, future, at))
-            threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
-            handle.future = None
-            self._replace(handle, clean=False)
-
-    def _lane_ended(self, handle: _LaneHandle, future: Future[LaneResult], at: float) -> None:
-        error = future.exception()
-        if error is not None:
-            handle.deaths += 1
-            handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
-            if not self.stopping:
-                self.notes.append(f"lane {handle.lane} of {self.mirror} died and is started again: {error}")
-                self._tell("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
-            self._replace(handle, clean=False)
-            return
-        result = future.result()
-        self._replace(handle, clean=result.clean and result.ended == "STOPPED")
-
-    def _replace(self, handle: _LaneHandle, *, clean: bool) -> None:
-        """Make room for the lane's next generation, or drop it."""
-        if handle.next_assignments is not None:
-            handle.assignments, handle.next_assignments = handle.next_assignments, None
-            handle.wanted = True
-        if self.stopping or not handle.assignments or not handle.wanted:
-            del self._lanes[handle.lane]
-        handle.generation += 1
-        handle.predecessor_may_write = not clean
-        if not clean:
-            self._doubt()
-        self._beat_now = True
-
-    def _doubt(self) -> None:
-        """Somebody of ours may still write: whoever takes the lease from us has to know."""
-        until = now() + self._lease.record.ttl_ms / 1000
-        self._lease.predecessor_may_write_until = max(self._lease.predecessor_may_write_until, until)
-
     # -- the lease ------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, *, stopping: bool) -> None:
-        lanes = {h.lane: Incarnation(h.generation, 0) for h in self._lanes.values() if h.wanted and not stopping}
+        lanes, revisions, changes = self._lanes.claims(), self._lanes.revisions(), tuple(self._lanes.unsaid)
         records = tuple(self._changed_records.values())
         events = tuple(self._events)
         try:
-            self._lease.heartbeat(lanes, records, events, stopping=stopping, timeout=_HEARTBEAT_TIMEOUT)
+            self._lease.heartbeat(
+                lanes,
+                (*changes, *records),
+                events,
+                stopping=stopping,
+                revisions=revisions,
+                timeout=_HEARTBEAT_TIMEOUT,
+            )
         except OutcomeUnknown:
             return
         except KmirrorError as error:
             if error.reason is Reason.FENCED:
                 self._lose(error)
             return
-        self._beat_at, self._beat_now, self._published = now(), False, lanes
+        self._beat_at, self._lanes.beat_now = now(), False
+        self._lanes.said(lanes, changes)
         for record in records:
             if self._changed_records.get(TopicPartition(record.topic, record.partition)) is record:
                 del self._changed_records[TopicPartition(record.topic, record.partition)]
@@ -404,7 +322,12 @@ class MirrorEngine:
             self.lost = error
             self.stop()
 
-    def _tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+    def note(self, sentence: str) -> None:
+        """Tell whoever watches."""
+        self.notes.append(sentence)
+
+    def tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+        """Keep an event."""
         self._events.append(Event(now_ms(), self.mirror, what, self._actor, result, dict(details)))
 
     # -- what is heard --------------------------------------------------------------------------------------------
@@ -419,34 +342,58 @@ class MirrorEngine:
                 self._take_progress(heard)
             elif isinstance(heard, HeardTopic):
                 self._take_topic(heard)
+            elif isinstance(heard, MirrorRecord):
+                self._take_mirror(heard)
+            elif isinstance(heard, Told):
+                self._take_told(heard)
             elif isinstance(heard, Exception):
                 raise heard
             else:
                 self._take_scouted(heard)
+
+    def _take_mirror(self, record: MirrorRecord) -> None:
+        """Go on with changed settings. How to log in to the source is taken from the record when an engine starts."""
+        if record == self._record:
+            return
+        self._record, self._settings = record, parse_settings(record.settings)
+        self._lanes.plan_now = True
+
+    def _take_told(self, told: Told) -> None:
+        if told.note is not None:
+            self.notes.append(told.note)
+        if told.what is not None:
+            self.tell(told.what, told.result, told.details)
 
     def _take_topic(self, heard: HeardTopic) -> None:
         record, before = heard.topic, self._topics.get(heard.topic.topic)
         if record == before:
             return
         self._topics[record.topic] = record
-        self._plan_now = True
+        self._lanes.plan_now = True
         goes_on = (
             before is not None
             and before.desired is not DesiredState.STOPPED
             and before.destination_topic_id == record.destination_topic_id
         )
-        if not _is_copied(record) or goes_on:
+        if not _is_copied(record):
+            self._forget_targets(record.topic)
+        if record.desired is DesiredState.STOPPED or goes_on:
             if before is not None and before.recoveries != record.recoveries:
                 self._forget_failures(record.topic)
             return
         self._partition_counts.pop(record.topic, None)
-        for partition in [p for p in self.targets or {} if p.topic == record.topic]:
-            del (self.targets or {})[partition]
-        # it became a mirror topic (again): what its `add` has written of the partitions counts, not what we remember
+        self._forget_targets(record.topic)
+        self._given_up.pop(record.topic, None)
+        # it became a mirror topic (again), be it a paused one: what its `add` or its rebuilding has written of the
+        # partitions counts, not what we remember
         for known in (self._records, self._changed_records, self.rows, self._aligned_to, self._known_ends, self._again):
             for partition in [p for p in known if p.topic == record.topic]:
                 del known[partition]
         self._records.update({TopicPartition(p.topic, p.partition): p for p in heard.partitions})
+
+    def _forget_targets(self, topic: str) -> None:
+        for partition in [p for p in self.targets or {} if p.topic == topic]:
+            del (self.targets or {})[partition]
 
     def _forget_failures(self, topic: str) -> None:
         """Let what lanes say next of the topic's FAILED partitions be news, also when it is the same again."""
@@ -454,31 +401,27 @@ class MirrorEngine:
             del self.rows[partition]
 
     def _take_progress(self, record: ProgressRecord) -> None:
-        handle = self._lanes.get(record.lane)
-        if handle is None or (record.lease_id, record.generation) != (self._lease.record.lease_id, handle.generation):
-            return
-        handle.heard_at = now()
-        if record.attempt > handle.attempt:
-            handle.attempt = record.attempt
-            self.notes.append(f"a worker of lane {handle.lane} of {self.mirror} died; another one goes on")
-            self._doubt()
-        if record.fills_by_transactions and record.lane not in self._filling_lanes:
-            self._filling_lanes.add(record.lane)
-            self.notes.append(
-                "markers may not be written (ALTER on the destination cluster is not granted): "
-                "offsets are filled by empty transactions, which is slower"
-            )
-            self._tell("offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"})
-        mine = {a.destination: a.destination_topic_id for a in handle.assignments}
-        for row in record.rows:
-            partition = TopicPartition(row.topic, row.partition)
-            topic = self._topics.get(row.topic)
+        words, last_words = self._lanes.heard(record)
+        for row, assignment in words:
+            partition, topic = assignment.destination, self._topics.get(row.topic)
             # a lane's late word on a topic that was given up, or on its namesake, is nobody's any more
-            is_current = topic is not None and partition in mine and mine[partition] == _topic_id(topic)
-            if topic is not None and is_current and _is_copied(topic) and self.rows.get(partition) != row:
+            if topic is None or not _is_copied(topic) or assignment.destination_topic_id != _topic_id(topic):
+                continue
+            if self.rows.get(partition) != row:
                 self.rows[partition] = row
                 self._remember(partition, row)
                 self._want_rebuild(topic, row)
+        for row, assignment in last_words:
+            topic = self._topics.get(row.topic)
+            if topic is not None and assignment.destination_topic_id == _topic_id(topic):
+                self._take_last_word(assignment.destination, row)
+
+    def _take_last_word(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Keep of a partition that a lane has given up how far it came."""
+        if row.begun and row.destination_offset is not None:
+            self._known_ends[partition] = row.destination_offset
+        if partition in self.rows:
+            self.rows[partition] = row
 
     def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
         """Keep what must outlive the engine, and tell what whoever watches should know."""
@@ -492,7 +435,7 @@ class MirrorEngine:
         if row.state is PartitionState.FAILED and (before is None or before.state is not PartitionState.FAILED):
             self.notes.append(f"{partition} FAILED {row.reason}: {row.message}")
             details = {"topic": row.topic, "partition": row.partition, "reason": row.reason, "message": row.message}
-            self._tell("partition", "FAILED", details)
+            self.tell("partition", "FAILED", details)
         self._records[partition] = self._changed_records[partition] = record
 
     def _want_rebuild(self, topic: TopicRecord, row: ProgressRow) -> None:
@@ -514,7 +457,7 @@ class MirrorEngine:
         self._aligned_to[partition] = row.aligned_to
         self.notes.append(note)
         details = {"topic": row.topic, "partition": row.partition, "offset": row.aligned_to}
-        self._tell("partition", "ALIGNED", details)
+        self.tell("partition", "ALIGNED", details)
 
     def _tell_of_loss(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
         if row.lost_from is None or row.lost_until is None or (record and record.lost_until == row.lost_until):
@@ -525,7 +468,7 @@ class MirrorEngine:
             f"{row.lost_until - 1}"
         )
         details = {"topic": row.topic, "partition": row.partition, "from": row.lost_from, "until": row.lost_until}
-        self._tell("partition", "LOSS_ACCEPTED", {**details, "records": lost})
+        self.tell("partition", "LOSS_ACCEPTED", {**details, "records": lost})
 
     def _tell_of_repetition(self, partition: TopicPartition, row: ProgressRow) -> None:
         if row.again_from is None or row.again_until is None:
@@ -539,7 +482,7 @@ class MirrorEngine:
             "source's, and they are copied again"
         )
         details = {"topic": row.topic, "partition": row.partition, "from": again[0], "until": again[1]}
-        self._tell("partition", "DESTINATION_TRUNCATED", details)
+        self.tell("partition", "DESTINATION_TRUNCATED", details)
 
     def _take_scouted(self, seen: Scouted) -> None:
         if seen.trouble:
@@ -549,7 +492,7 @@ class MirrorEngine:
                 self.notes.append(f"the source of {self.mirror} {what}: {seen.trouble}")
                 reason = seen.trouble.reason or Reason.SOURCE_UNREACHABLE
                 details = {"reason": reason, "message": str(seen.trouble)}
-                self._tell("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
+                self.tell("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
             self.source_trouble = seen.trouble
             return
         if seen.log_start_trouble and not self._log_start_trouble:
@@ -559,19 +502,19 @@ class MirrorEngine:
         self._log_start_trouble = seen.log_start_trouble is not None
         if self.source_trouble is not None:
             self.notes.append(f"the source of {self.mirror} answers again")
-            self._tell("source", "ANSWERS_AGAIN", {})
+            self.tell("source", "ANSWERS_AGAIN", {})
         self.source_trouble = None
         for topic, count in seen.partitions.items():
             record = self._topics.get(topic)
             known = max(self._partition_counts.get(topic, 0), record.partitions if record else 0)
             if record and count > known:
                 self.notes.append(f"{topic} has {count - known} more partitions at the source: they are copied too")
-                self._tell("partitions", "added", {"topic": topic, "partitions": count})
+                self.tell("partitions", "added", {"topic": topic, "partitions": count})
                 self._partition_counts[topic] = count
-                self._plan_now = True
+                self._lanes.plan_now = True
         if self.targets is None:
             self.targets = dict(seen.source_offsets)
-            self._plan_now = True
+            self._lanes.plan_now = True
         for partition, end in seen.source_offsets.items():
             self.targets.setdefault(partition, end)
         for partition, row in self.rows.items():
@@ -641,7 +584,7 @@ class MirrorEngine:
 
 
 def _is_copied(topic: TopicRecord) -> bool:
-    return topic.desired is DesiredState.ACTIVE and not topic.pending_operation
+    return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)
 
 
 def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:

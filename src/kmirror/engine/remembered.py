@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kmirror.state.records import PartitionRecord, PartitionState, ProgressRow
+from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 
 
 def remember(
@@ -32,10 +32,39 @@ def remember(
         begun=known.begun or row.begun,
         aligned=known.aligned or row.state is PartitionState.MIRRORING,
         lost_until=known.lost_until if row.lost_until is None else row.lost_until,
+        last_mirrored_epoch=known.last_mirrored_epoch if row.last_epoch is None else row.last_epoch,
+        pause_id=None,
     )
     if (record.state, record.reason) != (known.state, known.reason):
         record = replace(record, state_time_ms=now_ms)
     return record
+
+
+def given_up(
+    before: PartitionRecord | None, topic: TopicRecord, partition: int, row: ProgressRow | None, now_ms: int
+) -> PartitionRecord:
+    """Return the record of a partition that no lane has any more, since its topic is paused or stopped.
+
+    `row` is what its last lane reported. A partition that FAILED stays so while it is only paused, and one that was
+    stopped for good stays stopped. The record says which pause it answers.
+    """
+    known = before or PartitionRecord(topic.mirror, topic.topic, partition, PartitionState.LOG_ALIGNMENT, now_ms)
+    stops = topic.desired is DesiredState.STOPPED
+    state = PartitionState.STOPPING if stops else PartitionState.PAUSED
+    if known.last_mirrored_offset is not None or (known.state is PartitionState.STOPPED and stops):
+        return known
+    if known.state is PartitionState.FAILED and not stops:
+        return replace(known, pause_id=topic.pause_id)
+    epoch = row.last_epoch if row is not None else None
+    return replace(
+        known,
+        state=state,
+        state_time_ms=now_ms,
+        reason=None,
+        message=None,
+        last_mirrored_epoch=known.last_mirrored_epoch if epoch is None else epoch,
+        pause_id=None if stops else topic.pause_id,
+    )
 
 
 def alignment_note(row: ProgressRow, first_offset: int | None) -> str | None:

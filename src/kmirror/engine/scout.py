@@ -38,30 +38,30 @@ class Scouted:
 
 
 class Scout:
-    """Look at one mirror's source. `topics` are those that are copied, `ends` how far their partitions are."""
+    """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Callable[[], Settings],
         source: ClientConfig,
         destination: ClientConfig,
         topics: Callable[[], Sequence[TopicRecord]],
         ends: Callable[[], Mapping[TopicPartition, int]],
         source_cluster_id: str | None = None,
     ) -> None:
-        self._settings = settings
+        self._current_settings = settings
         self._configs = source, destination
         self._topics = topics
         self._ends = ends
         self._source_cluster_id = source_cluster_id
-        self._log_starts = LogStarts(settings.follow_log_start_delay_ms / 1000)
+        self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
 
     def run(self, stop: threading.Event, tell: Callable[[Scouted], None]) -> None:
         """Look again and again until `stop` is set."""
         with ClusterClient(self._configs[0]) as source, ClusterClient(self._configs[1]) as destination:
             failures = 0
             while not stop.is_set():
-                pause: float = self._settings.refresh_interval_seconds
+                pause: float = self._current_settings().refresh_interval_seconds
                 try:
                     seen = self._look(source, destination)
                     failures = 0
@@ -98,9 +98,10 @@ class Scout:
         ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
         offsets = {places[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
         trouble = None
-        if self._settings.follow_log_start:
+        if self._current_settings().follow_log_start:
             starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
             seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and places[p].topic in same}
+            self._log_starts.delay = self._current_settings().follow_log_start_delay_ms / 1000
             self._log_starts.seen(seen, now())
             trouble = self._follow_log_starts(destination, same)
         return Scouted({t: n for t, n in counts.items() if t in same}, offsets, log_start_trouble=trouble)

@@ -8,8 +8,9 @@ from hashlib import blake2b
 
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.wire import format_topic_id, parse_topic_id
 from kmirror.errors import Reason
-from kmirror.state.records import Recovery
+from kmirror.state.records import AssignedPartition, Recovery
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
@@ -39,6 +40,31 @@ class Assignment:
     follows_truncation: bool = False
     #: The destination's log end as a lane before last told it; None where that is not known.
     known_end: int | None = None
+
+    @classmethod
+    def of(cls, told: AssignedPartition) -> Assignment:
+        """Read what a lane is told while it runs."""
+        fields = told._asdict()
+        for name in ("source_topic_id", "destination_topic_id"):
+            fields[name] = parse_topic_id(fields[name]) if fields[name] is not None else None
+        return cls(**fields)
+
+    def told(self) -> AssignedPartition:
+        """Return what a running lane is told of it."""
+        return AssignedPartition(
+            self.topic,
+            self.partition,
+            self.source_topic,
+            format_topic_id(self.source_topic_id) if self.source_topic_id else None,
+            format_topic_id(self.destination_topic_id) if self.destination_topic_id else None,
+            self.producer_id,
+            self.producer_epoch,
+            self.first_offset,
+            self.begun,
+            self.recovery,
+            self.follows_truncation,
+            self.known_end,
+        )
 
     @property
     def source(self) -> TopicPartition:
@@ -105,7 +131,7 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class LaneResult:
-    """How a lane ended. `ended` is one of STOPPED, SUPERSEDED, FENCED, LOST_ENGINE."""
+    """How a lane ended. `ended` is one of STOPPED, SUPERSEDED, OUTDATED, FENCED, LOST_ENGINE."""
 
     lane: int
     generation: int

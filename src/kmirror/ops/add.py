@@ -6,25 +6,26 @@ Facts about both clusters are gathered, a plan is made of them (`add_plan`), and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.codes import code_name
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
-from kmirror.cluster.security import client_config
-from kmirror.errors import KmirrorError, Reason, RefusedError
-from kmirror.ops.add_plan import Action, Facts, Selection, decide, loops_of, select
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add_plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add_steps import Work, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.admin import TopicAdmin, missing_rights, topic_settings
 from kmirror.ops.adopt import refusal
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.results import TopicResult, VerbResult
-from kmirror.ops.topic_settings import settings_for, settings_to_change
+from kmirror.ops.upstream import Upstream, upstream_of
 from kmirror.patterns import TopicSelector
 from kmirror.settings import StartFrom, parse_settings
+from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
-from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.state.store import STATE_TOPIC
+from kmirror.sync.topic_settings import settings_for, settings_made, settings_to_change
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
 
@@ -58,23 +59,55 @@ def add(
         selection = select(topics, exclude or TopicSelector(), settings, found, allow_missing=allow_missing)
         selection.filters.apply(settings)
         work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
+        names = selection.chosen
         facts = replace(
-            _facts(destination, source, state, work, found, selection),
+            _facts(destination, source, state, work, found, names),
+            upstream=upstream_of(record, destination.cluster_id, settings.topic_prefix, names, work.warnings.append),
             start_from=start_from or settings.start_from,
             start_is_named=start_from is not None,
         )
-        for name in selection.chosen:
-            decided = decide(facts, name, adopt=adopt, named=name in topics.names)
-            if isinstance(decided, TopicResult):
-                work.results.append(decided)
-            else:
-                work.plans[decided.topic] = decided
-        _look_up_starts(source, work, facts.start_from)
+        _plan(source, facts, work, names, adopt=adopt, named=topics.names)
     _prove(destination, work)
     _try(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def add_discovered(
+    destination: Destination,
+    source: ClusterClient,
+    state: State,
+    mirror: MirrorRecord,
+    found: Mapping[str, TopicMetadata],
+    names: Sequence[str],
+    upstream: Upstream,
+) -> list[TopicResult]:
+    """Make source topics that the mirror's filters take mirror topics, as `add` does; one that exists is not adopted.
+
+    Raises:
+        RefusedError: the filters do not take them any more, or discovery has ended.
+        UnreachableError: a cluster does not answer; the next look goes on from there.
+    """
+    settings = parse_settings(mirror.settings)
+    work = Work(mirror, settings, {}, [], FilterChange(), discovers=True)
+    facts = _facts(destination, source, state, work, found, names)
+    facts = replace(facts, upstream=upstream, start_from=settings.start_from)
+    _plan(source, facts, work, names, adopt=False, named=())
+    _try(destination, work)
+    return carry_out(destination, work)
+
+
+def _plan(
+    source: ClusterClient, facts: Facts, work: Work, names: Sequence[str], *, adopt: bool, named: Collection[str]
+) -> None:
+    for name in names:
+        decided = decide(facts, name, adopt=adopt, named=name in named)
+        if isinstance(decided, TopicResult):
+            work.results.append(decided)
+        else:
+            work.plans[decided.topic] = decided
+    _look_up_starts(source, work, facts.start_from)
 
 
 def _source_topics(source: ClusterClient, topics: TopicSelector, cluster_id: str | None) -> Mapping[str, TopicMetadata]:
@@ -91,15 +124,16 @@ def _facts(
     state: State,
     work: Work,
     found: Mapping[str, TopicMetadata],
-    selection: Selection,
+    chosen: Sequence[str],
 ) -> Facts:
-    chosen = selection.chosen
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         here = destination.client.metadata([work.settings.topic_prefix + name for name in chosen]).topics
         ends = _log_ends(destination.client, here)
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
     source_settings = {
-        name: told if isinstance(told, int) else settings_for(told, None if isinstance(known, int) else known)
+        name: told
+        if isinstance(told, int)
+        else settings_for(told, None if isinstance(known, int) else known, work.settings.topic_properties_exclude)
         for name, told in topic_settings(source, chosen).items()
     }
     return Facts(
@@ -111,7 +145,6 @@ def _facts(
         ends,
         source_settings,
         missing_rights(source, chosen, _NEEDED_AT_SOURCE),
-        _loops(destination, source, work, chosen),
     )
 
 
@@ -157,20 +190,6 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
-def _loops(destination: Destination, source: ClusterClient, work: Work, chosen: Sequence[str]) -> dict[str, str]:
-    memory = source.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-    if memory is None or memory.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-        return {}
-    store = StateStore(client_config(work.mirror.source).librdkafka())
-    try:
-        return loops_of(store.read(), destination.cluster_id, work.settings.topic_prefix, chosen)
-    except KmirrorError as error:
-        work.warnings.append(f"mirrors that lead back from the source cannot be seen from here: {error.message}")
-        return {}
-    finally:
-        store.close()
-
-
 def _prove(destination: Destination, work: Work) -> None:
     """Compare what is to be adopted, over connections of its own."""
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
@@ -199,8 +218,11 @@ def _try(destination: Destination, work: Work) -> None:
             message = f"the destination does not let us read the settings of {topic}"
             hint = "grant kmirror DESCRIBE_CONFIGS and ALTER_CONFIGS on it"
             work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
-        elif changes := settings_to_change(work.plans[topic].settings, found):
-            work.changes[topic] = changes
+        else:
+            wanted = work.plans[topic].settings
+            work.made[topic] = settings_made(wanted, found)
+            if changes := settings_to_change(wanted, found):
+                work.changes[topic] = changes
     for plan in work.plans.values():
         if plan.settings.left_out:
             keys = ", ".join(plan.settings.left_out)

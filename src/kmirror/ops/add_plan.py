@@ -5,24 +5,25 @@ The plan is made once; a dry run prints it, a real run carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.rows import is_gone
-from kmirror.ops.topic_settings import SettingsPlan
+from kmirror.ops.upstream import Upstream
 from kmirror.patterns import TopicSelector
 from kmirror.settings import Settings, StartFrom, canonical
 from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.discovery import is_internal
+from kmirror.sync.topic_settings import SettingsPlan
 
 _LONGEST_TOPIC_NAME = 249
-_ARCHIVE = ".kmirror-archive."
 
 
 class Action(Enum):
@@ -79,8 +80,14 @@ class FilterChange:
         """Return both filters as they are then stored.
 
         Raises:
-            UsageError: they would contradict each other.
+            UsageError: they would contradict each other, or the mirror's other kind of filters.
         """
+        if self.include_gains and settings.auto_create_mirror_topics_enable:
+            raise UsageError(
+                f"{', '.join(self.include_gains)}: patterns are kept in topics.include, and the topics of this mirror "
+                "are chosen by auto.create.mirror.topics.filters",
+                "name topics, or change the filters: kmirror config --set auto.create.mirror.topics.filters=…",
+            )
         include = settings.topics_include.plus(TopicSelector(self.include_gains))
         left = tuple(p for p in settings.topics_exclude.patterns if p not in self.exclude_losses)
         exclude = TopicSelector(left).plus(TopicSelector(self.exclude_gains))
@@ -111,16 +118,11 @@ class Facts:
     destination_ends: Mapping[TopicPartition, int]
     source_settings: Mapping[str, SettingsPlan | int]
     source_rights_missing: Mapping[str, list[str]] = field(default_factory=dict)
-    #: Why mirroring the topic would go round in a circle: the path in words.
-    loops: Mapping[str, str] = field(default_factory=dict)
+    #: Where the source's topics come from themselves.
+    upstream: Upstream = field(default_factory=Upstream)
     start_from: StartFrom = field(default_factory=StartFrom)
     #: True when it was said for this `add`, not stored with the mirror.
     start_is_named: bool = False
-
-
-def is_internal(topic: TopicMetadata) -> bool:
-    """Tell whether a topic is never taken by a regular expression: Kafka's internal ones, ours, and archives."""
-    return topic.is_internal or topic.name.startswith("__") or _ARCHIVE in topic.name
 
 
 def select(
@@ -216,10 +218,10 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             f"{topic} is a mirror topic of mirror {owner}",
             "two mirrors cannot own one topic; stop it there first",
         )
-    if source_topic in facts.loops:
+    if source_topic in facts.upstream.loops:
         return _refused(
             topic,
-            f"{source_topic} is itself a copy from here: {facts.loops[source_topic]}",
+            f"{source_topic} is itself a copy from here: {facts.upstream.loops[source_topic]}",
             "stop one of the two directions first, or leave the topic out with --exclude",
             Reason.LOOP,
         )
@@ -228,6 +230,13 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
             topic, f"{topic} mirrors {former.source_topic} already", "two source topics cannot be copied to one topic"
         )
     gone = former is not None and is_gone(former, here)
+    if former is None and not named and facts.settings.topic_prefix and source_topic in facts.upstream.copies:
+        return TopicResult(
+            topic,
+            None,
+            Outcome.NOOP,
+            f"{source_topic} is itself a mirror topic, which is mirrored only when it is named",
+        )
     if former is not None and not gone and _is_mirrored(former):
         fixed = f"; --start-from {facts.start_from} does not change where it began" if facts.start_is_named else ""
         return TopicResult(topic, None, Outcome.NOOP, f"{topic} is a mirror topic already{fixed}")
@@ -297,26 +306,6 @@ def owner_of(state: State, topic: str, mirror: str) -> str | None:
         if found is not None and found.desired is not DesiredState.STOPPED:
             return other.name
     return None
-
-
-def loops_of(
-    source_state: State, destination_cluster_id: str, prefix: str, source_topics: Collection[str]
-) -> dict[str, str]:
-    """Return, for source topics that are copies from the destination, the way round in words.
-
-    `source_state` is what kmirror remembers on the source cluster, where it is the destination of other mirrors.
-    """
-    found = {}
-    for mirror in source_state.mirrors:
-        if mirror.source_cluster_id != destination_cluster_id:
-            continue
-        for topic in source_state.topics(mirror.name):
-            if topic.topic in source_topics and topic.desired is not DesiredState.STOPPED:
-                found[topic.topic] = (
-                    f"{topic.source_topic} here → {topic.topic} on the source (mirror {mirror.name} there) "
-                    f"→ {prefix}{topic.topic} here"
-                )
-    return found
 
 
 def require_unchanged(state: State, plan: TopicPlan, mirror: str) -> None:

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import ClusterMetadata
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.acl_sync import protect_claimed
 from kmirror.ops.add_plan import Action, FilterChange, TopicPlan, require_unchanged
 from kmirror.ops.admin import NewTopic, TopicAdmin, await_topics, missing_rights
 from kmirror.ops.context import PENDING_ADD, Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.protection import settle
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
+from kmirror.ops.rights import lift_rights
 from kmirror.settings import Settings, parse_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
@@ -34,12 +37,15 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
+from kmirror.sync.topic_settings import settings_made
 
 #: The one lock for claims of all mirrors; no mirror can have this name.
 _CLAIMS = "*"
 _NEEDED_AT_DESTINATION = ("READ", "WRITE")
 #: How long new topics may take to get their leaders.
 _CREATION_S = 30.0
+#: How long transactions that are open in adopted topics are waited for.
+_TRANSACTIONS_S = 5.0
 _MOST_TOPICS_IN_EVENT = 100
 _MOST_OFFSETS_SHOWN = 20
 _SETTINGS_NOTE = (
@@ -61,6 +67,10 @@ class Work:
     #: Settings to change on topics that exist.
     changes: dict[str, dict[str, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    #: By destination name, what counts as set by kmirror on topics that exist.
+    made: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: True when nobody asked for the topics but the mirror's filters.
+    discovers: bool = False
 
     def refuse(self, topic: str, error: KmirrorError, outcome: Outcome = Outcome.REFUSED) -> None:
         """Take a topic out of the plan."""
@@ -96,6 +106,7 @@ def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
         return [*work.results, *_filter_rows(work, "")]
     claimed = dict(work.plans)
     _claim(destination, work)
+    _protect(destination, work)
     unknown = _make(destination, work)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         made = await_topics(destination.client, list(work.plans), Deadline(_CREATION_S))
@@ -108,8 +119,31 @@ def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
             work.refuse(plan.topic, late, Outcome.TIMED_OUT)
     rows = [*work.results, *(_done(plan, work, lacking) for plan in work.plans.values())]
     rows += _filter_rows(work, "changed the filters")
-    _complete(destination, work, claimed, unknown, made, rows)
-    return rows
+    given_up = _complete(destination, work, claimed, unknown, made, rows)
+    given_back = (claimed.keys() - work.plans.keys() - unknown) | given_up
+    if given_back:
+        lift_rights(destination, work.mirror.name, given_back)
+    return [_given_up(row) if row.topic in given_up else row for row in rows]
+
+
+def _protect(destination: Destination, work: Work) -> None:
+    """Keep others from writing to the topics from their beginning, or from now on, where that can be done."""
+    work.warnings += protect_claimed(destination, work.mirror.name, work.settings, list(work.plans))
+    adopted = [
+        TopicPartition(plan.topic, partition)
+        for plan in work.plans.values()
+        if plan.action is Action.ADOPT
+        for partition in range(plan.partitions)
+    ]
+    if adopted:
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+            still_open = settle(destination, adopted, _TRANSACTIONS_S).open_transactions
+        for place, producers in sorted(still_open.items()):
+            ids = ", ".join(str(producer.producer_id) for producer in producers)
+            work.warnings.append(
+                f"a transaction of producer id {ids} is open in {place}: if it writes on, the partition FAILS with "
+                "DESTINATION_WRITTEN"
+            )
 
 
 def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
@@ -175,13 +209,35 @@ def _done(plan: TopicPlan, work: Work, lacking: Mapping[str, list[str]]) -> Topi
 
 def _claim(destination: Destination, work: Work) -> None:
     def decide(state: State) -> Changes:
-        require_mirror(state, work.mirror.name)
+        present = require_mirror(state, work.mirror.name)
+        if gone := _not_chosen(present, work):
+            raise RefusedError(
+                f"the filters of mirror {present.name} do not take {min(gone)} any more",
+                "look at them with `kmirror config`",
+                Reason.FENCED,
+            )
         for plan in work.plans.values():
             require_unchanged(state, plan, work.mirror.name)
-        return Changes(tuple(_record(plan, work.mirror.name, PENDING_ADD) for plan in work.plans.values()))
+        return Changes(tuple(_claim_of(plan, work.mirror) for plan in work.plans.values()))
 
     if work.plans:
         change(destination, _CLAIMS, decide)
+
+
+def _not_chosen(mirror: MirrorRecord, work: Work) -> frozenset[str]:
+    """Return the topics that discovery planned and that are not to be taken any more."""
+    if not work.discovers:
+        return frozenset()
+    settings = parse_settings(mirror.settings)
+    is_over = mirror.discovery_ended or not settings.discovers
+    return frozenset(p.topic for p in work.plans.values() if is_over or not settings.selects(p.source_topic))
+
+
+def _given_up(row: TopicResult) -> TopicResult:
+    told = (
+        f"topic {row.topic} was made, and then the mirror's filters did not take it any more: it is an ordinary topic"
+    )
+    return replace(row, result=Outcome.REFUSED, message=told)
 
 
 def _make(destination: Destination, work: Work) -> set[str]:
@@ -214,29 +270,35 @@ def _complete(
     unknown: set[str],
     made: ClusterMetadata,
     rows: list[TopicResult],
-) -> None:
-    """Complete the records of what is made and give back what is not, unless that is unknown, in one transaction."""
+) -> frozenset[str]:
+    """Complete the records of what is made and give back what is not, unless that is unknown, in one transaction.
+
+    Returns the topics that were given back because they are not wanted any more.
+    """
     mirror = work.mirror.name
+    given_up: frozenset[str] = frozenset()
 
     def decide(state: State) -> Changes:
+        nonlocal given_up
         present = require_mirror(state, mirror)
+        given_up = _not_chosen(present, work)
         records: list[Record] = []
         tombstones: list[Key] = []
         for topic, plan in claimed.items():
-            claim = _record(plan, mirror, PENDING_ADD)
+            claim = _claim_of(plan, work.mirror)
             if state.topic(mirror, topic) != claim:
                 raise RefusedError(
                     f"somebody else changed what is remembered of {topic} meanwhile",
                     "look with `kmirror describe`, and try again",
                     Reason.FENCED,
                 )
-            if topic in work.plans:
+            if topic in work.plans and topic not in given_up:
                 topic_id = made.topics[topic].printed_topic_id
                 partitions, forgotten = _partition_records(state, plan, mirror, topic_id)
                 records += partitions
                 tombstones += forgotten
                 complete = replace(claim, pending_operation=None, destination_topic_id=topic_id, first_offsets=None)
-                records.append(complete)
+                records.append(replace(complete, settings=work.made.get(topic, settings_made(plan.settings))))
             elif topic not in unknown and plan.former is None:
                 tombstones.append(claim.key)
             elif topic not in unknown and plan.former is not None:
@@ -244,12 +306,14 @@ def _complete(
         if work.changes_filters:
             filters = work.filters.apply(parse_settings(present.settings))
             records.append(replace(present, settings=_with_filters(present.settings, filters)))
-        names = sorted(work.plans)
+        names = sorted({*work.plans} - given_up)
         details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "filters": str(work.filters)}
-        event = Event(now_ms(), mirror, "add", actor(), exit_code_of(rows).name, details)
-        return Changes(tuple(records), tuple(tombstones), (event,))
+        told = ("discovery", "ADDED") if work.discovers else ("add", exit_code_of(rows).name)
+        event = Event(now_ms(), mirror, told[0], actor(), told[1], details)
+        return Changes(tuple(records), tuple(tombstones), () if given_up and not names else (event,))
 
     change(destination, mirror, decide)
+    return given_up
 
 
 def _with_filters(settings: Mapping[str, str], filters: Mapping[str, str]) -> dict[str, str]:
@@ -257,18 +321,19 @@ def _with_filters(settings: Mapping[str, str], filters: Mapping[str, str]) -> di
     return kept | {key: value for key, value in filters.items() if value}
 
 
-def _record(plan: TopicPlan, mirror: str, pending: str | None) -> TopicRecord:
+def _claim_of(plan: TopicPlan, mirror: MirrorRecord) -> TopicRecord:
     return TopicRecord(
-        mirror,
+        mirror.name,
         plan.topic,
         source_topic=plan.source_topic,
         source_topic_id=plan.source_topic_id,
         destination_topic_id=None,
-        desired=DesiredState.ACTIVE,
+        desired=DesiredState.PAUSED if mirror.paused else DesiredState.ACTIVE,
         partitions=plan.partitions,
         origin=TopicOrigin.ADOPTED if plan.action is Action.ADOPT else TopicOrigin.CREATED,
-        pending_operation=pending,
+        pending_operation=PENDING_ADD,
         deferred=dict(plan.settings.deferred),
+        inherited=plan.settings.inherited,
         first_offsets=dict(plan.first_offsets) or None,
         extra=plan.former.extra if plan.former else {},
     )

@@ -17,9 +17,9 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import ClusterMetadata
 from kmirror.errors import KmirrorError
-from kmirror.ops.topic_settings import TopicSetting, TopicSettings
 from kmirror.state.client import Deadline, ask, client
 from kmirror.state.store import StateStore
+from kmirror.sync.topic_settings import TopicSetting, TopicSettings
 
 #: Kafka's AclOperation codes (KIP-430).
 OPERATIONS: Mapping[str, int] = {
@@ -160,19 +160,20 @@ class TopicAdmin:
 
         return self._each({topic.name: topic for topic in topics}, request, "creating topic")
 
-    def set_settings(self, changes: Mapping[str, Mapping[str, str]]) -> dict[str, KmirrorError | None]:
-        """Set settings on topics, all others untouched (IncrementalAlterConfigs)."""
+    def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
+        """Set settings on topics, all others untouched (IncrementalAlterConfigs); None: the brokers' default again."""
         from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-        def request(some: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
+        def entry(key: str, value: str | None) -> ConfigEntry:
+            operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+            return ConfigEntry(key, value or "", incremental_operation=operation)
+
+        def request(some: Sequence[tuple[str, Mapping[str, str | None]]]) -> dict[str, Any]:
             resources = [
                 ConfigResource(
                     ResourceType.TOPIC,
                     topic,
-                    incremental_configs=[
-                        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-                        for key, value in settings.items()
-                    ],
+                    incremental_configs=[entry(key, value) for key, value in settings.items()],
                 )
                 for topic, settings in some
             ]

@@ -6,20 +6,35 @@ and has a hint all the same is a warning: it works, but not as well as it might,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kmirror.cluster.acls import describe_acls, operation_flag
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import ClusterMetadata
 from kmirror.cluster.security import client_config
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
+from kmirror.ops.acl_sync import source_groups
 from kmirror.ops.admin import OPERATIONS, lacks, missing_rights
+from kmirror.ops.check_rights import (
+    OWN_TRANSACTIONAL_IDS,
+    Grant,
+    destination_grants,
+    grant_lines,
+    has_authorizer,
+    lacking_on_groups,
+    lacking_on_own,
+    protection_view,
+    source_grants,
+)
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.create import checked_properties
 from kmirror.ops.results import CheckLine, CheckReport
 from kmirror.ops.versions import broker_version
+from kmirror.settings import Settings, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.store import StateStore
 
@@ -28,13 +43,17 @@ _SILENT = {_SOURCE: Reason.SOURCE_UNREACHABLE, _DESTINATION: Reason.DESTINATION_
 #: What creating topics takes, unless it is granted topic by topic.
 _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
-_NEEDED_TO_WRITE = ("READ", "WRITE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+_NEEDED_TO_WRITE = ("READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
 #: Any of them lets us write transaction markers (WriteTxnMarkers).
 _EITHER_FOR_MARKERS = ("ALTER", "CLUSTER_ACTION")
 #: DeleteRecords; compact-only topics take ALTER_CONFIGS too, which every mirror topic needs anyway.
 _NEEDED_TO_TRIM = ("DELETE",)
+#: Where schema registries keep what they know, unless told otherwise (kafkastore.topic).
+_SCHEMAS = "_schemas"
 #: The most topics that a hint names one by one.
 _TOPICS_IN_HINT = 20
+#: The most groups of which rights are asked one by one.
+_GROUPS_ASKED = 200
 _GRANT = "kafka-acls --add --allow-principal User:NAME"
 
 
@@ -57,7 +76,7 @@ def check(
         UnreachableError: a secret of the destination's properties has no value here.
     """
     sheet = _Sheet(on_line)
-    given = None if properties is None else checked_properties(properties)[0]
+    given, settings = (None, Settings()) if properties is None else _given(properties)
     with ClusterClient(client_config(destination_properties)) as client:
         found = _reach(sheet, _DESTINATION, client)
         if found is not None:
@@ -70,12 +89,19 @@ def check(
             record, topics = _remembered(sheet, client, mirror)
             if operations is not None:
                 _check_filling(sheet, operations, record, topics)
+            if record is not None:
+                settings = parse_settings(record.settings)
+            if record is not None or given is not None:
+                _check_own_rights(sheet, client, settings, topics, destination_properties)
         else:
             record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
         destination_id = found.cluster_id if found is not None else None
         if source is not None:
-            _check_source(sheet, source, record, destination_id, topics)
+            groups = _check_source(sheet, source, record, destination_id, topics, settings)
+            if settings.sync_group_offsets_enabled and found is not None:
+                with sheet.catching(_DESTINATION, "rights on groups"):
+                    _check_groups(sheet, _DESTINATION, client, groups, "READ")
         if record is not None:
             with sheet.catching(_DESTINATION, "rights on topics"):
                 _check_topics(sheet, _DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
@@ -159,15 +185,68 @@ def _check_rights(sheet: _Sheet, client: ClusterClient) -> frozenset[int] | None
         answer: Any = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
         operations = frozenset(answer.authorized_operations or ())
         missing = lacks(operations, _NEEDED_ON_CLUSTER)
-        if not operations:
-            said = "not told to whoever has no DESCRIBE on the cluster; rights on topics may be enough"
-        elif missing:
-            said = f"we lack {', '.join(missing)}"
+        if missing:
+            said = f"we lack {', '.join(missing)}; it is enough to have it on the topics that are to be created"
+            sheet.warn(_DESTINATION, "rights on cluster", said, f"{_GRANT} --operation Create --cluster")
         else:
             said = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
-        hint = f"{_GRANT} --operation Create --cluster; or grant it on the topics"
-        sheet.add(_DESTINATION, "rights on cluster", not missing, said, hint, Reason.NOT_AUTHORIZED)
+            if not operations:
+                said = "not told to whoever has no DESCRIBE on the cluster; rights on topics may be enough"
+            sheet.add(_DESTINATION, "rights on cluster", True, said, "")
     return operations
+
+
+def _given(properties: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
+    source, settings = checked_properties(properties)
+    return source, parse_settings(settings)
+
+
+def _check_own_rights(
+    sheet: _Sheet,
+    client: ClusterClient,
+    settings: Settings,
+    topics: tuple[TopicRecord, ...],
+    properties: Mapping[str, str],
+) -> None:
+    """Tell what kmirror lacks on what is its own, how mirror topics are protected, and what is needed at least."""
+    with sheet.catching(_DESTINATION, "kmirror's own"):
+        for name, missing in lacking_on_own(client).items():
+            operations = " ".join(f"--operation {operation_flag(one)}" for one in missing)
+            ids = name == OWN_TRANSACTIONAL_IDS
+            resource = f"--transactional-id {name} --resource-pattern-type prefixed" if ids else f"--topic {name}"
+            sheet.add(
+                _DESTINATION,
+                f"rights on transactional ids {name}*" if ids else f"rights on topic {name}",
+                False,
+                f"we lack {', '.join(missing)}",
+                f"{_GRANT} {operations} {resource}",
+                Reason.NOT_AUTHORIZED,
+            )
+    names = [topic.topic for topic in topics]
+    with sheet.catching(_DESTINATION, "protection"):
+        store = StateStore(client.config.librdkafka())
+        try:
+            state = store.read()
+        finally:
+            store.close()
+        denied = {topic.topic: state.rights(topic.mirror, topic.topic).denied for topic in topics}
+        view = protection_view(client, settings, denied, properties.get("bootstrap.servers", ""))
+        if view.hint:
+            sheet.warn(_DESTINATION, "protection", view.message, view.hint)
+        else:
+            sheet.add(_DESTINATION, "protection", True, view.message, "")
+    with sheet.catching(_DESTINATION, "least rights"):
+        prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
+        _least_rights(sheet, _DESTINATION, client, destination_grants(settings, names or prefixed), properties)
+
+
+def _least_rights(
+    sheet: _Sheet, cluster: str, client: ClusterClient, grants: tuple[Grant, ...], properties: Mapping[str, str]
+) -> None:
+    lines = grant_lines(client, grants, properties.get("bootstrap.servers", ""))
+    if lines:
+        said = "\n".join(["what kmirror needs here, as an administrator grants it:", *lines])
+        sheet.add(cluster, "least rights", True, said, "")
 
 
 def _check_filling(
@@ -253,14 +332,20 @@ def _check_source(
     record: MirrorRecord | None,
     destination_id: str | None,
     topics: tuple[TopicRecord, ...],
-) -> None:
+    settings: Settings,
+) -> list[str]:
+    """Look at the source, and return the groups there that are mirrored, as far as they are seen."""
+    groups: list[str] = []
     with sheet.catching(_SOURCE, "reachable"):
         config = client_config(properties)
         with ClusterClient(config) as client:
             found = _reach(sheet, _SOURCE, client)
             if found is None:
-                return
+                return groups
             _check_cluster(sheet, _SOURCE, client, found)
+            if settings.sync_group_offsets_enabled:
+                with sheet.catching(_SOURCE, "rights on groups"):
+                    groups = _check_source_groups(sheet, client, settings)
             another = found.cluster_id != destination_id
             sheet.add(
                 _SOURCE,
@@ -278,6 +363,61 @@ def _check_source(
                     sheet.add(_SOURCE, "same cluster as ever", True, f"{found.cluster_id}, as recorded", "")
             with sheet.catching(_SOURCE, "rights on topics"):
                 _check_topics(sheet, _SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+            if settings.sync_topic_acls_enabled:
+                with sheet.catching(_SOURCE, "ACLs"):
+                    has = len(describe_acls(client)) if has_authorizer(client) else 0
+                    sheet.add(_SOURCE, "ACLs", True, f"{has} to choose from, as sync.topic.acls.enabled says", "")
+            with sheet.catching(_SOURCE, "least rights"):
+                names = [topic.source_topic for topic in topics] or list(settings.topics_include.names)
+                _least_rights(sheet, _SOURCE, client, source_grants(settings, names), properties)
+            with sheet.catching(_SOURCE, "schemas"):
+                _check_schemas(sheet, client, {topic.source_topic for topic in topics})
+
+    return groups
+
+
+def _check_source_groups(sheet: _Sheet, client: ClusterClient, settings: Settings) -> list[str]:
+    groups = [group for group in source_groups(client) if settings.selects_group(group)]
+    if groups:
+        _check_groups(sheet, _SOURCE, client, groups, "DESCRIBE")
+    elif not has_authorizer(client):
+        sheet.add(_SOURCE, "rights on groups", True, "there is no group whose offsets could be taken over", "")
+    else:
+        said = "no group is seen whose offsets could be taken over: there is none, or we lack DESCRIBE on groups"
+        sheet.warn(_SOURCE, "rights on groups", said, f"{_GRANT} --operation Describe --group '*'")
+    return groups
+
+
+def _check_groups(sheet: _Sheet, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
+    some = groups[:_GROUPS_ASKED]
+    lacking = lacking_on_groups(client, some, needed)
+    if lacking:
+        names = " ".join(f"--group {shlex.quote(group)}" for group in lacking[:_TOPICS_IN_HINT])
+        sheet.add(
+            cluster,
+            "rights on groups",
+            False,
+            f"we lack {needed} on {len(lacking)} of {len(some)} groups, whose offsets cannot be taken over",
+            f"{_GRANT} --operation {operation_flag(needed)} {names}",
+            Reason.NOT_AUTHORIZED,
+        )
+    elif some:
+        sheet.add(cluster, "rights on groups", True, f"we have {needed} on {len(some)} groups", "")
+
+
+def _check_schemas(sheet: _Sheet, client: ClusterClient, mirrored: Collection[str]) -> None:
+    """Warn of a schema registry whose topic stays behind: ids in records are copied as they are."""
+    found = client.metadata([_SCHEMAS]).topics.get(_SCHEMAS)
+    if found is None or found.error_code or _SCHEMAS in mirrored:
+        return
+    sheet.warn(
+        _SOURCE,
+        "schemas",
+        f"the source has a topic {_SCHEMAS}, as schema registries keep it, and it is not mirrored: the schema ids in "
+        "records are kept as they are, and consumers of the mirror need a registry that knows them",
+        f"mirror it too (kmirror add --topics {_SCHEMAS}) for a registry at the destination, or see to it that "
+        "consumers there reach the source's",
+    )
 
 
 def _check_topics(

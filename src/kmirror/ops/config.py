@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kmirror.client_keys import is_client_key
 from kmirror.errors import ExitCode, RefusedError, UsageError
+from kmirror.ops.acl_sync import require_possible
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, require_same_cluster
 from kmirror.ops.create import checked_properties, source_cluster_id
 from kmirror.ops.results import Outcome, SettingRow, TopicResult, VerbResult
@@ -17,6 +18,9 @@ from kmirror.settings import SETTINGS, check_change, parse_settings, setting_of
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
+
+#: Disabling discovery by these filters forgets them.
+_FILTERS = "auto.create.mirror.topics.filters"
 
 
 def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]:
@@ -64,7 +68,7 @@ def change_config(
         UnreachableError: the destination does not answer, or the source under new properties.
     """
     removed = tuple(dict.fromkeys(key if is_client_key(key) else setting_of(key).key for key in unset))
-    source, settings = checked_properties(assignments)
+    source, settings = checked_properties(assignments, complete=False)
     both = sorted({*source, *settings} & set(removed))
     if both:
         raise UsageError(f"{', '.join(both)}: both set and unset", "leave one of the two")
@@ -72,6 +76,8 @@ def change_config(
     changed = _changed(record, source, settings, removed)
     if changed.source != record.source:
         require_same_cluster(record.source_cluster_id, source_cluster_id(destination, changed.source))
+    if not parse_settings(record.settings).sync_topic_acls_enabled:
+        require_possible(destination, parse_settings(changed.settings))
     said = _differences(record, changed)
     if not said:
         return _result(mirror, Outcome.NOOP, "nothing to change: it is set that way already", dry_run)
@@ -97,6 +103,8 @@ def _changed(
 ) -> MirrorRecord:
     gone = set(removed)
     after = {key: value for key, value in {**record.settings, **settings}.items() if key not in gone}
+    if not parse_settings(after, complete=False).auto_create_mirror_topics_enable and _FILTERS not in settings:
+        after.pop(_FILTERS, None)
     check_change(parse_settings(record.settings), parse_settings(after))
     connection = {key: value for key, value in {**record.source, **source}.items() if key not in gone}
     return replace(record, source=connection, settings=after)

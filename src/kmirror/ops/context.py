@@ -22,9 +22,8 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Decide
 
-#: What a topic's `pending_operation` may say: `add` was begun and not finished; a promote waits for lag 0.
+#: What a topic's `pending_operation` says when an `add` was begun and not finished.
 PENDING_ADD = "add"
-PENDING_PROMOTE = "promote"
 
 #: A cluster that says nothing for so long cannot be reached; used where nobody waits for it on purpose.
 REACH_TIMEOUT_S = 10.0

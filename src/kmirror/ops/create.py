@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from kmirror.cluster.properties import literal_secrets
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
+from kmirror.ops.acl_sync import require_possible
 from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.versions import require_supported
 from kmirror.patterns import TopicSelector
-from kmirror.settings import split
+from kmirror.settings import parse_settings, split
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
@@ -50,6 +51,7 @@ def create(
         _require_same(existing, source, settings, if_not_exists)
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} exists already, and is the same", dry_run)
     require_supported(destination.client, "the destination")
+    require_possible(destination, parse_settings(settings))
     record = MirrorRecord(
         mirror,
         source,
@@ -85,8 +87,12 @@ def check_name(mirror: str) -> None:
         )
 
 
-def checked_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def checked_properties(
+    properties: Mapping[str, str], *, complete: bool = True
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return the source's client properties and the mirror's settings as they may be stored.
+
+    Unless they are `complete` they join others, and whether they fit together is not looked at.
 
     Raises:
         UsageError: a key or value is not understood, or two contradict each other; names them.
@@ -99,7 +105,7 @@ def checked_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], d
             "write a reference instead: ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY}; "
             "it is resolved where it is used",
         )
-    return split(properties)
+    return split(properties, complete=complete)
 
 
 def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> str:

@@ -5,7 +5,8 @@
 2. What the rebuilt topic will not hold is archived and compared (`engine.archiving`); then the record says so, with the
    offsets that consumer groups have committed, since the brokers forget them with the topic.
 3. The topic is deleted, by its id, and created again with the source's partitions and settings.
-4. Groups are put to where the new log starts, the record is completed, and an event tells all of it.
+4. Groups that are synced get what they have at the source, others the new log's start; the record is completed, and
+   an event tells all of it.
 
 Killed anywhere, `carry_out` goes on from what the record says. Nothing is deleted before its archive has been found
 complete.
@@ -42,8 +43,8 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.group_offsets import Committed, GroupOffsets
-from kmirror.ops.topic_settings import SettingsPlan, settings_for
+from kmirror.ops.group_put_back import OffsetsByGroup, committed_on, put_back
+from kmirror.patterns import TopicSelector
 from kmirror.settings import parse_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
@@ -51,6 +52,7 @@ from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
     Guard,
+    MirrorRecord,
     PartitionRecord,
     PartitionState,
     Rebuild,
@@ -59,6 +61,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
+from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made
 
 _HOUR_MS = 3_600_000
 _CREATION_S = 60.0
@@ -144,18 +147,30 @@ class TopicRebuilder:
                 if rebuild.step is RebuildStep.ARCHIVE:
                     rebuild = self._with_ranges(destination, source, found, record, rebuild, dict(mirror.source))
                     archived = self._archive(destination, record, rebuild)
-                    groups = GroupOffsets(destination.store).of(topic)
+                    groups = self._committed(destination, topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
                     rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
-                plan = self._settings(destination, source, record)
+                plan = self._settings(
+                    destination, source, record, parse_settings(mirror.settings).topic_properties_exclude
+                )
                 made = self._replace(destination, record, len(found.partitions), plan)
-                starts = _starts(source, record.source_topic, len(found.partitions))
-                put = {
-                    group: {p: starts[p] for p in offsets if p in starts}
-                    for group, offsets in (rebuild.groups or {}).items()
-                }
-                failed = GroupOffsets(destination.store).put(topic, {g: o for g, o in put.items() if o})
+                bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
+                put, failed = self._put_back(destination, source, mirror, record, rebuild.groups or {}, bounds)
                 self._complete(destination, topic, found, made, plan, failed, put)
+
+    def _committed(self, destination: Destination, topic: str) -> OffsetsByGroup:
+        return committed_on(destination.client, topic)
+
+    def _put_back(
+        self,
+        destination: Destination,
+        source: ClusterClient,
+        mirror: MirrorRecord,
+        record: TopicRecord,
+        before: OffsetsByGroup,
+        bounds: Mapping[int, tuple[int, int]],
+    ) -> tuple[OffsetsByGroup, Mapping[str, str]]:
+        return put_back(destination, source, mirror, record, before, bounds)
 
     def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:
         record = state.topic(self._mirror, topic)
@@ -273,18 +288,22 @@ class TopicRebuilder:
 
     # -- replacing ------------------------------------------------------------------------------------------------
 
-    def _settings(self, destination: Destination, source: ClusterClient, record: TopicRecord) -> SettingsPlan:
+    def _settings(
+        self, destination: Destination, source: ClusterClient, record: TopicRecord, exclude: TopicSelector
+    ) -> SettingsPlan:
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
         told = topic_settings(source, [record.source_topic])[record.source_topic]
         if isinstance(told, int):
             raise UnreachableError(f"the source does not tell the settings of {record.source_topic} (error {told})")
-        return settings_for(told, None if isinstance(known, int) else known)
+        return settings_for(told, None if isinstance(known, int) else known, exclude)
 
     def _replace(
         self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
     ) -> TopicMetadata:
         """Delete the topic and create it anew; return the new one."""
         client, topic = destination.client, record.topic
+        # whoever has stopped the topic meanwhile waits a moment for what may have been sent before this look
+        self._claimed(destination.state(), topic)
         if record.destination_topic_id:
             client.delete_topics([parse_topic_id(record.destination_topic_id)])
         deadline = Deadline(_CREATION_S)
@@ -322,7 +341,7 @@ class TopicRebuilder:
         made: TopicMetadata,
         plan: SettingsPlan,
         failed: Mapping[str, str],
-        put: Committed,
+        put: OffsetsByGroup,
     ) -> None:
         count, new_id = len(made.partitions), made.printed_topic_id
 
@@ -351,6 +370,8 @@ class TopicRebuilder:
                 partitions=count,
                 pending_operation=None,
                 deferred=dict(plan.deferred),
+                settings=settings_made(plan),
+                inherited=plan.inherited,
                 recoveries=None,
                 rebuild=None,
                 rebuilt_at_ms=at,
@@ -420,7 +441,3 @@ def _bounds(
             raise UnreachableError(f"the offsets of {place} are not known now", "it is tried again")
         found[place.partition] = (start, end)
     return found
-
-
-def _starts(source: ClusterClient, topic: str, partitions: int) -> dict[int, int]:
-    return {p: start for p, (start, _) in _bounds(source, topic, partitions, read_committed=True).items()}

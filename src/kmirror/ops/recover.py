@@ -24,7 +24,7 @@ from kmirror.ops.rows import engine_in_charge
 from kmirror.ops.selection import select_topics
 from kmirror.patterns import TopicSelector
 from kmirror.state.events import Event
-from kmirror.state.records import Incarnation, PartitionState, ProgressRow, Recovery, TopicRecord
+from kmirror.state.records import PartitionState, ProgressRow, Recovery, TopicRecord
 from kmirror.state.snapshot import Changes, State
 
 #: How long an engine in charge is waited for.
@@ -96,13 +96,13 @@ def recover(
         return _result(
             mirror, [*results, *(_done(wish, f"would be tried again{wish.told}") for wish in wishes)], dry_run
         )
-    before, asked_ms = _reports(state, mirror), now_ms()
-    _record(destination, mirror, wishes, trims=consent is not None and consent.trim)
+    asked_ms = now_ms()
+    numbers = _record(destination, mirror, wishes, trims=consent is not None and consent.trim)
     if engine_in_charge(destination.state(), mirror, now_ms()) is None:
         hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
         results += [_done(wish, f"will be tried again{wish.told}") for wish in wishes]
         return _result(mirror, results, dry_run, warnings=[hint])
-    results += _wait(destination.state, mirror, wishes, before, asked_ms, time.monotonic() + wait_s)
+    results += _wait(destination.state, mirror, wishes, numbers, asked_ms, time.monotonic() + wait_s)
     return _result(mirror, results, dry_run)
 
 
@@ -128,7 +128,11 @@ def _decide(row: PartitionRow, consent: Consent) -> _Wish | TopicResult:
     return _Wish(place, f" and goes on without {what}{trimmed}", (end, start))
 
 
-def _record(destination: Destination, mirror: str, wishes: Sequence[_Wish], *, trims: bool) -> None:
+def _record(
+    destination: Destination, mirror: str, wishes: Sequence[_Wish], *, trims: bool
+) -> dict[TopicPartition, int]:
+    """Record what is wanted; return by which number each partition's wish is known."""
+    numbers: dict[TopicPartition, int] = {}
     by_topic: defaultdict[str, list[_Wish]] = defaultdict(list)
     for wish in wishes:
         by_topic[wish.place.topic].append(wish)
@@ -139,6 +143,9 @@ def _record(destination: Destination, mirror: str, wishes: Sequence[_Wish], *, t
             for record in state.topics(mirror)
             if record.topic in by_topic
         ]
+        for record in records:
+            places = [TopicPartition(record.topic, partition) for partition in record.recoveries or {}]
+            numbers.update((place, (record.recoveries or {})[place.partition].number) for place in places)
         lost = [
             {"topic": wish.place.topic, "partition": wish.place.partition, "from": wish.lost[0], "until": wish.lost[1]}
             for wish in wishes
@@ -149,6 +156,7 @@ def _record(destination: Destination, mirror: str, wishes: Sequence[_Wish], *, t
         return Changes(tuple(records), (), (event,))
 
     change(destination, mirror, decide)
+    return numbers
 
 
 def _with_recoveries(record: TopicRecord, wishes: Sequence[_Wish], *, trims: bool) -> TopicRecord:
@@ -164,21 +172,19 @@ def _with_recoveries(record: TopicRecord, wishes: Sequence[_Wish], *, trims: boo
 
 
 class _Report(NamedTuple):
-    """The last word on a partition: when it was said, by which run of which lane, and what."""
+    """The last word on a partition: when it was said, and what."""
 
     time_ms: int
-    run: tuple[int, str, Incarnation]
     row: ProgressRow
 
 
 def _reports(state: State, mirror: str) -> dict[TopicPartition, _Report]:
     found: dict[TopicPartition, _Report] = {}
     for progress in state.progress(mirror):
-        run = (progress.lane, progress.lease_id, Incarnation(progress.generation, progress.attempt))
         for row in progress.rows:
             place = TopicPartition(row.topic, row.partition)
             if place not in found or found[place].time_ms < progress.time_ms:
-                found[place] = _Report(progress.time_ms, run, row)
+                found[place] = _Report(progress.time_ms, row)
     return found
 
 
@@ -186,11 +192,11 @@ def _wait(
     read: Callable[[], State],
     mirror: str,
     wishes: Sequence[_Wish],
-    before: Mapping[TopicPartition, _Report],
+    numbers: Mapping[TopicPartition, int],
     asked_ms: int,
     deadline: float,
 ) -> list[TopicResult]:
-    """Wait until a later run of a lane has said what became of each partition, where it is rebuilt, after that."""
+    """Wait until a lane that knows of the wish has said what became of each partition, or one after its rebuilding."""
     left = {wish.place: wish for wish in wishes}
     results: dict[TopicPartition, TopicResult] = {}
     said: dict[TopicPartition, str] = {}
@@ -199,7 +205,7 @@ def _wait(
         reports = _reports(state, mirror)
         for place, wish in list(left.items()):
             report = reports.get(place)
-            if report is None or (place in before and before[place].run == report.run):
+            if report is None or not (wish.rebuilds or (report.row.recovery or 0) >= numbers.get(place, 0)):
                 continue
             topic = state.topic(mirror, place.topic)
             rebuilt_ms = (topic.rebuilt_at_ms or 0) if topic else 0

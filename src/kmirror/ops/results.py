@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
+from kmirror.state.group_records import GroupReason
 from kmirror.state.records import PartitionState
 
 
@@ -87,7 +88,7 @@ class GroupResult:
     from_offset: int | None
     to_offset: int | None
     result: Outcome
-    reason: Reason | None = None
+    reason: Reason | GroupReason | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""

@@ -15,12 +15,15 @@ from kmirror.cluster.codes import Code
 from kmirror.cluster.metadata import TopicMetadata, TopicPartition
 from kmirror.engine.presence import LINK_REFUSED
 from kmirror.errors import Reason, UsageError
-from kmirror.ops.context import PENDING_ADD, PENDING_PROMOTE
+from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.links import refused_text
 from kmirror.ops.look import ClusterLook
 from kmirror.ops.next_steps import failure_text
 from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
 from kmirror.state.records import (
+    FRESH_SECONDS,
+    PENDING_PROMOTE,
+    PENDING_STOP,
     DesiredState,
     EngineRecord,
     EngineState,
@@ -33,6 +36,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
+from kmirror.state.workflow_records import PROMOTE
 
 
 class SourceTrouble(Enum):
@@ -80,6 +84,12 @@ class _Report:
     time_ms: int
     row: ProgressRow
 
+    @property
+    def as_of_ms(self) -> int:
+        """When the source had said what the lane says of it, at the latest."""
+        seen_ms = self.row.source_seen_ms
+        return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
+
 
 @dataclass(frozen=True, slots=True)
 class _Story:
@@ -102,15 +112,19 @@ def partition_rows(
     """Return the rows of these topics of a mirror, by topic and partition."""
     engine = engine_in_charge(state, mirror.name, now_ms)
     reports = _reports(state, mirror.name)
+    promote = state.workflow(mirror.name, PROMOTE)
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
+        if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
+            topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote that waited for it is gone
         records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
         count = max([topic.partitions, *(partition + 1 for partition in records)])
         stories = []
         for partition in range(count):
             report = reports.get(TopicPartition(topic.topic, partition))
-            story = _story(topic, records.get(partition), report, destination)
-            stories.append(_explained(story, topic, report, source, engine, mirror.name))
+            record = records.get(partition)
+            story = _story(topic, record, report, destination)
+            stories.append(_explained(story, topic, record, report, source, engine, mirror.name))
         topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
         for partition, story in enumerate(stories):
             report = reports.get(TopicPartition(topic.topic, partition))
@@ -241,6 +255,7 @@ def _story(
 def _explained(
     story: _Story,
     topic: TopicRecord,
+    record: PartitionRecord | None,
     report: _Report | None,
     source: ClusterLook | None,
     engine: EngineRecord | None,
@@ -251,11 +266,16 @@ def _explained(
         return story
     if topic.rebuild is not None:
         return _being_rebuilt(story, topic.rebuild)
+    if topic.pending_operation == PENDING_STOP:
+        told = "it is being stopped; the command that was interrupted here finishes it when it is given again"
+        return _Story(PartitionState.STOPPING, story.since_ms, topic.stop_reason, told)
     if story.state is PartitionState.FAILED:
         text = failure_text(story.message, story.since_ms, story.reason, mirror, topic.topic)
         return replace(story, message=text)
     if topic.desired is DesiredState.PAUSED:
-        paused = engine is None or story.state is PartitionState.PAUSED
+        # what an engine said to a pause before says nothing of this one
+        answered = record is None or record.pause_id == topic.pause_id
+        paused = engine is None or (story.state is PartitionState.PAUSED and answered)
         state = PartitionState.PAUSED if paused else PartitionState.PAUSING
         return _Story(state, story.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` goes on")
     if topic.pending_operation == PENDING_ADD:
@@ -346,7 +366,7 @@ def _row(
         source_offset = last.source_offset if last else None
         high_watermark = last.source_high_watermark if last else None
         log_start = last.source_log_start if last else None
-        as_of_ms = report.time_ms if report else None
+        as_of_ms = report.as_of_ms if report else None
     lag = None
     if answers and story.state is not PartitionState.STOPPED:
         lag = _difference(source_offset, destination_offset)
@@ -358,7 +378,7 @@ def _row(
         destination_offset=destination_offset,
         lag=lag,
         state=story.state,
-        retry_attempt=record.retry_attempt if record else 0,
+        retry_attempt=(report.row.retry_attempt if report else 0) or (record.retry_attempt if record else 0),
         error_message=story.message,
         source_topic=topic.source_topic,
         topic_state=topic_state,

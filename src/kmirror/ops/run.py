@@ -6,30 +6,39 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from kmirror.cluster.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.driver import Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.mirror import MirrorEngine
 from kmirror.engine.shipping import cache_folder
+from kmirror.engine.side_jobs import JobView
 from kmirror.engine.spark import SparkRuntime
 from kmirror.engine.spark_conf import SparkOptions
 from kmirror.engine.spark_conf import check as check_spark
-from kmirror.errors import KmirrorError, Reason, RefusedError, UsageError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.context import Destination, actor, cluster_id_of, require_mirror, source_client
+from kmirror.ops.discovery import DiscoveryJob
+from kmirror.ops.group_sync import final_sync
 from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.side_jobs import side_jobs_of
+from kmirror.ops.stop import require_not_failed_over
 from kmirror.settings import parse_settings
 from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.records import MirrorRecord, PartitionState
+from kmirror.state.records import DesiredState, MirrorRecord, PartitionState
 
 #: How long a lane may go on writing after it last saw that nobody took its place.
 LEASE_TTL_MS = 5_000
 _KEPT_LOGS = 20
+#: How long groups whose offsets still move are followed when all is copied.
+_GROUPS_S = 3.0
+_HEARTBEAT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +75,11 @@ def run(destination: Destination, request: RunRequest, watcher: Watcher) -> Verb
     state = destination.state()
     records = [require_mirror(state, name) for name in dict.fromkeys(request.mirrors)]
     for record in records:
+        require_not_failed_over(state, record)
         _check_source(record, must_answer=request.until_caught_up)
     options = _spark_options(request, records)
     check_spark(options, os.environ)
-    with _stopping() as stop, ExitStack() as stack:
+    with stopping() as stop, ExitStack() as stack:
         watcher(RunView(now() - began, "waiting" if request.standby else "starting", request.mirrors, (), 0.0, ()))
         spark = None
         if not request.standby:
@@ -86,6 +96,10 @@ def run(destination: Destination, request: RunRequest, watcher: Watcher) -> Verb
             watcher(RunView(now() - began, "starting", request.mirrors, (), 0.0, ()))
             spark = _StartingSpark(options)
             stack.callback(spark.stop)
+        if request.until_caught_up:
+            # what the filters take now is part of what is to be copied
+            for note in _discover(destination, records, leases, stop):
+                watcher(RunView(now() - began, "starting", request.mirrors, (), 0.0, (note,)))
         state = destination.state()
         runtime = spark.ready()
         engines = [
@@ -97,6 +111,7 @@ def run(destination: Destination, request: RunRequest, watcher: Watcher) -> Verb
                 runtime,
                 actor(),
                 TopicRebuilder(destination.properties, record.name, runtime),
+                side_jobs_of(record.name, destination.properties),
             )
             for record, lease in zip(records, leases, strict=True)
         ]
@@ -106,7 +121,45 @@ def run(destination: Destination, request: RunRequest, watcher: Watcher) -> Verb
             request.for_ms / 1000 if request.for_ms is not None else None,
         )
         ending = drive(engines, stop, limits, watcher, began)
+    if ending is Ending.CAUGHT_UP:
+        _sync_groups(destination, [engine.mirror for engine in engines if engine.lost is None])
     return _outcome(request, engines, ending)
+
+
+def _sync_groups(destination: Destination, mirrors: Iterable[str]) -> None:
+    """Leave groups where they are at the source, as far as that can be done at once: nobody does it later."""
+    state = destination.state()
+    for mirror in mirrors:
+        topics = [topic.topic for topic in state.topics(mirror) if topic.desired is DesiredState.ACTIVE]
+        with suppress(KmirrorError, OutcomeUnknown):
+            final_sync(destination, mirror, topics, timeout_s=_GROUPS_S)
+
+
+def _discover(
+    destination: Destination, records: Sequence[MirrorRecord], leases: Sequence[Lease], stop: threading.Event
+) -> Iterator[str]:
+    """Take what the mirrors' filters match at their sources now; yield what is to be told."""
+    state = destination.state()
+    for record in records:
+        view = JobView(
+            record,
+            parse_settings(record.settings),
+            state.topics(record.name),
+            {
+                TopicPartition(one.topic, one.partition): one
+                for topic in state.topics(record.name)
+                for one in state.partitions(record.name, topic.topic)
+            },
+            {},
+        )
+        with closing(DiscoveryJob(record.name, destination.properties)) as job:
+            for told in job.run(view):
+                for lease in leases:
+                    lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
+                if told.note is not None:
+                    yield told.note
+                if stop.is_set():
+                    return
 
 
 def _check_source(record: MirrorRecord, *, must_answer: bool) -> None:
@@ -126,20 +179,31 @@ def _check_source(record: MirrorRecord, *, must_answer: bool) -> None:
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[threading.Event]:
     """Set an event at Ctrl-C or SIGTERM instead of dying of it; only the main thread can."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    # a handler runs between any two lines of this very thread, also where it holds the event's lock: it must not set it
+    heard: SimpleQueue[bool] = SimpleQueue()
+
+    def pass_on() -> None:
+        if heard.get():
+            stop.set()
+
+    listener = threading.Thread(target=pass_on, name="signals", daemon=True)
+    listener.start()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: heard.put(True))
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        heard.put(False)
+        listener.join()
 
 
 def _take_lease(

@@ -1,13 +1,15 @@
 """The pair of clusters, `a` and `b`, behind `kmirror sandbox up | down | status`.
 
 Both live in one folder. From the base port P on: the brokers of a at P, P+1, …, those of b at P+10, P+11, …; the
-controllers at P+20 and P+30. A plan is made first; it is what a dry run prints and what is then carried out.
+controllers at P+20 and P+30; where the brokers are secured, their listeners for each other at P+40 and P+50. A plan is
+made first; it is what a dry run prints and what is then carried out.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,19 +17,26 @@ from enum import StrEnum
 from pathlib import Path
 
 from kmirror.errors import RefusedError, UsageError
+from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import check_kafka_version
 from kmirror.sandbox.ports import is_free
 from kmirror.sandbox.readiness import listens
-from kmirror.sandbox.spec import controller_count, has_spec
+from kmirror.sandbox.spec import ADMIN_USER, controller_count, has_spec
 
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092
 DEFAULT_BROKERS = 1
+#: The users of a secured sandbox: one who may do everything, and one who may do what ACLs allow.
+KMIRROR_USER = "kmirror"
+USERS = (ADMIN_USER, KMIRROR_USER)
+#: The connection to a secured cluster as `kmirror create --mirror-config` takes it: the login is a reference.
+MIRROR_FILE = "mirror.properties"
 
 _PORTS_EACH = 10
 _CONTROLLERS_FROM = len(CLUSTERS) * _PORTS_EACH
-_HIGHEST_BASE_PORT = 65_535 - 2 * len(CLUSTERS) * _PORTS_EACH
+_INTERNAL_FROM = 2 * _CONTROLLERS_FROM
+_HIGHEST_BASE_PORT = 65_535 - 3 * len(CLUSTERS) * _PORTS_EACH
 
 
 class BrokerState(StrEnum):
@@ -58,6 +67,8 @@ class SandboxStatus:
 
     directory: Path
     brokers: tuple[BrokerStatus, ...]
+    #: Of a secured sandbox: the files with client properties, readable by their owner only.
+    client_files: tuple[Path, ...] = ()
 
     def bootstrap_servers(self, cluster: str) -> str:
         """Return a cluster's addresses, comma-separated; empty when it does not exist."""
@@ -90,7 +101,10 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 def status(directory: Path) -> SandboxStatus:
     """Look at every broker of the sandbox in this folder."""
     brokers = []
+    files: list[Path] = []
     for cluster in _existing(directory):
+        if cluster.spec.security is not None:
+            files += [file for file in _client_files(cluster) if file.is_file()]
         for broker in cluster.brokers:
             address = f"{broker.host}:{broker.port}"
             state = BrokerState.DOWN
@@ -108,31 +122,38 @@ def status(directory: Path) -> SandboxStatus:
                     log_file=broker.log_file,
                 )
             )
-    return SandboxStatus(directory, tuple(brokers))
+    return SandboxStatus(directory, tuple(brokers), tuple(files))
 
 
 def plan_up(
-    directory: Path, *, brokers: int | None = None, kafka_version: str | None = None, base_port: int | None = None
+    directory: Path,
+    *,
+    brokers: int | None = None,
+    kafka_version: str | None = None,
+    base_port: int | None = None,
+    secured: bool = False,
 ) -> tuple[Step, ...]:
     """Return what `up` would do; nothing when both clusters run.
 
-    None stands for the default, or for what an existing sandbox has. Raises UsageError on impossible values,
-    RefusedError when a port is taken or an existing sandbox is another one than asked for.
+    None, and not `secured`, stands for the default, or for what an existing sandbox has. Raises UsageError on
+    impossible values, RefusedError when a port is taken or an existing sandbox is another one than asked for.
     """
     if kafka_version is not None:
         check_kafka_version(kafka_version)
     steps = []
     for name in CLUSTERS:
-        cluster = _cluster(directory, name, brokers, kafka_version, base_port)
+        cluster = _cluster(directory, name, brokers, kafka_version, base_port, secured=secured)
         if cluster.exists:
-            _refuse_another(cluster, brokers, kafka_version, base_port)
+            _refuse_another(cluster, brokers, kafka_version, base_port, secured=secured)
             down = [broker.node_id for broker in cluster.brokers if broker.pid is None]
             steps += [Step(name, f"start broker {node_id} of cluster {name}") for node_id in down]
         else:
-            count, port = brokers or DEFAULT_BROKERS, _ports(name, brokers, base_port)[0]
-            for wanted in _ports(name, brokers, base_port):
+            ports = _ports(name, brokers, base_port, secured=secured)
+            count = brokers or DEFAULT_BROKERS
+            for wanted in ports:
                 _refuse_busy(wanted)
-            steps.append(Step(name, f"create cluster {name} with {count} broker{'s'[: count - 1]} from port {port} on"))
+            many = f"{count} {'secured ' if secured else ''}broker{'s'[: count - 1]}"
+            steps.append(Step(name, f"create cluster {name} with {many} from port {ports[0]} on"))
     return tuple(steps)
 
 
@@ -142,26 +163,38 @@ def up(
     brokers: int | None = None,
     kafka_version: str | None = None,
     base_port: int | None = None,
+    secured: bool = False,
     environ: Mapping[str, str] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Have both clusters run: create what is not there, start what is down, leave what runs.
 
+    `secured` gives them TLS, logins and ACLs, with passwords that nobody is shown: they stand in `client_files`.
+
     `report` receives a line for each step as it begins. Raises what `plan_up` raises before anything is changed, and
     the errors of fetching Kafka and of starting brokers.
     """
     environ = os.environ if environ is None else environ
-    plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port)
+
+    def plan() -> tuple[Step, ...]:
+        return plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
+
+    plan()
     with _locked(directory, create=True):
-        steps = plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port)
+        steps = plan()
         concerned = sorted({step.cluster for step in steps})
-        clusters = [_cluster(directory, name, brokers, kafka_version, base_port, environ, report) for name in concerned]
+        clusters = [
+            _cluster(directory, name, brokers, kafka_version, base_port, environ, report, secured=secured)
+            for name in concerned
+        ]
         for cluster in clusters:
             cluster.fetch()
         for step in steps:
             report(step.text)
         if clusters:
             start_together(clusters)
+        for cluster in clusters:
+            _write_client_files(cluster)
         return Outcome(steps, status(directory))
 
 
@@ -195,13 +228,18 @@ def _cluster(
     base_port: int | None = None,
     environ: Mapping[str, str] | None = None,
     report: Callable[[str], None] = lambda line: None,
+    *,
+    secured: bool = False,
 ) -> SandboxCluster:
     return SandboxCluster(
         name,
         directory / name,
         brokers=DEFAULT_BROKERS if brokers is None else brokers,
         kafka_version=kafka_version,
-        ports=_ports(name, brokers, base_port),
+        ports=_ports(name, brokers, base_port, secured=secured),
+        secured=secured,
+        authorizer=secured,
+        users={user: secrets.token_urlsafe(16) for user in USERS},
         environ=environ,
         report=report,
     )
@@ -212,7 +250,24 @@ def _existing(directory: Path) -> list[SandboxCluster]:
     return [cluster for cluster in found if cluster.exists]
 
 
-def _ports(name: str, brokers: int | None, base_port: int | None) -> list[int]:
+def _client_files(cluster: SandboxCluster) -> list[Path]:
+    return [*(cluster.directory / f"{user}.properties" for user in USERS), cluster.directory / MIRROR_FILE]
+
+
+def _write_client_files(cluster: SandboxCluster) -> None:
+    """Write, for a secured cluster, what its users need to log in, and what a mirror of it is created from."""
+    if cluster.spec.security is None:
+        return
+    for user in USERS:
+        cluster.write_client_properties(cluster.directory / f"{user}.properties", user)
+    login = cluster.directory / f"{KMIRROR_USER}.properties"
+    mirror = {**cluster.client_properties(KMIRROR_USER), "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+    file = cluster.directory / MIRROR_FILE
+    file.touch(mode=0o600)
+    file.write_text(properties_text(mirror), encoding="utf-8")
+
+
+def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: bool = False) -> list[int]:
     base = DEFAULT_BASE_PORT if base_port is None else base_port
     if not 1024 <= base <= _HIGHEST_BASE_PORT:
         raise UsageError(f"{base} cannot be the base port", f"Choose one between 1024 and {_HIGHEST_BASE_PORT}.")
@@ -221,13 +276,19 @@ def _ports(name: str, brokers: int | None, base_port: int | None) -> list[int]:
     return [
         *range(own, own + count),
         *range(own + _CONTROLLERS_FROM, own + _CONTROLLERS_FROM + controller_count(count)),
+        *(range(own + _INTERNAL_FROM, own + _INTERNAL_FROM + count) if secured else ()),
     ]
 
 
 def _refuse_another(
-    cluster: SandboxCluster, brokers: int | None, kafka_version: str | None, base_port: int | None
+    cluster: SandboxCluster, brokers: int | None, kafka_version: str | None, base_port: int | None, *, secured: bool
 ) -> None:
     """Refuse to take an existing cluster for one with other properties."""
+    if secured and cluster.spec.security is None:
+        raise RefusedError(
+            f"Cluster {cluster.name} is there already, and is not secured",
+            "Run `kmirror sandbox down` first, which removes its data, or name another folder with --dir.",
+        )
     there = cluster.brokers
     for name, wanted, has in (
         ("--brokers", brokers, len(there)),

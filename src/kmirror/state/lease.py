@@ -197,10 +197,13 @@ class Lease:
         events: tuple[Event, ...] = (),
         *,
         stopping: bool = False,
+        revisions: Mapping[int, int] | None = None,
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Renew the lease, say which incarnation of each lane may write, and write what else is to be remembered.
+
+        `revisions` are the changes that lanes have to go by, see EngineRecord.
 
         All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError or
         OutcomeUnknown (default time-out: the lease's ttl) the same content may be given again.
@@ -209,13 +212,14 @@ class Lease:
             self.record,
             state=EngineState.STOPPING if stopping else EngineState.RUNNING,
             lanes=dict(lanes),
+            revisions=dict(revisions) if revisions else None,
             application_id=application_id or self.record.application_id,
         )
         self._write(record, records, events, timeout)
 
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
-        self._write(replace(self.record, state=EngineState.RELEASED, lanes={}), records, events, None)
+        self._write(replace(self.record, state=EngineState.RELEASED, lanes={}, revisions=None), records, events, None)
         self.close()
 
     def close(self) -> None:

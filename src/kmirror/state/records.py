@@ -16,7 +16,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmirror.errors import Reason
+from kmirror.state.group_records import GroupRecord, GroupsRecord, read_group, read_groups
+from kmirror.state.rights_records import RightsRecord, read_rights
 from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Stored, dump
+from kmirror.state.workflow_records import WorkflowRecord, read_workflow
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
 Key = tuple[str | int, ...]
@@ -58,8 +61,10 @@ class RebuildStep(StrEnum):
     REPLACE = "REPLACE"
 
 
-#: What a topic's `pending_operation` says while it is rebuilt.
+#: What a topic's `pending_operation` says while it is rebuilt; while a promote waits for lag 0; while it is stopped.
 PENDING_REBUILD = "rebuild"
+PENDING_PROMOTE = "promote"
+PENDING_STOP = "stop"
 
 
 class EngineState(StrEnum):
@@ -87,6 +92,10 @@ class MirrorRecord:
     source_cluster_id: str | None
     created_by: str
     created_at_ms: int
+    #: True while the whole mirror is paused: topics that come later are paused from their beginning.
+    paused: bool = False
+    #: True once the mirror as a whole was failed over: topics that the source gets later are not taken.
+    discovery_ended: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -133,7 +142,8 @@ class Rebuild:
 class TopicRecord:
     """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
-    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops. `first_offsets`
+    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops; of them the
+    source takes the `inherited` ones from its brokers. `settings` are those that kmirror set. `first_offsets`
     keeps, by partition, where an `add` that is under way has decided to begin, so that an interrupted one is finished
     with the same offsets; afterwards the partitions' records tell. `recoveries` are the last ones, by partition.
     """
@@ -154,6 +164,12 @@ class TopicRecord:
     rebuild: Rebuild | None = None
     rebuilt_at_ms: int | None = None
     archive: str | None = None
+    #: Why mirroring was stopped, or is being stopped; None while it is not.
+    stop_reason: Reason | None = None
+    settings: Mapping[str, str] | None = None
+    inherited: tuple[str, ...] | None = None
+    #: Names the last `pause`; None when no operator has paused it since it became a mirror topic.
+    pause_id: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -197,11 +213,17 @@ class PartitionRecord:
     aligned: bool = False
     #: Up to here the source lost records before they were copied, and the copy went on behind them.
     lost_until: int | None = None
+    #: The topic's `pause_id` that an engine answers by this record: nothing of it is on its way any more.
+    pause_id: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
         return ("partition", self.mirror, self.topic, self.partition)
+
+
+#: A report that does not say otherwise tells of the source what it said within so long before.
+FRESH_SECONDS = 2.0
 
 
 class ProgressRow(NamedTuple):
@@ -228,6 +250,14 @@ class ProgressRow(NamedTuple):
     #: The offsets that the destination had lost, and that the lane copies again; the last one exclusive.
     again_from: int | None = None
     again_until: int | None = None
+    #: The source's leader epoch of the last batch that was copied, None while that is not known.
+    last_epoch: int | None = None
+    #: When the source was asked for what is said of it here; None: within `FRESH_SECONDS` before the report.
+    source_seen_ms: int | None = None
+    #: How often a partition in trouble has been tried again.
+    retry_attempt: int = 0
+    #: The number of the last wish of an operator's (`Recovery`) that the lane goes by.
+    recovery: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +275,57 @@ class ProgressRecord:
     rows: tuple[ProgressRow, ...]
     #: True when the lane may not write markers, and fills offsets by empty transactions instead.
     fills_by_transactions: bool = False
+    #: The last change that it goes by; and the last up to which nothing is on its way to what it was to give up.
+    taken: int = 0
+    given_up: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
         return ("progress", self.mirror, self.lane)
+
+
+class AssignedPartition(NamedTuple):
+    """One partition that a running lane is to copy too; the names are also the columns of the stored form."""
+
+    topic: str
+    partition: int
+    source_topic: str
+    source_topic_id: str | None
+    destination_topic_id: str | None
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    begun: bool
+    recovery: Recovery | None
+    follows_truncation: bool
+    known_end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneChangeRecord:
+    """Tell one run of a lane what changes of its work; `revision` counts such changes from 1, without a gap.
+
+    Only the last one is kept for long: a lane that misses one before it has to be started anew, with all its work.
+    """
+
+    mirror: str
+    lane: int
+    lease_id: str
+    generation: int
+    revision: int
+    #: Topics and partitions to send nothing to any more.
+    given_up: tuple[tuple[str, int], ...]
+    taken: tuple[AssignedPartition, ...]
+    #: False when nobody can be left who still writes to what is taken under an older claim.
+    predecessor_may_write: bool
+    #: The lanes that may have left transactions open in what is taken.
+    unsettled_lanes: tuple[int, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("change", self.mirror, self.lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +350,8 @@ class EngineRecord:
     ttl_ms: int
     settle_ms: int = 0
     lanes: Mapping[int, Incarnation] = field(default_factory=dict)
+    #: By lane, the last change that it has to go by; lanes that were told none are left out.
+    revisions: Mapping[int, int] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -281,7 +359,18 @@ class EngineRecord:
         return ("engine", self.mirror)
 
 
-Record = MirrorRecord | TopicRecord | PartitionRecord | ProgressRecord | EngineRecord
+Record = (
+    MirrorRecord
+    | TopicRecord
+    | PartitionRecord
+    | ProgressRecord
+    | LaneChangeRecord
+    | EngineRecord
+    | RightsRecord
+    | GroupRecord
+    | GroupsRecord
+    | WorkflowRecord
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +408,8 @@ def encode(record: Record) -> tuple[bytes, bytes]:
     value: dict[str, Any] = {"v": SCHEMA_VERSION}
     if isinstance(record, ProgressRecord):
         value["columns"] = ProgressRow._fields
+    elif isinstance(record, LaneChangeRecord):
+        value["columns"] = AssignedPartition._fields
     value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
     return encode_key(key), dump(value, _fields_of)
 
@@ -369,6 +460,8 @@ def _mirror(names: Names, stored: Stored) -> MirrorRecord:
         source_cluster_id=stored.optional_text("source_cluster_id"),
         created_by=stored.text("created_by"),
         created_at_ms=stored.integer("created_at_ms"),
+        paused=stored.optional_flag("paused"),
+        discovery_ended=stored.optional_flag("discovery_ended"),
         extra=stored.rest(),
     )
 
@@ -394,6 +487,10 @@ def _topic(names: Names, stored: Stored) -> TopicRecord:
         rebuild=None if rebuild is None else _rebuild(Stored(rebuild)),
         rebuilt_at_ms=stored.optional_integer("rebuilt_at_ms"),
         archive=stored.optional_text("archive"),
+        stop_reason=stored.optional_word("stop_reason", Reason),
+        settings=stored.optional_texts("settings"),
+        inherited=stored.optional_words("inherited"),
+        pause_id=stored.optional_text("pause_id"),
         extra=stored.rest(),
     )
 
@@ -419,6 +516,7 @@ def _partition(names: Names, stored: Stored) -> PartitionRecord:
         begun=stored.optional_flag("begun"),
         aligned=stored.optional_flag("aligned"),
         lost_until=stored.optional_integer("lost_until"),
+        pause_id=stored.optional_text("pause_id"),
         extra=stored.rest(),
     )
 
@@ -473,6 +571,8 @@ def _progress(names: Names, stored: Stored) -> ProgressRecord:
         time_ms=stored.integer("time_ms"),
         rows=tuple(_progress_row(dict(zip(columns, row, strict=True))) for row in stored.array("rows")),
         fills_by_transactions=stored.optional_flag("fills_by_transactions"),
+        taken=stored.optional_integer("taken") or 0,
+        given_up=stored.optional_integer("given_up") or 0,
         extra=stored.rest(),
     )
 
@@ -497,11 +597,52 @@ def _progress_row(row: dict[str, Any]) -> ProgressRow:
         lost_until=stored.optional_integer("lost_until"),
         again_from=stored.optional_integer("again_from"),
         again_until=stored.optional_integer("again_until"),
+        last_epoch=stored.optional_integer("last_epoch"),
+        source_seen_ms=stored.optional_integer("source_seen_ms"),
+        retry_attempt=stored.optional_integer("retry_attempt") or 0,
+        recovery=stored.optional_integer("recovery"),
+    )
+
+
+def _change(names: Names, stored: Stored) -> LaneChangeRecord:
+    mirror, lane = names
+    columns = stored.array("columns")
+    return LaneChangeRecord(
+        str(mirror),
+        int(lane),
+        lease_id=stored.text("lease_id"),
+        generation=stored.integer("generation"),
+        revision=stored.integer("revision"),
+        given_up=tuple((str(topic), int(partition)) for topic, partition in stored.array("given_up")),
+        taken=tuple(_assigned(dict(zip(columns, row, strict=True))) for row in stored.array("taken")),
+        predecessor_may_write=stored.flag("predecessor_may_write"),
+        unsettled_lanes=tuple(map(int, stored.array("unsettled_lanes"))),
+        extra=stored.rest(),
+    )
+
+
+def _assigned(row: dict[str, Any]) -> AssignedPartition:
+    stored = Stored(row)
+    recovery = stored.optional_mapping("recovery")
+    return AssignedPartition(
+        topic=stored.text("topic"),
+        partition=stored.integer("partition"),
+        source_topic=stored.text("source_topic"),
+        source_topic_id=stored.optional_text("source_topic_id"),
+        destination_topic_id=stored.optional_text("destination_topic_id"),
+        producer_id=stored.integer("producer_id"),
+        producer_epoch=stored.integer("producer_epoch"),
+        first_offset=stored.integer("first_offset"),
+        begun=stored.flag("begun"),
+        recovery=None if recovery is None else _recovery(Stored(recovery)),
+        follows_truncation=stored.flag("follows_truncation"),
+        known_end=stored.optional_integer("known_end"),
     )
 
 
 def _engine(names: Names, stored: Stored) -> EngineRecord:
     (mirror,) = names
+    revisions = stored.optional_mapping("revisions")
     return EngineRecord(
         str(mirror),
         lease_id=stored.text("lease_id"),
@@ -517,6 +658,7 @@ def _engine(names: Names, stored: Stored) -> EngineRecord:
         ttl_ms=stored.integer("ttl_ms"),
         settle_ms=stored.integer("settle_ms"),
         lanes={int(lane): Incarnation(*map(int, run)) for lane, run in stored.mapping("lanes").items()},
+        revisions=None if revisions is None else {int(lane): int(number) for lane, number in revisions.items()},
         extra=stored.rest(),
     )
 
@@ -526,7 +668,12 @@ _READERS: Mapping[str, Callable[[Names, Stored], Record]] = {
     "topic": _topic,
     "partition": _partition,
     "progress": _progress,
+    "change": _change,
     "engine": _engine,
+    "rights": read_rights,
+    "group": read_group,
+    "groups": read_groups,
+    "workflow": read_workflow,
 }
 
 #: The kinds this version reads.

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from kmirror.errors import RefusedError
 from kmirror.state.events import Event
+from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.records import (
     KINDS,
     EngineRecord,
@@ -23,8 +24,21 @@ from kmirror.state.records import (
     TopicRecord,
     Unknown,
 )
+from kmirror.state.rights_records import RightsRecord
+from kmirror.state.workflow_records import WorkflowRecord
 
-Kind = TypeVar("Kind", MirrorRecord, TopicRecord, PartitionRecord, ProgressRecord, EngineRecord)
+Kind = TypeVar(
+    "Kind",
+    MirrorRecord,
+    TopicRecord,
+    PartitionRecord,
+    ProgressRecord,
+    EngineRecord,
+    RightsRecord,
+    GroupRecord,
+    GroupsRecord,
+    WorkflowRecord,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,7 @@ class State:
     _topics: Mapping[str, tuple[TopicRecord, ...]] = field(default_factory=dict, repr=False)
     _partitions: Mapping[tuple[str, str], tuple[PartitionRecord, ...]] = field(default_factory=dict, repr=False)
     _progress: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict, repr=False)
+    _groups: Mapping[str, tuple[GroupRecord, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, records: Iterable[Record | Unknown]) -> State:
@@ -57,6 +72,7 @@ class State:
         topics: defaultdict[str, list[TopicRecord]] = defaultdict(list)
         partitions: defaultdict[tuple[str, str], list[PartitionRecord]] = defaultdict(list)
         progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
+        groups: defaultdict[str, list[GroupRecord]] = defaultdict(list)
         for record in records:
             match record:
                 case Unknown():
@@ -68,6 +84,8 @@ class State:
                     partitions[record.mirror, record.topic].append(record)
                 case ProgressRecord():
                     progress[record.mirror].append(record)
+                case GroupRecord():
+                    groups[record.mirror].append(record)
             known[record.key] = record
         return cls(
             known,
@@ -75,6 +93,7 @@ class State:
             {mirror: tuple(sorted(found, key=lambda topic: topic.topic)) for mirror, found in topics.items()},
             {names: tuple(sorted(found, key=lambda one: one.partition)) for names, found in partitions.items()},
             {mirror: tuple(sorted(found, key=lambda lane: lane.lane)) for mirror, found in progress.items()},
+            {mirror: tuple(sorted(found, key=lambda group: group.group)) for mirror, found in groups.items()},
         )
 
     @property
@@ -102,6 +121,22 @@ class State:
 
     def progress(self, mirror: str) -> tuple[ProgressRecord, ...]:
         return self._progress.get(mirror, ())
+
+    def groups(self, mirror: str) -> tuple[GroupRecord, ...]:
+        return self._groups.get(mirror, ())
+
+    def group(self, mirror: str, group: str) -> GroupRecord | None:
+        return self._get(GroupRecord, ("group", mirror, group))
+
+    def groups_looked_at(self, mirror: str) -> GroupsRecord | None:
+        return self._get(GroupsRecord, ("groups", mirror))
+
+    def workflow(self, mirror: str, name: str) -> WorkflowRecord | None:
+        return self._get(WorkflowRecord, ("workflow", mirror, name))
+
+    def rights(self, mirror: str, topic: str) -> RightsRecord:
+        """Return what is remembered of a mirror topic's rights; an empty record where nothing is."""
+        return self._get(RightsRecord, ("rights", mirror, topic)) or RightsRecord(mirror, topic)
 
     def keys_of(self, mirror: str) -> tuple[Key, ...]:
         """Return every key of the mirror, of kinds unknown to this version too: what deleting it forgets."""

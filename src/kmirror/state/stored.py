@@ -106,6 +106,14 @@ class Stored:
         value: list[Any] = self._take(name, list)
         return value
 
+    def optional_words(self, name: str) -> tuple[str, ...] | None:
+        if self._fields.get(name) is None:
+            return None
+        value = self.array(name)
+        if not all(type(entry) is str for entry in value):
+            raise ValueError(f"its field {name!r} is {value!r}")
+        return tuple(value)
+
     def rest(self) -> dict[str, Any]:
         """Return the fields nobody has taken."""
         return self._fields

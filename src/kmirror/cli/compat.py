@@ -1,0 +1,187 @@
+"""`kafka-mirrors`: Kafka's flag style for kmirror's verbs; it never asks.
+
+A command line becomes one of kmirror's, and that is carried out: the same operations, the same errors, the same exit
+codes. Where no mirror is named, as Confluent's scripts have it, the topics say whose they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from kmirror import __version__
+from kmirror.cli import main as kmirror_main
+from kmirror.cli.failures import INTERRUPTED
+from kmirror.cli.kafka_flags import (
+    ACTIONS,
+    OWN,
+    Request,
+    action_of,
+    check_replication_factor,
+    command_of,
+    read,
+    source_names,
+)
+from kmirror.cli.options import Session, destination_properties
+from kmirror.cli.screen import Screen
+from kmirror.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from kmirror.state.snapshot import State
+
+_WIDTH = 100
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out one command line of `kafka-mirrors` and return its exit code."""
+    session = Session(Screen.of_this_process())
+    return kmirror_main.guarded(session, arguments, lambda: _run(session, arguments))
+
+
+def entry_point() -> None:
+    """Run the command line of this process and exit."""
+    kmirror_main.run_process(main)
+
+
+def _run(session: Session, arguments: Sequence[str]) -> int:
+    if not arguments:
+        session.screen.tell(help_text().rstrip())
+        return ExitCode.USAGE
+    if "--version" in arguments:
+        session.screen.line(f"kafka-mirrors of kmirror {__version__}")
+        return ExitCode.OK
+    if {"-h", "--help"} & {*arguments}:
+        named = [word for word in arguments if word in ACTIONS]
+        session.screen.line((action_help(named[0]) if named else help_text()).rstrip())
+        return ExitCode.OK
+    _, verb = action_of(arguments)
+    session.verb, session.command = command_of(verb), f"kmirror {verb}"
+    session.dry_run = "--dry-run" in arguments
+    request = read(arguments)
+    session.mirror = ",".join(request.mirrors) or None
+    lines = command_lines(request, _state(request) if _has_to_look(request) else None)
+    if len(lines) > 1 and request.value("--report"):
+        raise UsageError("--report is about one mirror, and these are several", "give --mirror, and run it for each")
+    codes: list[int] = []
+    for line in lines:
+        codes.append(kmirror_main.main(line))
+        if codes[-1] == INTERRUPTED:
+            break
+    return combined(codes)
+
+
+def command_lines(request: Request, state: State | None) -> list[list[str]]:
+    """Return kmirror's arguments, one list a mirror; `state` is what the destination remembers, where that is needed.
+
+    Raises:
+        UsageError: topics or a number of replicas are not understood.
+        RefusedError: a topic is no mirror topic, or cannot have the name it is given.
+    """
+    if state is None:
+        request = request.whole()
+        if not request.mirrors:
+            return [request.arguments(None, request.topics)]
+        return [request.arguments(mirror, (*request.topics, *request.source_topics)) for mirror in request.mirrors]
+    if request.verb == "add":
+        from kmirror.settings import parse_settings
+
+        record = state.mirror(request.mirrors[0])
+        settings = parse_settings(record.settings if record else {})
+        check_replication_factor(request, settings.replication_factor)
+        return [request.arguments(request.mirrors[0], source_names(request, settings.topic_prefix))]
+    return [request.arguments(mirror, [",".join(topics)]) for mirror, topics in _owned(request, state).items()]
+
+
+def combined(codes: Sequence[int]) -> int:
+    """Return the exit code of commands for several mirrors, as of one on all their topics: 7 over 4 over 5."""
+    bad = {code for code in codes if code}
+    for worst in (INTERRUPTED, ExitCode.UNEXPECTED, ExitCode.HISTORIES_DIFFER):
+        if worst in bad:
+            return int(worst)
+    if not bad or bad == {ExitCode.TIMED_OUT}:
+        return max(bad, default=0)
+    return bad.pop() if len(bad) == 1 and all(codes) else int(ExitCode.PARTLY_DONE)
+
+
+def _has_to_look(request: Request) -> bool:
+    """Tell whether what the destination remembers decides what is to be done."""
+    if request.verb == "add":
+        return bool(request.mirror_topics or request.replication_factor)
+    if not request.topics:
+        return False
+    return len(request.mirrors) > 1 or (not request.mirrors and request.needs_mirror)
+
+
+def _state(request: Request) -> State:
+    from kmirror.ops.context import Destination
+
+    properties = destination_properties(
+        request.value("--bootstrap-server"), request.value("--command-config"), request.value("--cluster")
+    )
+    with Destination.open(properties, request.value("--expect-cluster-id")) as destination:
+        return destination.state()
+
+
+def _owned(request: Request, state: State) -> dict[str, list[str]]:
+    """Return the topics that are meant, by the mirror whose they are; a topic's former mirrors do not count."""
+    from kmirror.ops.context import require_mirror
+    from kmirror.ops.selection import select_topics
+    from kmirror.patterns import TopicSelector
+    from kmirror.state.records import DesiredState
+
+    mirrors = [require_mirror(state, name) for name in request.mirrors] or list(state.mirrors)
+    known = [topic for mirror in mirrors for topic in state.topics(mirror.name)]
+    chosen = select_topics(known, TopicSelector.parse(request.topics), "on this destination")
+    living = {topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED}
+    found: dict[str, list[str]] = {}
+    for topic in chosen:
+        if topic.desired is not DesiredState.STOPPED or topic.topic not in living:
+            found.setdefault(topic.mirror, []).append(topic.topic)
+    return found
+
+
+def help_text() -> str:
+    """Return the help of `kafka-mirrors`."""
+    formatter = _formatter("ACTION [OPTIONS]")
+    formatter.write_text("Kafka's flag style for kmirror's verbs. It talks to the destination, and never asks.")
+    with formatter.section("Actions, of which one is given"):
+        formatter.write_dl([(flag, f"{summary} (kmirror {verb})") for flag, (verb, summary) in ACTIONS.items()])
+    with formatter.section("Options"):
+        formatter.write_dl([*_own_records(None), ("--version", "Show the version and exit.")])
+    formatter.write_paragraph()
+    formatter.write_text("`kafka-mirrors ACTION --help` shows an action's options.")
+    return formatter.getvalue()
+
+
+def action_help(action: str) -> str:
+    """Return the help of one action."""
+    verb, summary = ACTIONS[action]
+    formatter = _formatter(f"{action} [OPTIONS]")
+    formatter.write_text(f"{summary} It is `kmirror {verb}`; `kmirror {verb} --help` tells more.")
+    command = command_of(verb)
+    context = click.Context(command)
+    records = [
+        record
+        for param in command.get_params(context)
+        if not {"--yes", *OWN} & {*param.opts} and (record := param.get_help_record(context))
+    ]
+    with formatter.section("Options"):
+        formatter.write_dl([*_own_records(action), *records])
+    return formatter.getvalue()
+
+
+def _formatter(usage: str) -> click.HelpFormatter:
+    formatter = click.HelpFormatter(max_width=_WIDTH)
+    formatter.write_usage("kafka-mirrors", usage)
+    formatter.write_paragraph()
+    return formatter
+
+
+def _own_records(action: str | None) -> list[tuple[str, str]]:
+    return [
+        (f"{flag} {own.metavar}" if own.metavar else flag, own.help)
+        for flag, own in OWN.items()
+        if action is None or not own.actions or action in own.actions
+    ]

@@ -1,0 +1,331 @@
+"""The flags of `kafka-mirrors`, and what a command line of it asks of kmirror. Pure.
+
+Two tools of this style exist: that of Apache Kafka's cluster mirroring (KIP-1279; its verbs are --start and --stop, its
+mirrors --mirror), and Confluent Platform's kafka-mirrors (its mirrors are --link, its topics --mirror-topic). Both
+spellings are taken. Besides its own flags an action takes the options of the kmirror verb that it becomes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import click
+
+from kmirror.cli.main import kmirror
+from kmirror.cli.options import Verb
+from kmirror.errors import RefusedError, UsageError
+from kmirror.patterns import is_plain_name
+
+#: Action, the kmirror verb it becomes, what it is for. --create becomes `add` when topics are named.
+ACTIONS = {
+    "--create": ("create", "Make a mirror; with --mirror-topic, make a mirror topic."),
+    "--add": ("add", "Make topics of the source mirror topics."),
+    "--start": ("add", "The same as --add."),
+    "--list": ("list", "Show the mirrors; with --link, its mirror topics."),
+    "--describe": ("describe", "Show every mirrored partition: offsets, lag, state."),
+    "--pause": ("pause", "Stop copying for a while."),
+    "--resume": ("resume", "Go on copying what was paused."),
+    "--unpause": ("resume", "The same as --resume."),
+    "--recover": ("recover", "Have FAILED partitions tried again at once."),
+    "--promote": ("promote", "Stop mirroring to topics as their copies become complete; waits for it."),
+    "--failover": ("failover", "Make mirror topics ordinary ones, at once."),
+    "--stop": ("failover", "The same as --failover, for topics that are named."),
+    "--remove": ("remove", "Stop mirroring to topics, for good."),
+    "--truncate-and-restore": ("failback", "Make the old source a mirror of the new primary."),
+    "--reverse-and-start": ("switchover", "Change roles with the source, as planned."),
+    "--delete": ("delete", "Forget a mirror; its topics stay."),
+}
+_ADDING = ("--create", "--add", "--start")
+_SHOWING = ("--list", "--describe")
+
+MIRROR_FLAGS = ("--mirror", "--link", "--links")
+TOPIC_FLAGS = ("--topics", "--topic", "--mirror-topic")
+_SOURCE_TOPIC, _REPLICATION_FACTOR, _MIRROR_CONFIG = "--source-topic", "--replication-factor", "--mirror-config"
+_TOPIC_WORDS = (*TOPIC_FLAGS, _SOURCE_TOPIC)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFlag:
+    """One flag that only `kafka-mirrors` has: what its value is called (None without one), and its help."""
+
+    metavar: str | None
+    help: str
+    #: The actions it goes with; all of them when empty.
+    actions: tuple[str, ...] = ()
+
+
+OWN = {
+    "--mirror": OwnFlag("M", "The mirror's name."),
+    "--link": OwnFlag("M", "The same as --mirror."),
+    "--links": OwnFlag("M", "The same as --mirror; names may be separated by commas."),
+    "--topics": OwnFlag("LIST", "Topics: names and regular expressions, separated by commas."),
+    "--topic": OwnFlag("LIST", "The same as --topics."),
+    "--mirror-topic": OwnFlag("LIST", "Mirror topics, by their names on the destination."),
+    _SOURCE_TOPIC: OwnFlag("LIST", "Topics, by their names on the source.", _ADDING),
+    _REPLICATION_FACTOR: OwnFlag("N", "Replicas of the topics that are created.", _ADDING),
+    "--pending-stopped-only": OwnFlag(None, "Only topics that are being promoted.", ("--describe",)),
+    "--include-stopped": OwnFlag(None, "Nothing changes: stopped topics are always shown.", _SHOWING),
+    "--force": OwnFlag(None, "Nothing changes: nothing is ever asked."),
+}
+
+_UNSUPPORTED = {
+    "--reverse-and-pause": "give --reverse-and-start; then, at the old source, --pause",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one command line asks for, in kmirror's words."""
+
+    action: str
+    verb: str
+    mirrors: tuple[str, ...] = ()
+    #: As --topics and --topic give them.
+    topics: tuple[str, ...] = ()
+    #: As --mirror-topic gives them; among `topics` for every verb but `add`, which takes source names.
+    mirror_topics: tuple[str, ...] = ()
+    source_topics: tuple[str, ...] = ()
+    replication_factor: str | None = None
+    #: What is passed on as it stands.
+    rest: tuple[str, ...] = ()
+
+    @property
+    def needs_mirror(self) -> bool:
+        """Tell whether the verb cannot do without `--mirror`."""
+        return any("--mirror" in param.opts and param.required for param in command_of(self.verb).params)
+
+    def arguments(self, mirror: str | None, topics: Sequence[str]) -> list[str]:
+        """Return kmirror's arguments for one mirror (None: for all) and these topics."""
+        words = [self.verb]
+        if mirror is not None:
+            words += ["--mirror", mirror]
+        for topic in topics:
+            words += ["--topics", topic]
+        words += self.rest
+        if self.verb == "create" and self.replication_factor is not None:
+            words += ["--config", f"replication.factor={self.replication_factor}"]
+        return [*words, "--yes"] if "--yes" in options_of(self.verb) else words
+
+    def value(self, flag: str) -> str | None:
+        """Return the value with which a flag is passed on."""
+        return self.rest[len(self.rest) - self.rest[::-1].index(flag)] if flag in self.rest else None
+
+    def whole(self) -> Request:
+        """Return the same; a stop of every topic is one of the mirror, which ends discovery too."""
+        if self.verb == "failover" and self.topics == (".*",):
+            return Request(self.action, self.verb, self.mirrors, rest=self.rest)
+        return self
+
+
+def command_of(verb: str) -> Verb:
+    """Return a kmirror verb."""
+    found = kmirror.get_command(click.Context(kmirror), verb)
+    assert isinstance(found, Verb)
+    return found
+
+
+def options_of(verb: str) -> dict[str, bool]:
+    """Return the flags of a kmirror verb, and whether each takes a value."""
+    options = [param for param in command_of(verb).params if isinstance(param, click.Option)]
+    return {flag: not (option.is_flag or option.count) for option in options for flag in option.opts}
+
+
+def action_of(arguments: Sequence[str]) -> tuple[str, str]:
+    """Return the action that arguments name, and the kmirror verb it becomes. Raises UsageError."""
+    words = [word.partition("=")[0] for word in arguments]
+    for word in words:
+        if word in _UNSUPPORTED:
+            raise UsageError(f"{word} is not supported", _UNSUPPORTED[word])
+    given = list(dict.fromkeys(word for word in words if word in ACTIONS))
+    if not given:
+        near = [near for word in words if word.startswith("--") for near in _near(word, ACTIONS)]
+        known = {*OWN, *_options_of_all()}
+        meant = near[0] if near and not all(word in known for word in words if word.startswith("--")) else None
+        raise UsageError(
+            "no action is named", f"did you mean {meant}?" if meant else f"give one of {', '.join(ACTIONS)}"
+        )
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are two actions", "give one of them")
+    verb = ACTIONS[given[0]][0]
+    if verb == "create" and any(word in _TOPIC_WORDS for word in words):
+        verb = "add"
+    if verb == "list" and any(word in (*MIRROR_FLAGS, *TOPIC_FLAGS) for word in words):
+        verb = "describe"
+    return given[0], verb
+
+
+def read(arguments: Sequence[str]) -> Request:
+    """Return what a command line asks for.
+
+    Raises:
+        UsageError: it is not understood, contradicts itself, or lacks something; speaks of kafka-mirrors' flags.
+    """
+    action, verb = action_of(arguments)
+    passed = options_of(verb)
+    own: dict[str, list[str]] = {}
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == action:
+            continue
+        if re.fullmatch("-v+", word):
+            rest.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("-"):
+            raise UsageError(f"got unexpected argument {word}", f"topics are named with a flag: --topics {word}")
+        if flag in OWN and (not OWN[flag].actions or action in OWN[flag].actions):
+            takes_value = OWN[flag].metavar is not None
+            is_own = flag in {*MIRROR_FLAGS, *TOPIC_FLAGS} or flag not in passed
+        elif flag in passed and flag not in {"--yes", *OWN}:
+            takes_value, is_own = passed[flag], False
+        else:
+            raise _unknown(flag, action, passed)
+        if takes_value and not equals:
+            if not words or words[0] in ACTIONS or words[0] in OWN:
+                raise UsageError(f"{flag} needs a value", f"see `kafka-mirrors {action} --help`")
+            value = words.pop(0)
+        if equals and not takes_value:
+            raise UsageError(f"{flag} takes no value", f"write {flag} alone")
+        if is_own:
+            own.setdefault(flag, []).append(value)
+        else:
+            rest += [flag, value] if takes_value else [flag]
+    return _checked(action, verb, own, rest)
+
+
+def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Sequence[str]) -> Request:
+    mirrors = [name.strip() for flag in MIRROR_FLAGS for value in own.get(flag, ()) for name in value.split(",")]
+    topics = [value for flag in ("--topics", "--topic") for value in own.get(flag, ())]
+    mirror_topics = list(own.get("--mirror-topic", ()))
+    if verb != "add":
+        topics, mirror_topics = [*topics, *mirror_topics], []
+    factors = own.get(_REPLICATION_FACTOR, ())
+    request = Request(
+        action,
+        verb,
+        tuple(dict.fromkeys(mirrors)),
+        tuple(topics),
+        tuple(mirror_topics),
+        tuple(own.get(_SOURCE_TOPIC, ())),
+        factors[-1] if factors else None,
+        tuple(rest),
+    )
+    _require(request)
+    return request
+
+
+def _require(request: Request) -> None:
+    """Raise UsageError for what is missing or too much."""
+    action, verb = request.action, request.verb
+    named = [*request.topics, *request.mirror_topics, *request.source_topics]
+    if "" in request.mirrors:
+        raise UsageError("a mirror's name is empty", "give --mirror M, or --link M")
+    if len(request.mirrors) > 1 and verb in {"create", "add", "failback", "switchover"}:
+        first, second = request.mirrors[:2]
+        raise UsageError(f"{first} and {second} are two mirrors, and {action} is about one", "name one of them")
+    if named and "--topics" not in options_of(verb):
+        raise UsageError(f"topics do not go with {action}", f"leave them out; `kafka-mirrors {action} --help`")
+    if verb == "add" and not named:
+        raise UsageError(f"{action} needs --topics", "name topics of the source, or regular expressions")
+    if verb == "remove" and not named:
+        raise UsageError(f"{action} needs --topics", "name mirror topics, or regular expressions")
+    if action == "--stop" and not named:
+        raise UsageError("--stop needs --topics", "to stop the whole mirror give --failover --mirror M")
+    if not request.mirrors and request.needs_mirror:
+        if verb in {"create", "add", "delete", "failback"}:
+            raise UsageError(f"{action} needs --mirror", "give --mirror M, or --link M")
+        if not named:
+            raise UsageError(f"{action} needs --mirror or --topics", "say what it is about: --link M means --mirror M")
+    if verb in {"create", "failback", "switchover"} and _MIRROR_CONFIG not in request.rest:
+        says = {
+            "create": "FILE says how the source is reached; to make topics mirror topics, name them with --topics",
+            "failback": "FILE says how the new primary is reached",
+            "switchover": "FILE says how this cluster is reached from the other side",
+        }
+        raise UsageError(f"{action} needs --mirror-config FILE", says[verb])
+
+
+def source_names(request: Request, prefix: str) -> tuple[str, ...]:
+    """Return what `add` is to be given: the source's topics, where mirror topics are named in a mirror of that prefix.
+
+    Raises:
+        UsageError: --mirror-topic is no plain name, or there are as many of one kind as not of the other.
+        RefusedError: a mirror topic cannot have that name in this mirror.
+    """
+    if not request.mirror_topics:
+        return (*request.topics, *request.source_topics)
+    mirror_topics, sources = (
+        _plain(request.mirror_topics, "--mirror-topic"),
+        _plain(request.source_topics, _SOURCE_TOPIC),
+    )
+    if sources and len(sources) != len(mirror_topics):
+        raise UsageError("--mirror-topic and --source-topic name unequal numbers of topics", "name them in pairs")
+    for place, topic in enumerate(mirror_topics):
+        wanted = f"{prefix}{sources[place]}" if sources else topic
+        if topic != wanted or not topic.startswith(prefix) or topic == prefix:
+            rule = f"starts with {prefix}, this mirror's topic.prefix" if prefix else "is its source topic's name"
+            hint = f"name it {wanted}" if sources else f"name it {prefix}{topic}, or name source topics with --topics"
+            raise RefusedError(
+                f"a mirror topic cannot be named {topic}: its name {rule}",
+                f"{hint}; topic.prefix is fixed when the mirror is created",
+            )
+    return (*request.topics, *(topic.removeprefix(prefix) for topic in mirror_topics))
+
+
+def _plain(values: Sequence[str], flag: str) -> list[str]:
+    names = [name.strip() for value in values for name in value.split(",")]
+    for name in names:
+        if not is_plain_name(name):
+            raise UsageError(f"{flag}: {name!r} is not a topic's name", "regular expressions go with --topics")
+    return names
+
+
+def check_replication_factor(request: Request, setting: int) -> None:
+    """Refuse a number of replicas other than the mirror's setting: topics have none of their own.
+
+    Raises:
+        UsageError: it is not a number.
+        RefusedError: it is another one.
+    """
+    wanted = request.replication_factor
+    if wanted is None:
+        return
+    if not re.fullmatch("-1|[1-9][0-9]*", wanted):
+        raise UsageError(f"--replication-factor: {wanted!r} is not a number of replicas", "give 1 or more")
+    if int(wanted) != setting:
+        now = "the brokers' default" if setting == -1 else str(setting)
+        raise RefusedError(
+            f"--replication-factor {wanted} is not the mirror's replication.factor, which is {now}",
+            f"leave it out, or `kmirror config --mirror {request.mirrors[0]} --set replication.factor={wanted}` first",
+        )
+
+
+def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
+    here = {*(name for name in OWN if not OWN[name].actions or action in OWN[name].actions), *passed} - {"--yes"}
+    if action == "--create" and flag == _MIRROR_CONFIG:
+        return UsageError(
+            "--mirror-config makes a mirror, and naming topics makes mirror topics", "give two commands, one for each"
+        )
+    if action in _ADDING and flag == "--config":
+        return UsageError(
+            "--config does not go with topics: they have their sources' settings",
+            "leave it out; kafka-configs changes them, topic.properties.exclude keeps a key from being taken over",
+        )
+    see = f"`kafka-mirrors {action} --help` shows what does"
+    if flag in OWN or flag in _options_of_all():
+        return UsageError(f"{flag} does not go with {action}", see)
+    near = _near(flag, here)
+    return UsageError(f"no such option {flag}", f"did you mean {near[0]}?" if near else see.replace("does", "there is"))
+
+
+def _options_of_all() -> set[str]:
+    return {flag for verb, _ in ACTIONS.values() for flag in options_of(verb)} - {"--yes"}
+
+
+def _near(word: str, known: Mapping[str, object] | set[str]) -> list[str]:
+    return get_close_matches(word, sorted(known), n=1)

@@ -1,0 +1,338 @@
+"""ACLs as a cluster keeps them: described, created and deleted by raw requests (DescribeAcls, CreateAcls, DeleteAcls).
+
+librdkafka's describe hides why it found nothing, so these go out through `ClusterClient`. What an error code means:
+
+* 54 (SECURITY_DISABLED): the cluster has no authorizer; whoever reaches it may do everything;
+* 31: DESCRIBE on the cluster is lacking to see ACLs, or ALTER on it to change them.
+
+Creating a binding that is there and deleting one that is not do nothing, so either may be asked again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.codes import Code, code_name
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+
+#: Any principal, any host, any name: how ACLs write it.
+EVERYONE = "User:*"
+ANY_HOST = "*"
+ANY_NAME = "*"
+
+_SECURITY_DISABLED = 54
+_NOT_CONTROLLER = 41
+_ANY = 1
+_AT_ONCE = 500
+_PAUSE_S = 0.05
+_AGAIN = frozenset({_NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
+
+
+class ResourceType(StrEnum):
+    """Name what an ACL is about."""
+
+    TOPIC = "TOPIC"
+    GROUP = "GROUP"
+    CLUSTER = "CLUSTER"
+    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
+    DELEGATION_TOKEN = "DELEGATION_TOKEN"
+    USER = "USER"
+
+
+class PatternType(StrEnum):
+    """Name how an ACL's resource name is to be read."""
+
+    LITERAL = "LITERAL"
+    PREFIXED = "PREFIXED"
+
+
+class Operation(StrEnum):
+    """Name what an ACL permits or forbids."""
+
+    ALL = "ALL"
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
+    DESCRIBE = "DESCRIBE"
+    CLUSTER_ACTION = "CLUSTER_ACTION"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+    ALTER_CONFIGS = "ALTER_CONFIGS"
+    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
+    CREATE_TOKENS = "CREATE_TOKENS"
+    DESCRIBE_TOKENS = "DESCRIBE_TOKENS"
+    TWO_PHASE_COMMIT = "TWO_PHASE_COMMIT"
+
+
+class Permission(StrEnum):
+    """Say whether an ACL permits or forbids."""
+
+    DENY = "DENY"
+    ALLOW = "ALLOW"
+
+
+def _codes(words: type[StrEnum], first: int) -> dict[Any, int]:
+    return {word: code for code, word in enumerate(words, first)}
+
+
+_RESOURCE_CODES: dict[ResourceType, int] = _codes(ResourceType, 2)
+_PATTERN_CODES: dict[PatternType, int] = _codes(PatternType, 3)
+_OPERATION_CODES: dict[Operation, int] = _codes(Operation, 2)
+_PERMISSION_CODES: dict[Permission, int] = _codes(Permission, 2)
+_RESOURCES = {code: word for word, code in _RESOURCE_CODES.items()}
+_PATTERNS = {code: word for word, code in _PATTERN_CODES.items()}
+_OPERATIONS = {code: word for word, code in _OPERATION_CODES.items()}
+_PERMISSIONS = {code: word for word, code in _PERMISSION_CODES.items()}
+
+_FLAGS = {
+    ResourceType.TOPIC: "--topic",
+    ResourceType.GROUP: "--group",
+    ResourceType.TRANSACTIONAL_ID: "--transactional-id",
+    ResourceType.DELEGATION_TOKEN: "--delegation-token",
+    ResourceType.USER: "--user-principal",
+}
+
+
+class AclBinding(NamedTuple):
+    """One ACL: who, from where, may or may not do what, with which resource."""
+
+    resource_type: ResourceType
+    resource_name: str
+    pattern_type: PatternType
+    principal: str
+    host: str
+    operation: Operation
+    permission: Permission
+
+    def covers(self, resource_type: ResourceType, name: str) -> bool:
+        """Tell whether it is about a resource, by its name, a prefix or `*` (KIP-290)."""
+        if self.resource_type is not resource_type:
+            return False
+        if self.pattern_type is PatternType.PREFIXED:
+            return name.startswith(self.resource_name)
+        return self.resource_name in (name, ANY_NAME)
+
+    def __str__(self) -> str:
+        prefix = "*" if self.pattern_type is PatternType.PREFIXED else ""
+        host = "" if self.host == ANY_HOST else f" from {self.host}"
+        what = f"{self.permission} {self.operation} on {self.resource_type.lower()} {self.resource_name}{prefix}"
+        return f"{what} for {self.principal}{host}"
+
+
+class NoAuthorizerError(RefusedError):
+    """The cluster has no authorizer: there are no ACLs."""
+
+
+def describe_acls(client: ClusterClient, resource_type: ResourceType | None = None) -> frozenset[AclBinding]:
+    """Return all ACLs, or all on one type of resources. Needs DESCRIBE on the cluster.
+
+    Raises:
+        NoAuthorizerError: the cluster has none.
+        UnreachableError: it does not answer, or does not let us see them (NOT_AUTHORIZED).
+    """
+    return _bindings(client.ask_any(_described(resource_type)))
+
+
+def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+    """Create ACLs; return what became of each, None for success. Needs ALTER on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import CreateAclsRequest
+
+    creation = CreateAclsRequest.AclCreation
+
+    def request(some: Sequence[AclBinding]) -> Any:
+        return CreateAclsRequest(
+            creations=[
+                creation(
+                    resource_type=_RESOURCE_CODES[one.resource_type],
+                    resource_name=one.resource_name,
+                    resource_pattern_type=_PATTERN_CODES[one.pattern_type],
+                    principal=one.principal,
+                    host=one.host,
+                    operation=_OPERATION_CODES[one.operation],
+                    permission_type=_PERMISSION_CODES[one.permission],
+                )
+                for one in some
+            ]
+        )
+
+    return _change(client, bindings, request, lambda answer: answer.results, "creating the ACL")
+
+
+def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+    """Delete exactly these ACLs; return what became of each, None for success. Needs ALTER on the cluster.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.admin import DeleteAclsRequest
+
+    filter_type = DeleteAclsRequest.DeleteAclsFilter
+
+    def request(some: Sequence[AclBinding]) -> Any:
+        return DeleteAclsRequest(
+            filters=[
+                filter_type(
+                    resource_type_filter=_RESOURCE_CODES[one.resource_type],
+                    resource_name_filter=one.resource_name,
+                    pattern_type_filter=_PATTERN_CODES[one.pattern_type],
+                    principal_filter=one.principal,
+                    host_filter=one.host,
+                    operation=_OPERATION_CODES[one.operation],
+                    permission_type=_PERMISSION_CODES[one.permission],
+                )
+                for one in some
+            ]
+        )
+
+    return _change(client, bindings, request, lambda answer: answer.filter_results, "deleting the ACL")
+
+
+def await_acls(
+    client: ClusterClient,
+    present: Collection[AclBinding],
+    absent: Collection[AclBinding] = (),
+    timeout: float = 10.0,
+) -> bool:
+    """Wait until every broker that answers sees the ACLs `present` and none of those `absent`; False: not in time.
+
+    A changed ACL is in force on a broker when that broker shows it; brokers learn of it one after the other.
+    """
+    types = {one.resource_type for one in (*present, *absent)}
+    wanted, unwanted = frozenset(present), frozenset(absent)
+    deadline = time.monotonic() + timeout
+    waiting = set(client.metadata([]).brokers)
+    while types:
+        for node_id in list(waiting):
+            try:
+                seen = broker_acls(client, node_id, next(iter(types)) if len(types) == 1 else None)
+            except (KmirrorError, OutcomeUnknown) as error:
+                if isinstance(error, NoAuthorizerError) or (
+                    isinstance(error, KmirrorError) and error.reason is Reason.NOT_AUTHORIZED
+                ):
+                    raise
+                continue
+            if wanted <= seen and not unwanted & seen:
+                waiting.discard(node_id)
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
+    return not (types and waiting)
+
+
+def broker_acls(
+    client: ClusterClient, node_id: int, resource_type: ResourceType | None = None
+) -> frozenset[AclBinding]:
+    """Return the ACLs as one broker sees them now.
+
+    Raises:
+        NoAuthorizerError: that broker has none.
+        UnreachableError: it does not answer, or does not let us see them.
+        OutcomeUnknown: its answer was lost.
+    """
+    broker = client.metadata([]).brokers[node_id]
+    return _bindings(client.connect(node_id, broker.host, broker.port).request(_described(resource_type)))
+
+
+def kafka_acls_line(binding: AclBinding, bootstrap_servers: str, *, remove: bool = False) -> str:
+    """Return the command with which an administrator adds, or removes, an ACL."""
+    permission = binding.permission.lower()
+    where = "--cluster"
+    if binding.resource_type is not ResourceType.CLUSTER:
+        where = f"{_FLAGS[binding.resource_type]} {shlex.quote(binding.resource_name)}"
+    parts = [
+        f"kafka-acls --bootstrap-server {bootstrap_servers}",
+        "--remove --force" if remove else "--add",
+        f"--{permission}-principal {shlex.quote(binding.principal)}",
+        "" if binding.host == ANY_HOST else f"--{permission}-host {binding.host}",
+        f"--operation {operation_flag(binding.operation)}",
+        where,
+        "--resource-pattern-type prefixed" if binding.pattern_type is PatternType.PREFIXED else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def operation_flag(operation: str) -> str:
+    """Return an operation as `kafka-acls` takes it: `DescribeConfigs`."""
+    return operation.title().replace("_", "")
+
+
+def _described(resource_type: ResourceType | None) -> Any:
+    from kafka.protocol.admin import DescribeAclsRequest
+
+    return DescribeAclsRequest(
+        resource_type_filter=_ANY if resource_type is None else _RESOURCE_CODES[resource_type],
+        resource_name_filter=None,
+        pattern_type_filter=_ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=_ANY,
+        permission_type=_ANY,
+    )
+
+
+def _bindings(answer: Any) -> frozenset[AclBinding]:
+    if answer.error_code:
+        raise _refusal(answer.error_code, answer.error_message, "describing ACLs", "Describe")
+    return frozenset(_decoded(answer))
+
+
+def _decoded(answer: Any) -> Iterator[AclBinding]:
+    for resource in answer.resources:
+        for acl in resource.acls:
+            try:
+                yield AclBinding(
+                    _RESOURCES[resource.resource_type],
+                    resource.resource_name,
+                    _PATTERNS[resource.pattern_type],
+                    acl.principal,
+                    acl.host,
+                    _OPERATIONS[acl.operation],
+                    _PERMISSIONS[acl.permission_type],
+                )
+            except KeyError:  # a kind that only newer brokers know: nothing that we could judge or make
+                continue
+
+
+def _change(
+    client: ClusterClient, bindings: Collection[AclBinding], request: Any, results_of: Any, what: str
+) -> dict[AclBinding, KmirrorError | None]:
+    outcomes: dict[AclBinding, KmirrorError | None] = {}
+    for some in _chunks(sorted(bindings)):
+        deadline = time.monotonic() + client.config.request_timeout_ms / 1000
+        while True:
+            results = list(results_of(client.ask_any(request(some))))
+            if not any(one.error_code in _AGAIN for one in results) or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_S)
+        for binding, result in zip(some, results, strict=True):
+            code = result.error_code
+            said = f"{what} {binding}"
+            outcomes[binding] = _refusal(code, result.error_message, said, "Alter") if code else None
+    return outcomes
+
+
+def _refusal(code: int, detail: str | None, what: str, right: str) -> KmirrorError:
+    if code == _SECURITY_DISABLED:
+        return NoAuthorizerError(f"{what}: the cluster has no authorizer", "set authorizer.class.name on its brokers")
+    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
+        return UnreachableError(
+            f"{what}: we lack {right.upper()} on the cluster",
+            f"kafka-acls --add --allow-principal User:NAME --operation {right} --cluster",
+            Reason.NOT_AUTHORIZED,
+        )
+    return BrokerError(code, code_name(code), what, detail)
+
+
+def _chunks(bindings: Sequence[AclBinding]) -> Iterable[Sequence[AclBinding]]:
+    for first in range(0, len(bindings), _AT_ONCE):
+        yield bindings[first : first + _AT_ONCE]

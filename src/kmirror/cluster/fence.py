@@ -1,0 +1,228 @@
+"""Shut a producer out of partitions at their leaders, for good: whatever it sends later is refused there.
+
+A COMMIT marker of the producer's own id with a higher producer epoch makes a leader refuse every later batch and marker
+of a lower epoch (INVALID_PRODUCER_EPOCH), also one that knew nothing of the producer before (KIP-360). It takes one
+offset, which no consumer is ever shown. Its coordinator epoch is the highest there is: a lower one than the leader
+remembers would be refused, and by this one a fence is known again. Nobody writes under that id afterwards.
+
+Who may not write markers (ALTER or CLUSTER_ACTION on the cluster) can buy the same with a record: a batch of the higher
+epoch, which consumers are shown.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from kmirror.cluster.batch import BatchHeader, batch_headers, guard
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.codes import Code
+from kmirror.cluster.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
+from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.records import Record, make_batch, read_records
+
+#: How long leaders that are away are looked for.
+_PATIENCE_S = 5.0
+#: How long markers may take: the first ones of many partitions are slow on a busy broker.
+_ANSWER_S = 10.0
+_AT_ONCE = 200
+_ROUNDS = 3
+#: A writer that fills offsets may be one epoch further than it was a moment ago.
+_EPOCHS_AHEAD = 10
+#: A marker's value: version, coordinator epoch.
+_MARKER = struct.Struct(">hi")
+_KEY = b"kmirror"
+_VALUE = b"mirroring stopped here"
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a partition: its producer id, and the epoch that it knows. `known_end`: where the log ended once."""
+
+    producer_id: int
+    producer_epoch: int
+    known_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """What became of one partition: the log's end before the fence, None with an error code."""
+
+    error_code: int
+    end_offset: int | None
+    #: True when the writer is shut out at the leader.
+    is_shut_out: bool = False
+
+
+def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Fenced]:
+    """Return where logs end, without shutting anybody out. Raises UnreachableError when no broker answers."""
+    answers = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, timeout=_PATIENCE_S)
+    return {
+        p: Fenced(a.error_code or (Code.LEADER_NOT_AVAILABLE if a.offset is None else 0), a.offset)
+        for p, a in answers.items()
+    }
+
+
+def fence(
+    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool = False
+) -> dict[TopicPartition, Fenced]:
+    """Shut these writers out of their partitions; where one is already, return where its log ended then.
+
+    Partitions whose leader cannot be asked, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED where markers
+    may not be written. It can be called again.
+
+    Raises:
+        UnreachableError: no broker of the cluster answers.
+    """
+    found: dict[TopicPartition, Fenced] = {}
+    left = dict(writers)
+    for _ in range(_ROUNDS):
+        found |= _fence_once(client, left, with_record=with_record)
+        # what got no answer may have been carried out: the next round knows it again
+        left = {place: left[place] for place in left if found[place].error_code == Code.BROKER_NOT_AVAILABLE}
+        if not left:
+            break
+    return found
+
+
+def _fence_once(
+    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool
+) -> dict[TopicPartition, Fenced]:
+    before = log_ends(client, writers)
+    found = {place: end for place, end in before.items() if end.error_code}
+    # in this order: whoever was shut out before the ends were read is remembered as such by the leader now
+    known = client.describe_producers([p for p in writers if p not in found], timeout=_PATIENCE_S)
+    to_fence: dict[TopicPartition, Writer] = {}
+    for place, answer in known.items():
+        writer = writers[place]
+        if answer.error_code:
+            found[place] = Fenced(answer.error_code, None)
+            continue
+        mine = next((p for p in answer.producers if p.producer_id == writer.producer_id), None)
+        if mine is not None and mine.coordinator_epoch == MAX_COORDINATOR_EPOCH:
+            found[place] = _fence_there(client, place, writer, writer.known_end)
+        else:
+            epoch = max(writer.producer_epoch, mine.producer_epoch if mine else 0)
+            to_fence[place] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
+    codes = (_send_records if with_record else _send_markers)(client, to_fence)
+    after = log_ends(client, [place for place, code in codes.items() if not code])
+    for place, code in codes.items():
+        start = before[place].end_offset or 0
+        end = after[place].end_offset if place in after else None
+        if end is None:
+            found[place] = Fenced(code or after[place].error_code, None)
+        elif end == start + 1:
+            found[place] = Fenced(0, start, is_shut_out=True)
+        else:
+            # the writer was quicker, or the request was carried out twice
+            found[place] = _fence_there(client, place, writers[place], min(start, end))
+    return found
+
+
+def _fence_there(client: ClusterClient, place: TopicPartition, writer: Writer, start: int) -> Fenced:
+    """Find the fence at or after `start`."""
+    reader = PartitionReader(client, place)
+    offset = first = max(start, client.list_offsets({place: EARLIEST})[place].offset or 0)
+    end = log_ends(client, [place])[place].end_offset or 0
+    while offset < end:
+        records = reader.fetch(offset).records
+        headers = list(batch_headers(records))
+        if not headers:
+            break
+        for header in headers:
+            if header.producer_id == writer.producer_id and _is_fence(records, header):
+                return Fenced(0, header.base_offset, is_shut_out=True)
+        offset = headers[-1].next_offset
+    # deleted by now: all that is left came after it
+    return Fenced(0, first, is_shut_out=True)
+
+
+def _is_fence(records: memoryview, header: BatchHeader) -> bool:
+    if header.record_count != 1:
+        return False
+    (record,) = read_records(records, header)
+    if not header.is_control:
+        return record.key == _KEY and record.value == _VALUE
+    return record.value is not None and _MARKER.unpack_from(record.value)[1] == MAX_COORDINATOR_EPOCH
+
+
+def _send_markers(client: ClusterClient, writers: Mapping[TopicPartition, Writer]) -> dict[TopicPartition, int]:
+    from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
+
+    marker_type = WriteTxnMarkersRequest.WritableTxnMarker
+    topic_type = marker_type.WritableTxnMarkerTopic
+
+    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+        markers = [
+            marker_type(
+                producer_id=writer.producer_id,
+                producer_epoch=writer.producer_epoch,
+                transaction_result=True,
+                topics=[topic_type(name=topic, partition_indexes=[partition])],
+                coordinator_epoch=MAX_COORDINATOR_EPOCH,
+            )
+            for topic, partitions in by_topic.items()
+            for partition in partitions
+            if (writer := writers[TopicPartition(topic, partition)])
+        ]
+        return WriteTxnMarkersRequest(markers=markers)
+
+    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
+        for marker in answer.markers:
+            for topic in marker.topics:
+                for p in topic.partitions:
+                    yield TopicPartition(topic.name, p.partition_index), p.error_code, None
+
+    return _in_parts(client, writers, build, read)
+
+
+def _send_records(client: ClusterClient, writers: Mapping[TopicPartition, Writer]) -> dict[TopicPartition, int]:
+    from kafka.protocol.producer import ProduceRequest
+
+    topic_type = ProduceRequest.TopicProduceData
+    partition_type = topic_type.PartitionProduceData
+
+    names: dict[UUID, str] = {}
+
+    def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
+        topics = []
+        for topic, partitions in by_topic.items():
+            topic_id = UUID(bytes=metadata.topics[topic].topic_id)
+            names[topic_id] = topic
+            data = [partition_type(index=p, records=_record(writers[TopicPartition(topic, p)])) for p in partitions]
+            topics.append(topic_type(name=topic, topic_id=topic_id, partition_data=data))
+        timeout_ms = client.config.request_timeout_ms
+        return ProduceRequest(transactional_id=None, acks=-1, timeout_ms=timeout_ms, topic_data=topics)
+
+    def read(answer: Any) -> Iterable[tuple[TopicPartition, int, None]]:
+        for topic in answer.responses:
+            name = topic.name or names[topic.topic_id]
+            for p in topic.partition_responses:
+                yield TopicPartition(name, p.index), p.error_code, None
+
+    return _in_parts(client, writers, build, read)
+
+
+def _record(writer: Writer) -> bytes:
+    batch = make_batch([Record(0, time.time_ns() // 1_000_000, _KEY, _VALUE)])
+    guard(memoryview(batch), writer.producer_id, writer.producer_epoch, 0)
+    return bytes(batch)
+
+
+def _in_parts(
+    client: ClusterClient,
+    writers: Mapping[TopicPartition, Writer],
+    build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
+    read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+) -> dict[TopicPartition, int]:
+    codes: dict[TopicPartition, int] = {}
+    places = sorted(writers)
+    for start in range(0, len(places), _AT_ONCE):
+        answers = client.per_leader(places[start : start + _AT_ONCE], build, read, timeout=_ANSWER_S)
+        codes |= {place: code for place, (code, _) in answers.items()}
+    return codes

@@ -1,0 +1,286 @@
+"""Consumer groups and share groups of one cluster: which there are, what they have committed, committing for them.
+
+ListGroups is answered by every broker for the groups that it coordinates, with their state and type (version 4 and 5,
+KIP-518, KIP-848); a group that may not be seen is silently absent. Everything else goes to a group's coordinator.
+Committing for a group that does not exist makes one; with live members the broker refuses (UNKNOWN_MEMBER_ID for
+consumer groups, NON_EMPTY_GROUP for share groups). Brokers take any offset, also one that lies outside of the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from kmirror.cluster import share_offsets
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.metadata import Broker, TopicPartition
+from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
+
+#: What a broker answers for a commit while the group has members, and for one of a version it does not know.
+UNKNOWN_MEMBER_ID = 25
+UNSUPPORTED_VERSION = 35
+NON_EMPTY_GROUP = 68
+GROUP_ID_NOT_FOUND = 69
+
+_LIST_GROUPS_WITH_STATE = 4
+_OFFSET_FETCH_OF_MANY = 8
+#: Both address topics by name up to here, by id after it.
+_BY_NAME = 9
+_FIND_MANY_COORDINATORS = 4
+#: An answer holds every partition of these.
+_GROUPS_AT_ONCE = 50
+#: One of a group that nobody is in; every other state means members.
+_EMPTY_STATES = {"Empty", "Dead"}
+_COORDINATOR_MOVED = {
+    Code.COORDINATOR_LOAD_IN_PROGRESS,
+    Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_COORDINATOR,
+    Code.BROKER_NOT_AVAILABLE,
+}
+
+Answer = TypeVar("Answer")
+
+
+class GroupKind(StrEnum):
+    """Name what kind of group it is: `CONSUMER` for all that commit offsets, Kafka Streams' too."""
+
+    CONSUMER = "consumer"
+    SHARE = "share"
+    #: Something else under the classic protocol, such as Connect's workers.
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group that a broker has listed."""
+
+    group: str
+    kind: GroupKind
+    has_members: bool
+
+
+class Committed(NamedTuple):
+    """What a group has committed for a partition; share groups have no metadata."""
+
+    offset: int
+    metadata: str = ""
+
+
+Offsets = Mapping[TopicPartition, Committed]
+
+
+class ClusterGroups:
+    """Ask and change the groups of one cluster, over its client's connections; for one thread at a time."""
+
+    def __init__(self, client: ClusterClient, timeout: float | None = None) -> None:
+        self.client = client
+        self._timeout = timeout or client.config.request_timeout_ms / 1000
+        self._coordinators: dict[str, int] = {}
+        self._brokers: Mapping[int, Broker] = {}
+
+    def listed(self) -> dict[str, ListedGroup]:
+        """Return all groups that we may see, by name.
+
+        Raises:
+            UnreachableError: a broker does not answer, so that groups would be missing.
+            BrokerError: a broker refuses to tell.
+        """
+        from kafka.protocol.admin import ListGroupsRequest
+
+        deadline = time.monotonic() + self._timeout
+        while True:
+            code, found = 0, {}
+            self._brokers = self.client.metadata([], timeout=self._timeout).brokers
+            for broker in self._brokers.values():
+                try:
+                    connection = self.client.connect(broker.node_id, broker.host, broker.port)
+                    request = ListGroupsRequest(states_filter=[], types_filter=[])
+                    answer = connection.request(
+                        request, lowest=_LIST_GROUPS_WITH_STATE, timeout=max(deadline - time.monotonic(), 0.1)
+                    )
+                except OutcomeUnknown as error:
+                    raise UnreachableError(str(error), "are all brokers up?") from None
+                code = code or answer.error_code
+                for group in answer.groups:
+                    found[group.group_id] = _listed(group)
+                    self._coordinators[group.group_id] = broker.node_id
+            if not code:
+                return found
+            if code not in _COORDINATOR_MOVED or time.monotonic() > deadline:
+                raise BrokerError(code, code_name(code), "listing groups")
+            self.client.pause(0)
+
+    def committed(self, groups: Mapping[str, GroupKind]) -> dict[str, dict[TopicPartition, Committed] | int]:
+        """Return what groups have committed, for all topics that we may see; or the error code of a group.
+
+        A group that does not exist has committed nothing.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            shared = [group for group in some if groups[group] is GroupKind.SHARE]
+            found: dict[str, Any] = {}
+            if shared and share_offsets.are_supported(connection):
+                for group, (code, offsets) in share_offsets.describe(connection, shared, timeout).items():
+                    known = {place: Committed(offset) for place, offset in offsets.items()}
+                    found[group] = known if code in (0, GROUP_ID_NOT_FOUND) else code
+            elif shared:
+                found |= dict.fromkeys(shared, UNSUPPORTED_VERSION)
+            others = [group for group in some if groups[group] is not GroupKind.SHARE]
+            return found | (_fetch(connection, others, timeout) if others else {})
+
+        found: dict[str, dict[TopicPartition, Committed] | int] = {}
+        names = sorted(groups)
+        for start in range(0, len(names), _GROUPS_AT_ONCE):
+            found |= self._per_coordinator(names[start : start + _GROUPS_AT_ONCE], ask, self._timeout)
+        return found
+
+    def commit(
+        self, group: str, kind: GroupKind, offsets: Offsets, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Commit offsets for a group, and return an error code for each; 0 is done.
+
+        What is not answered is asked again: the same offsets may be committed twice. A code of REQUEST_TIMED_OUT or
+        BROKER_NOT_AVAILABLE leaves open whether it was done.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+
+        def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
+            if kind is not GroupKind.SHARE:
+                return {group: _worst_of(_commit(connection, group, offsets, timeout))}
+            if not share_offsets.are_supported(connection):
+                return {group: UNSUPPORTED_VERSION}
+            wanted = {place: committed.offset for place, committed in offsets.items()}
+            return {group: _worst_of(share_offsets.alter(connection, group, wanted, timeout))}
+
+        answer = self._per_coordinator([group], ask, timeout or self._timeout)[group]
+        return dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
+
+    def _per_coordinator(
+        self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
+    ) -> dict[str, Any]:
+        """Ask each group's coordinator; an answer that is an int is an error code, tried again while it may pass."""
+        deadline = time.monotonic() + timeout
+        found: dict[str, Any] = dict.fromkeys(groups, int(Code.COORDINATOR_NOT_AVAILABLE))
+        missing, attempt = list(groups), 0
+        while True:
+            if attempt or not self._brokers:
+                self._brokers = self.client.metadata([], timeout=max(deadline - time.monotonic(), 0.1)).brokers
+            found |= self._find([group for group in missing if group not in self._coordinators], deadline)
+            by_node: defaultdict[int, list[str]] = defaultdict(list)
+            for group in missing:
+                node_id = self._coordinators.get(group, -1)
+                if node_id in self._brokers:
+                    by_node[node_id].append(group)
+            for node_id, some in by_node.items():
+                broker = self._brokers[node_id]
+                try:
+                    connection = self.client.connect(node_id, broker.host, broker.port)
+                    found |= ask(connection, some, max(deadline - time.monotonic(), 0.1))
+                except (OutcomeUnknown, UnreachableError):
+                    found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
+            missing = [
+                group for group in missing if isinstance(found[group], int) and found[group] in _COORDINATOR_MOVED
+            ]
+            if not missing or time.monotonic() > deadline:
+                return found
+            for group in missing:
+                self._coordinators.pop(group, None)
+            self.client.pause(attempt)
+            attempt += 1
+
+    def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
+        """Learn who coordinates groups; return an error code for each that has none now."""
+        from kafka.protocol.metadata import FindCoordinatorRequest
+
+        wanted = list(groups)
+        if not wanted:
+            return {}
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=wanted)
+        answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
+        codes: dict[str, int] = {}
+        for one in answer.coordinators:
+            if one.error_code:
+                codes[one.key] = one.error_code
+            else:
+                self._coordinators[one.key] = one.node_id
+        return codes
+
+
+def _listed(group: Any) -> ListedGroup:
+    kind = GroupKind.CONSUMER
+    group_type = (group.group_type or "classic").lower()
+    if group_type == "share":
+        kind = GroupKind.SHARE
+    elif group_type == "classic" and group.protocol_type not in ("", "consumer"):
+        kind = GroupKind.OTHER
+    return ListedGroup(group.group_id, kind, group.group_state not in _EMPTY_STATES)
+
+
+def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
+    from kafka.protocol.consumer import OffsetFetchRequest
+
+    group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+    wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
+    answer = connection.request(
+        OffsetFetchRequest(groups=wanted, require_stable=False),
+        lowest=_OFFSET_FETCH_OF_MANY,
+        highest=_BY_NAME,
+        timeout=timeout,
+    )
+    found: dict[str, Any] = {}
+    for group in answer.groups:
+        if group.error_code not in (0, GROUP_ID_NOT_FOUND):
+            found[group.group_id] = group.error_code
+            continue
+        found[group.group_id] = {
+            TopicPartition(topic.name, one.partition_index): Committed(one.committed_offset, one.metadata or "")
+            for topic in group.topics
+            for one in topic.partitions
+            if one.error_code == 0 and one.committed_offset >= 0
+        }
+    return found
+
+
+def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float) -> dict[TopicPartition, int]:
+    from kafka.protocol.consumer import OffsetCommitRequest
+
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition_type = topic_type.OffsetCommitRequestPartition
+    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    for place, committed in sorted(offsets.items()):
+        by_topic[place.topic].append(
+            # the epoch would be the source's: the destination's leaders count their own
+            partition_type(
+                partition_index=place.partition,
+                committed_offset=committed.offset,
+                committed_leader_epoch=-1,
+                committed_metadata=committed.metadata,
+            )
+        )
+    topics = [topic_type(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+    request = OffsetCommitRequest(
+        group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
+    )
+    answer = connection.request(request, highest=_BY_NAME, timeout=timeout)
+    return {
+        TopicPartition(topic.name, one.partition_index): one.error_code
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+
+
+def _worst_of(codes: dict[TopicPartition, int]) -> dict[TopicPartition, int] | int:
+    """Return one code for all where that means to ask again elsewhere: brokers give it for each partition."""
+    moved = [code for code in codes.values() if code in _COORDINATOR_MOVED]
+    return moved[0] if moved else codes

@@ -1,0 +1,171 @@
+"""The three things that are done to files, each of which can be repeated, and taken back.
+
+After a crash at any moment a change is not begun, begun or done; doing it again finishes it, and undoing it again takes
+it back whole. What has to be on the disk before the next thing is written there at once; names of files that were moved
+reach it with `sync_folder`. Paths are relative to the log directory, `saved` is the name of a file of ours in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kmirror.errors import KmirrorError
+from kmirror.offline.log_dir import OWN_PREFIX, Stamp
+
+_PIECE = 1 << 20
+_UNFINISHED = f"{OWN_PREFIX}unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take a file away whole."""
+
+    path: str
+    saved: str
+
+    def do(self, root: Path) -> None:
+        """Move the file to its side file. Raises OSError."""
+        _rename(root / self.path, root / self.saved)
+
+    def undo(self, root: Path, before: Stamp) -> None:
+        """Move it back. Raises OSError."""
+        _rename(root / self.saved, root / self.path)
+
+    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+        """Tell whether the file is as before, or away."""
+        return now is None or now == before
+
+
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """Cut a file's end off; the end is kept in the side file."""
+
+    path: str
+    saved: str
+    kept_bytes: int
+    size_in_bytes: int
+
+    def do(self, root: Path) -> None:
+        """Save the end and cut it off. Raises OSError."""
+        path, saved = root / self.path, root / self.saved
+        if path.stat().st_size == self.kept_bytes and self._is_saved(saved):
+            return
+        if not self._is_saved(saved):
+            self._save(path, saved)
+        with path.open("r+b") as file:
+            file.truncate(self.kept_bytes)
+            os.fsync(file.fileno())
+
+    def undo(self, root: Path, before: Stamp) -> None:
+        """Append the end again. Raises OSError."""
+        path, saved = root / self.path, root / self.saved
+        if path.stat().st_size < self.size_in_bytes or self._is_saved(saved):
+            with saved.open("rb") as source, path.open("r+b") as target:
+                target.seek(self.kept_bytes)
+                while piece := source.read(_PIECE):
+                    target.write(piece)
+                target.truncate(self.size_in_bytes)
+                target.flush()
+                os.fsync(target.fileno())
+        os.utime(path, ns=(before[1], before[1]))
+
+    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+        """Tell whether the file is as before or cut; on the way back, in between."""
+        if undoing:
+            return now is not None and self.kept_bytes <= now[0] <= self.size_in_bytes
+        return now is not None and (now == before or now[0] == self.kept_bytes)
+
+    def _is_saved(self, saved: Path) -> bool:
+        return saved.exists() and saved.stat().st_size == self.size_in_bytes - self.kept_bytes
+
+    def _save(self, path: Path, saved: Path) -> None:
+        unfinished = saved.with_name(_UNFINISHED)
+        with path.open("rb") as source, unfinished.open("wb") as target:
+            source.seek(self.kept_bytes)
+            while piece := source.read(_PIECE):
+                target.write(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(unfinished, saved)
+        sync_folder(saved.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Give a small text file another content."""
+
+    path: str
+    before: str
+    after: str
+
+    def do(self, root: Path) -> None:
+        """Write the new content. Raises OSError."""
+        if (root / self.path).read_text(encoding="utf-8") != self.after:
+            write_text(root / self.path, self.after, root)
+
+    def undo(self, root: Path, before: Stamp) -> None:
+        """Write the old content. Raises OSError."""
+        if (root / self.path).read_text(encoding="utf-8") != self.before:
+            write_text(root / self.path, self.before, root)
+        os.utime(root / self.path, ns=(before[1], before[1]))
+
+    def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
+        """Tell whether the file has one of the two contents."""
+        return now is not None and (root / self.path).read_text(encoding="utf-8") in {self.before, self.after}
+
+
+Change = Move | Shorten | Rewrite
+_KINDS: Mapping[str, type[Change]] = {"move": Move, "shorten": Shorten, "rewrite": Rewrite}
+
+
+def to_json(change: Change) -> dict[str, Any]:
+    """Return a change as the journal keeps it."""
+    kind = next(name for name, one in _KINDS.items() if one is type(change))
+    return {"kind": kind, **asdict(change)}
+
+
+def from_json(stored: Mapping[str, Any]) -> Change:
+    """Return a change that the journal has kept. Raises KeyError and TypeError where it is none."""
+    fields = dict(stored)
+    return _KINDS[fields.pop("kind")](**fields)
+
+
+def write_text(path: Path, text: str, root: Path) -> None:
+    """Replace a file's content, whole or not at all, and for good; owner and rights stay. Raises OSError.
+
+    A file that is not there yet is made.
+    """
+    unfinished = root / _UNFINISHED
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if path.exists():
+            status = path.stat()
+            os.fchmod(file.fileno(), status.st_mode & 0o7777)
+            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder written to the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(path: Path, target: Path) -> None:
+    if path.exists():
+        if target.exists():
+            raise KmirrorError(f"{path} and {target} are both there", "look which is the right one; nothing was lost")
+        os.rename(path, target)
+    elif not target.exists():
+        raise KmirrorError(f"{path} is gone, and {target} is not there either", "restore it from another replica")

@@ -1,0 +1,132 @@
+"""What is written down before the first file of a log directory is changed: which changes, and how all was before.
+
+A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; what it saves lies beside it as
+`kmirror-cut-N.*`. It also holds size and time of every file below the log directory. With them it is known for certain
+whether anybody else was here since: a broker that starts looks through every partition, and leaves traces at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kmirror.errors import RefusedError
+from kmirror.offline import changes
+from kmirror.offline.changes import Change, sync_folder, write_text
+from kmirror.offline.log_dir import OWN_PREFIX, LogDir, Stamp, stamps_of
+from kmirror.offline.survey import CutSummary
+
+_VERSION = 1
+_NAME = re.compile(re.escape(OWN_PREFIX) + r"(?P<run>[0-9]+)\.json")
+
+
+class Phase(StrEnum):
+    """How far a cut is."""
+
+    CUTTING = "CUTTING"
+    CUT = "CUT"
+    UNDOING = "UNDOING"
+    #: All is as it was; side files may still be there.
+    UNDONE = "UNDONE"
+    #: It was interrupted, and before it was finished a broker ran; what it saved is kept.
+    ABANDONED = "ABANDONED"
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """One cut of one log directory. `plan` tells plans from each other; `stamps` are from before the first change."""
+
+    run: int
+    phase: Phase
+    plan: str
+    summaries: tuple[CutSummary, ...]
+    changes: tuple[Change, ...]
+    stamps: Mapping[str, Stamp]
+
+    @property
+    def name(self) -> str:
+        """Return the journal's file name."""
+        return f"{OWN_PREFIX}{self.run}.json"
+
+    @property
+    def saved_files(self) -> str:
+        """Return the pattern of the names of what it saves."""
+        return f"{OWN_PREFIX}{self.run}.*"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Tell whether it was interrupted half-way."""
+        return self.phase in {Phase.CUTTING, Phase.UNDOING}
+
+    def write(self, log_dir: LogDir, phase: Phase) -> Journal:
+        """Write it to the disk with this phase, and return it. Raises OSError."""
+        journal = replace(self, phase=phase)
+        document = {
+            "version": _VERSION,
+            "run": journal.run,
+            "phase": phase.value,
+            "plan": journal.plan,
+            "partitions": [asdict(summary) for summary in journal.summaries],
+            "changes": [changes.to_json(change) for change in journal.changes],
+            "files": {path: list(stamp) for path, stamp in journal.stamps.items()},
+        }
+        write_text(log_dir.path / journal.name, json.dumps(document, indent=1) + "\n", log_dir.path)
+        return journal
+
+    def remove(self, log_dir: LogDir) -> None:
+        """Remove what was saved, and the journal last. Raises OSError."""
+        journal = log_dir.path / self.name
+        for path in log_dir.path.glob(self.saved_files):
+            if path != journal:
+                path.unlink()
+        sync_folder(log_dir.path)
+        journal.unlink(missing_ok=True)
+        sync_folder(log_dir.path)
+
+    def touched_since(self, log_dir: LogDir) -> str | None:
+        """Return the first file that is neither as it was before nor as the cut makes it, None when there is none.
+
+        Raises OSError.
+        """
+        now = stamps_of(log_dir)
+        by_path = {change.path: change for change in self.changes}
+        undoing = self.phase is Phase.UNDOING
+        for path in sorted(self.stamps.keys() | now.keys()):
+            was, found, change = self.stamps.get(path), now.get(path), by_path.get(path)
+            if not (was == found if change is None else change.explains(log_dir.path, was, found, undoing=undoing)):
+                return path
+        return None
+
+
+def journals_of(log_dir: LogDir) -> list[Journal]:
+    """Return the journals of a log directory, oldest first.
+
+    Raises:
+        RefusedError: one cannot be read.
+    """
+    runs = [(int(match["run"]), path) for path in log_dir.path.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [_read(path) for _, path in sorted(runs)]
+
+
+def _read(path: Path) -> Journal:
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if stored["version"] != _VERSION:
+            raise ValueError(f"version {stored['version']}")
+        return Journal(
+            stored["run"],
+            Phase(stored["phase"]),
+            stored["plan"],
+            tuple(CutSummary(**summary) for summary in stored["partitions"]),
+            tuple(changes.from_json(change) for change in stored["changes"]),
+            {name: (size, time) for name, (size, time) in stored["files"].items()},
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RefusedError(
+            f"{path} cannot be read: {error}", "use the version of kmirror that wrote it, or restore the file"
+        ) from None

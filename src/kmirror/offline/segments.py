@@ -1,0 +1,156 @@
+"""Segment files, walked batch by batch: where a log can be cut, and how much lies behind.
+
+A log may be cut only where a batch ends. The part that stays of the segment that is cut is checked to the byte, because
+the broker reads it again when it starts, and would itself cut the log at a batch it finds damaged.
+
+A producer snapshot lies at the beginning of a segment and says what its broker knew there of each producer: version
+i16, crc u32, count i32, then per producer id i64, epoch i16, last sequence i32, last offset i64, offset delta i32,
+timestamp i64, coordinator epoch i32, first offset of its open transaction i64 (-1 for none).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.cluster.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
+from kmirror.errors import RefusedError
+
+_SNAPSHOT = struct.Struct(">hIi")
+_SNAPSHOT_VERSION = struct.pack(">h", 1)
+_PRODUCER = struct.Struct(">qhiqiqiq")
+
+RECOVER_FIRST = "start the broker, let it recover, stop it cleanly, and try again"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """The beginning of a segment that stays: its size, and the offset behind its last batch.
+
+    `log_end_offset` is the segment's base offset where no batch stays, as it is to a broker. `open_transactions` holds
+    by producer id the first offsets of transactions whose end lies behind.
+    """
+
+    size_in_bytes: int
+    log_end_offset: int
+    open_transactions: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much a stretch of a log holds; transaction markers are batches, not records.
+
+    `log_end_offset` is the offset behind its last whole batch, None where it has none.
+    """
+
+    records: int = 0
+    batches: int = 0
+    size_in_bytes: int = 0
+    log_end_offset: int | None = None
+
+    def __add__(self, later: Amount) -> Amount:
+        end = self.log_end_offset if later.log_end_offset is None else later.log_end_offset
+        return Amount(
+            self.records + later.records,
+            self.batches + later.batches,
+            self.size_in_bytes + later.size_in_bytes,
+            end,
+        )
+
+
+def open_transactions(snapshot: Path) -> dict[int, int]:
+    """Return the first offsets of the transactions that a producer snapshot knows as open, by producer id.
+
+    One that is missing or of another version tells nothing. Raises OSError.
+    """
+    try:
+        data = snapshot.read_bytes()
+    except FileNotFoundError:
+        return {}
+    if len(data) < _SNAPSHOT.size or data[:2] != _SNAPSHOT_VERSION:
+        return {}
+    count = min(_SNAPSHOT.unpack_from(data)[2], (len(data) - _SNAPSHOT.size) // _PRODUCER.size)
+    entries = (_PRODUCER.unpack_from(data, _SNAPSHOT.size + index * _PRODUCER.size) for index in range(count))
+    return {entry[0]: entry[-1] for entry in entries if entry[-1] >= 0}
+
+
+def kept_part(segment: Path, base_offset: int, cut_offset: int, open_before: Mapping[int, int]) -> KeptPart:
+    """Return what stays of a segment when the log is cut at an offset; `open_before` is `open_transactions` of before.
+
+    Raises:
+        RefusedError: a batch goes over the cut, has an old format, or is damaged.
+        OSError: the file cannot be read.
+    """
+    size_in_bytes, log_end_offset, still_open = 0, base_offset, dict(open_before)
+    data = _mapped(segment)
+    try:
+        for header in batch_headers(data):
+            if header.base_offset >= cut_offset:
+                return KeptPart(size_in_bytes, log_end_offset, still_open)
+            _require_good(data, header, cut_offset, segment)
+            size_in_bytes, log_end_offset = header.position + header.size_in_bytes, header.next_offset
+            if header.is_control:
+                still_open.pop(header.producer_id, None)
+            elif header.is_transactional:
+                still_open.setdefault(header.producer_id, header.base_offset)
+    except CorruptBatchError as error:
+        raise RefusedError(f"{segment.name}: {error.message}", RECOVER_FIRST) from None
+    if size_in_bytes != len(data):
+        raise RefusedError(
+            f"{segment.name} ends, behind offset {log_end_offset}, with bytes that are no whole batch",
+            RECOVER_FIRST,
+        )
+    return KeptPart(size_in_bytes, log_end_offset, still_open)
+
+
+def amount(segment: Path, position: int = 0) -> Amount:
+    """Return how much a segment holds from a position on, which is the beginning of a batch; bytes count up to its end.
+
+    Raises:
+        RefusedError: a batch has an old format.
+        OSError: the file cannot be read.
+    """
+    records = batches = 0
+    log_end_offset: int | None = None
+    data = _mapped(segment)[position:]
+    with suppress(CorruptBatchError):  # an unclean end of the last segment; it goes with the rest
+        for header in batch_headers(data):
+            _require_format(header, segment)
+            records += 0 if header.is_control else header.record_count
+            batches += 1
+            log_end_offset = header.next_offset
+    return Amount(records, batches, len(data), log_end_offset)
+
+
+def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segment: Path) -> None:
+    _require_format(header, segment)
+    if header.next_offset > cut_offset:
+        raise RefusedError(
+            f"the cut at {cut_offset} lies inside a batch (offsets {header.base_offset} to {header.next_offset - 1})",
+            "a log can be cut only between two batches; the plan is not for this log",
+        )
+    if crc_of(data[header.position : header.position + header.size_in_bytes]) != header.crc:
+        raise RefusedError(
+            f"{segment.name}: the batch at offset {header.base_offset} is damaged; the broker would cut the log there",
+            "take this replica from another broker",
+        )
+
+
+def _require_format(header: BatchHeader, segment: Path) -> None:
+    if header.magic != 2:
+        raise RefusedError(
+            f"{segment.name} holds message format {header.magic} (offset {header.base_offset})",
+            "only logs in format 2 are cut; recreate the topic instead",
+        )
+
+
+def _mapped(path: Path) -> memoryview:
+    """Return a file's bytes; the mapping goes when nothing refers to it any more."""
+    with path.open("rb") as file:
+        if file.seek(0, 2) == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,293 @@
+"""What a cut would do to each partition that a plan names: looked up in the log directories, nothing changed.
+
+What is not known for certain is refused, partition by partition: a log that is wrongly cut is lost, one that is not cut
+can still be rebuilt.
+
+A transaction of which the records stay and the end goes would never end: its coordinator holds it for finished, and
+consumers with read_committed would wait there for ever. So such a log is cut where the transaction begins. What that
+takes more, both clusters have: it lies before the offset where they part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import RefusedError
+from kmirror.offline.checkpoints import cut_epochs, parse_offsets, parse_topic_id
+from kmirror.offline.log_dir import (
+    EPOCHS,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    METADATA,
+    RECOVERY_POINTS,
+    LogDir,
+    SegmentFile,
+    folders_of,
+    segment_files,
+)
+from kmirror.offline.segments import RECOVER_FIRST, Amount, KeptPart, amount, kept_part, open_transactions
+
+#: The files of a segment beside its `.log`, which the broker makes anew from it.
+_INDEXES = frozenset({"index", "timeindex", "txnindex"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCut:
+    """One partition to be cut: `cut_offset` is the first offset that goes.
+
+    `topic_id` is as Kafka prints it. `expected_log_end` is where the log ended when the cut was planned, None where
+    that is not known; a log that goes on behind it is refused.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    cut_offset: int
+    expected_log_end: int | None = None
+
+    @property
+    def place(self) -> TopicPartition:
+        """Return the partition."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class CutSegment:
+    """The segment that is cut in two: its file, how many bytes of it stay, how many it has."""
+
+    name: str
+    kept_bytes: int
+    size_in_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutSummary:
+    """What a cut does to one partition, in numbers. Records do not count transaction markers, batches do.
+
+    `cut_offset` is before `planned_offset` where a transaction would lose its end: the cut is at its beginning then.
+    """
+
+    topic: str
+    partition: int
+    planned_offset: int
+    cut_offset: int
+    log_end_before: int
+    log_end_after: int
+    records: int
+    batches: int
+    size_in_bytes: int
+
+    @property
+    def place(self) -> TopicPartition:
+        """Return the partition."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCut:
+    """What a cut does to one partition, in files.
+
+    `moved` names the files that go whole, in the order of their going; `recovery_point` is the offset from which on the
+    broker has to read the log again.
+    """
+
+    summary: CutSummary
+    recovery_point: int
+    moved: tuple[str, ...]
+    segment: CutSegment | None
+    epochs_before: str | None
+    epochs_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToCut:
+    """A log that ends at the cut or before it."""
+
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotHere:
+    """None of the log directories has the partition."""
+
+
+Finding = PartitionCut | NothingToCut | NotHere | RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of one planned cut; `log_dir` is None where it is not here, or in several."""
+
+    planned: PlannedCut
+    log_dir: LogDir | None
+    finding: Finding
+
+
+def survey(dirs: Sequence[LogDir], planned: Iterable[PlannedCut]) -> list[Found]:
+    """Return what a cut would do, for each partition in the order they are named.
+
+    Raises:
+        RefusedError: a log directory cannot be read for what it is.
+    """
+    try:
+        known = {one.path: folders_of(one) for one in dirs}
+        starts = {one.path: _offsets(one, LOG_STARTS) for one in dirs}
+        for one in dirs:
+            _offsets(one, HIGH_WATERMARKS)
+            _offsets(one, RECOVERY_POINTS)
+    except OSError as error:
+        raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
+    found = []
+    for cut in planned:
+        having = [one for one in dirs if cut.place in known[one.path].in_use]
+        moving = [one for one in dirs if cut.place in known[one.path].on_the_move]
+        log_dir = having[0] if len(having) == 1 else None
+        finding: Finding
+        try:
+            if len(having) > 1:
+                raise RefusedError(
+                    f"{cut.place} is in {having[0].path} and in {having[1].path}",
+                    "a broker refuses that too; find out which one is the older, and move it away",
+                )
+            if moving:
+                raise RefusedError(
+                    f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
+                    "start the broker, wait until that is over, and stop it cleanly",
+                )
+            finding = _look(log_dir, cut, starts[log_dir.path]) if log_dir else NotHere()
+        except RefusedError as error:
+            finding = error
+        except OSError as error:
+            finding = RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user")
+        found.append(Found(cut, log_dir, finding))
+    return found
+
+
+def _offsets(log_dir: LogDir, name: str) -> dict[TopicPartition, int]:
+    try:
+        return parse_offsets(log_dir.text(name) or "")
+    except ValueError as error:
+        raise RefusedError(f"{log_dir.path / name} is not understood: {error}", RECOVER_FIRST) from None
+
+
+def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]) -> PartitionCut | NothingToCut:
+    """Return what the cut does to a log that is here. Raises RefusedError and OSError."""
+    folder = log_dir.path / str(cut.place)
+    _require_same_topic(log_dir, cut)
+    files = segment_files(folder)
+    logs = [file for file in files if file.kind == "log"]
+    if not logs:
+        raise RefusedError(f"{cut.place} has no segment", RECOVER_FIRST)
+    first_offset, log_start = logs[0].offset, starts.get(cut.place)
+    if log_start is not None and log_start <= first_offset:
+        # A broker keeps a start at or before the first segment only where the log goes on in remote storage.
+        raise RefusedError(
+            f"{cut.place} has tiered storage, or its broker did not stop cleanly",
+            "a tiered partition cannot be cut offline; otherwise " + RECOVER_FIRST,
+        )
+    log_start = first_offset if log_start is None else log_start
+    if cut.cut_offset < log_start:
+        raise RefusedError(
+            f"{cut.place} begins at {log_start}, behind the cut at {cut.cut_offset}",
+            "nothing of the common history is left here; recreate the topic instead",
+        )
+    planned = _cut_at(folder, files, cut.cut_offset)
+    if planned.log_end_before <= cut.cut_offset and not planned.removed.size_in_bytes:
+        return NothingToCut(planned.log_end_before)
+    if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:
+        raise RefusedError(
+            f"{cut.place} ends at {planned.log_end_before}; it was {cut.expected_log_end} when the plan was made",
+            "make a new plan, so that what came since is saved too",
+        )
+    safe = planned
+    while safe.kept.open_transactions:
+        safe = _cut_at(folder, files, min(safe.kept.open_transactions.values()))
+    if safe.cut_offset < log_start:
+        raise RefusedError(
+            f"{cut.place}: a transaction that is open at the cut began at {safe.cut_offset}, before the log's start",
+            "recreate the topic instead",
+        )
+    return _partition_cut(log_dir, cut, files, safe)
+
+
+@dataclass(frozen=True, slots=True)
+class _CutAt:
+    """A log, cut at an offset: the last segment that stays, what of it stays, what goes."""
+
+    cut_offset: int
+    log_end_before: int
+    last_kept: SegmentFile
+    size_in_bytes: int
+    kept: KeptPart
+    removed: Amount
+
+
+def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int) -> _CutAt:
+    """Return what a cut makes of a log. Raises RefusedError and OSError."""
+    logs = [file for file in files if file.kind == "log"]
+    last_kept = ([file for file in logs if file.offset < cut_offset][-1:] or logs[:1])[0]
+    still_open = open_transactions(folder / f"{last_kept.offset:020d}.snapshot")
+    kept = kept_part(folder / last_kept.name, last_kept.offset, cut_offset, still_open)
+    removed = amount(folder / last_kept.name, kept.size_in_bytes)
+    gone = [file for file in logs if file.offset > last_kept.offset]
+    for file in gone:
+        removed += amount(folder / file.name)
+    log_end_before = max(removed.log_end_offset or 0, gone[-1].offset if gone else 0, kept.log_end_offset)
+    return _CutAt(cut_offset, log_end_before, last_kept, (folder / last_kept.name).stat().st_size, kept, removed)
+
+
+def _partition_cut(log_dir: LogDir, cut: PlannedCut, files: Sequence[SegmentFile], at: _CutAt) -> PartitionCut:
+    kept, last_kept, removed = at.kept, at.last_kept, at.removed
+    is_whole = kept.size_in_bytes == at.size_in_bytes
+    segment = None if is_whole else CutSegment(last_kept.name, kept.size_in_bytes, at.size_in_bytes)
+    # The last goes first, and snapshots before all: a broker that starts in the midst finds a log that just ends.
+    moved = [file.name for file in reversed(files) if file.kind == "snapshot" and file.offset > last_kept.offset]
+    moved += [file.name for file in reversed(files) if file.kind != "snapshot" and file.offset > last_kept.offset]
+    if segment:
+        moved += [file.name for file in files if file.kind in _INDEXES and file.offset == last_kept.offset]
+    epochs = log_dir.text(f"{cut.place}/{EPOCHS}")
+    summary = CutSummary(
+        cut.topic,
+        cut.partition,
+        cut.cut_offset,
+        at.cut_offset,
+        at.log_end_before,
+        kept.log_end_offset,
+        removed.records,
+        removed.batches,
+        removed.size_in_bytes,
+    )
+    return PartitionCut(
+        summary,
+        last_kept.offset,
+        tuple(moved),
+        segment,
+        epochs,
+        None if epochs is None else _cut_epochs(epochs, kept.log_end_offset, cut),
+    )
+
+
+def _cut_epochs(text: str, log_end_offset: int, cut: PlannedCut) -> str:
+    try:
+        return cut_epochs(text, log_end_offset)
+    except ValueError as error:
+        raise RefusedError(f"{cut.place}/{EPOCHS} is not understood: {error}", RECOVER_FIRST) from None
+
+
+def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
+    name = f"{cut.place}/{METADATA}"
+    try:
+        text = log_dir.text(name)
+        topic_id = None if text is None else parse_topic_id(text)
+    except ValueError as error:
+        raise RefusedError(f"{name} is not understood: {error}", RECOVER_FIRST) from None
+    if topic_id is None:
+        raise RefusedError(f"{name} is missing: nobody can say which topic {cut.place} is", RECOVER_FIRST)
+    if topic_id != cut.topic_id:
+        raise RefusedError(
+            f"{cut.place} is of topic id {topic_id}, the plan is for {cut.topic_id}",
+            "the topic was deleted and created again; make a new plan",
+        )

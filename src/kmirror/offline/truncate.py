@@ -1,0 +1,163 @@
+"""Cut a stopped broker's logs, take a cut back, finish either after it was interrupted.
+
+The order of the changes is such that a broker started in their midst (nobody should) finds logs that are sound: first
+it is taken from it that it stopped cleanly, so that it reads the logs' ends again; then the offsets it remembers are
+lowered; then each log loses its snapshots, its later segments, last first, and the end of the one that stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.errors import PartlyDoneError, RefusedError
+from kmirror.offline.changes import Change, Move, Rewrite, Shorten, sync_folder
+from kmirror.offline.checkpoints import lowered
+from kmirror.offline.journal import Journal, Phase, journals_of
+from kmirror.offline.log_dir import (
+    CLEAN_SHUTDOWN,
+    CLEANED,
+    EPOCHS,
+    HIGH_WATERMARKS,
+    OWN_PREFIX,
+    RECOVERY_POINTS,
+    LogDir,
+    stamps_of,
+)
+from kmirror.offline.survey import PartitionCut
+
+#: Called with a name after each step that is on the disk; tests stop there.
+Checkpoint = Callable[[str], None]
+
+_SPARE_BYTES = 16 << 20
+_RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or with --undo to take it back"
+
+
+def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
+    """Refuse a cut for which there is no room, or no right to write.
+
+    Raises:
+        RefusedError: says which.
+    """
+    names = [name for name in (RECOVERY_POINTS, HIGH_WATERMARKS, CLEANED) if (log_dir.path / name).exists()]
+    folders = [str(cut.summary.place) for cut in cuts]
+    for path in [log_dir.path, *(log_dir.path / name for name in (*names, *folders))]:
+        if not os.access(path, os.W_OK) or os.geteuid() not in {0, path.stat().st_uid}:
+            raise RefusedError(f"{path} belongs to somebody else", "run as the broker's user, or as root")
+    status = os.statvfs(log_dir.path)
+    needed = sum(cut.segment.size_in_bytes - cut.segment.kept_bytes for cut in cuts if cut.segment) + _SPARE_BYTES
+    if status.f_bavail * status.f_frsize < needed:
+        raise RefusedError(
+            f"{log_dir.path} has too little room to keep what is cut: {needed:,} bytes are needed",
+            "make room; of the segments that go whole nothing is copied",
+        )
+
+
+def standing(log_dir: LogDir) -> list[Journal]:
+    """Return the journals that count, oldest first. Raises RefusedError."""
+    return [one for one in journals_of(log_dir) if one.phase not in {Phase.UNDONE, Phase.ABANDONED}]
+
+
+def begin(log_dir: LogDir, plan: str, cuts: Sequence[PartitionCut], checkpoint: Checkpoint) -> Journal:
+    """Write the journal of a cut; nothing is changed yet.
+
+    Raises:
+        RefusedError: a checkpoint file is not understood.
+        OSError: the journal cannot be written.
+    """
+    run = max((one.run for one in journals_of(log_dir)), default=0) + 1
+    planned = _changes_of(log_dir, run, cuts)
+    journal = Journal(run, Phase.CUTTING, plan, tuple(cut.summary for cut in cuts), planned, stamps_of(log_dir))
+    journal = journal.write(log_dir, Phase.CUTTING)
+    checkpoint("journal")
+    return journal
+
+
+def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None:
+    """Do what a journal says, from wherever it was left.
+
+    Raises:
+        PartlyDoneError: a file could not be changed; the cut can be finished or taken back.
+    """
+    with _telling(log_dir):
+        for change in journal.changes:
+            change.do(log_dir.path)
+            checkpoint(f"cut {change.path}")
+        _sync(log_dir, journal)
+        journal.write(log_dir, Phase.CUT)
+        checkpoint("done")
+
+
+def take_back(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None:
+    """Put back what a journal took away, from wherever it was left, and forget the journal.
+
+    Raises:
+        PartlyDoneError: a file could not be changed; it can be tried again.
+    """
+    with _telling(log_dir):
+        journal.write(log_dir, Phase.UNDOING)
+        checkpoint("undo journal")
+        for change in reversed(journal.changes):
+            change.undo(log_dir.path, journal.stamps[change.path])
+            checkpoint(f"undo {change.path}")
+        _sync(log_dir, journal)
+        journal.write(log_dir, Phase.UNDONE)
+        checkpoint("undone")
+        journal.remove(log_dir)
+        checkpoint("removed")
+
+
+def sweep(log_dir: LogDir) -> None:
+    """Remove what an undo that was interrupted at its very end has left. Raises RefusedError and OSError."""
+    for journal in journals_of(log_dir):
+        if journal.phase is Phase.UNDONE:
+            journal.remove(log_dir)
+
+
+def _changes_of(log_dir: LogDir, run: int, cuts: Sequence[PartitionCut]) -> tuple[Change, ...]:
+    ends = {cut.summary.place: cut.summary.log_end_after for cut in cuts}
+    points = {cut.summary.place: cut.recovery_point for cut in cuts}
+    found: list[Change] = []
+    if (log_dir.path / CLEAN_SHUTDOWN).exists():
+        found.append(Move(CLEAN_SHUTDOWN, f"{OWN_PREFIX}{run}.kafka_cleanshutdown"))
+    found += _lowered(log_dir, RECOVERY_POINTS, points)
+    found += _lowered(log_dir, HIGH_WATERMARKS, ends)
+    found += _lowered(log_dir, CLEANED, ends)
+    for index, cut in enumerate(cuts):
+        folder, saved = cut.summary.place, f"{OWN_PREFIX}{run}.{index:04d}."
+        found += [Move(f"{folder}/{name}", f"{saved}{name}") for name in cut.moved]
+        if one := cut.segment:
+            found.append(Shorten(f"{folder}/{one.name}", f"{saved}{one.name}.end", one.kept_bytes, one.size_in_bytes))
+        found += _rewritten(f"{folder}/{EPOCHS}", cut.epochs_before, cut.epochs_after)
+    return tuple(found)
+
+
+def _lowered(log_dir: LogDir, name: str, highest: Mapping[TopicPartition, int]) -> list[Change]:
+    text = log_dir.text(name)
+    try:
+        return _rewritten(name, text, None if text is None else lowered(text, highest))
+    except ValueError as error:
+        raise RefusedError(f"{log_dir.path / name} is not understood: {error}") from None
+
+
+def _rewritten(path: str, before: str | None, after: str | None) -> list[Change]:
+    return [] if before is None or after is None or before == after else [Rewrite(path, before, after)]
+
+
+def _sync(log_dir: LogDir, journal: Journal) -> None:
+    for folder in sorted({str(Path(change.path).parent) for change in journal.changes} | {"."}):
+        sync_folder(log_dir.path / folder)
+
+
+@contextmanager
+def _telling(log_dir: LogDir) -> Iterator[None]:
+    """Say of what interrupts changes how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise PartlyDoneError(f"stopped half-way in {log_dir.path}: {error}", _RUN_AGAIN) from error
+    except KeyboardInterrupt as error:
+        raise PartlyDoneError(f"interrupted half-way in {log_dir.path}", _RUN_AGAIN) from error

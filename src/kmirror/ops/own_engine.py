@@ -1,0 +1,103 @@
+"""An engine for the time of a command that needs one and found none: `kmirror run` as a process of its own.
+
+A process, since a command may want Spark for itself as well. It ends with the command, also when that is killed; then
+it takes their folder away as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_END_S = 15.0
+_START = """
+import os, shutil, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+try:
+    from kmirror.engine.lifeline import die_with_parent
+    die_with_parent({parent}, signal.SIGTERM)
+    from kmirror.cli.main import entry_point
+    entry_point()
+finally:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the death of a process with several threads is told several times
+    if os.getppid() != {parent}:
+        shutil.rmtree({folder!r}, ignore_errors=True)
+"""
+
+
+class OwnEngine:
+    """Copy one mirror until the `with` block ends. `properties` are the destination's, with `bootstrap.servers`."""
+
+    def __init__(self, mirror: str, properties: Mapping[str, str], master: str = "local[*]") -> None:
+        self._mirror = mirror
+        self._properties = dict(properties)
+        self._master = master
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> OwnEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """True while its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it; what it prints is kept for `said`."""
+        self.stop()
+        self._folder = tempfile.TemporaryDirectory(prefix="kmirror-")
+        folder = Path(self._folder.name)
+        config = folder / "destination.properties"
+        config.touch(mode=0o600)
+        config.write_text("".join(f"{_escaped(k)}={_escaped(v)}\n" for k, v in self._properties.items()))
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _START.format(parent=os.getpid(), folder=str(folder))),
+                    *("run", "--mirror", self._mirror, "--master", self._master),
+                    *("--command-config", str(config)),
+                    *("--bootstrap-server", self._properties["bootstrap.servers"]),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """Return the last line it printed."""
+        if self._folder is None:
+            return ""
+        with contextlib.suppress(OSError):
+            lines = (Path(self._folder.name) / "log").read_text(errors="replace").splitlines()
+            return next((line for line in reversed(lines) if line.startswith("kmirror: ")), "")
+        return ""
+
+    def stop(self) -> None:
+        """End it cleanly."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _escaped(text: str) -> str:
+    """Return text as a Java properties file has it."""
+    replaced = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return "".join(f"\\{c}" if c in " =:#!" else c for c in replaced)

@@ -1,0 +1,114 @@
+"""What is remembered of groups: the offsets that kmirror has set, so that a local consumer's are told from them.
+
+Of each partition the offsets are kept that may stand at the destination and are kmirror's, the newest first. They are
+written before they are committed: whoever dies in between leaves the one before, which is kmirror's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kmirror.state.stored import Stored
+
+#: What may stand at the destination: what was set last, and what was there before.
+KEPT_OFFSETS = 3
+
+
+class GroupReason(StrEnum):
+    """Name why a group's offset is not set at the destination, for a while or until somebody does something."""
+
+    HAS_MEMBERS = "HAS_MEMBERS"
+    COMMITTED_HERE = "COMMITTED_HERE"
+    OTHER_TYPE = "OTHER_TYPE"
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    SHARE_GROUPS_UNSUPPORTED = "SHARE_GROUPS_UNSUPPORTED"
+    REFUSED = "REFUSED"
+    SYNC_DISABLED = "SYNC_DISABLED"
+    STOPPED = "STOPPED"
+    SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
+    PAUSED_BY_OPERATOR = "PAUSED_BY_OPERATOR"
+    SOURCE_TOPIC_RECREATED = "SOURCE_TOPIC_RECREATED"
+    PARTITION_FAILED = "PARTITION_FAILED"
+    NOT_ALIGNED = "NOT_ALIGNED"
+    UNKNOWN_NOW = "UNKNOWN_NOW"
+
+
+#: Those that do not pass by themselves: they are remembered and told.
+LASTING_REASONS = frozenset(
+    {
+        GroupReason.HAS_MEMBERS,
+        GroupReason.COMMITTED_HERE,
+        GroupReason.OTHER_TYPE,
+        GroupReason.NOT_AUTHORIZED,
+        GroupReason.SHARE_GROUPS_UNSUPPORTED,
+        GroupReason.REFUSED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """Remember one group of the source: by destination topic and partition the offsets that are kmirror's.
+
+    `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`.
+    """
+
+    mirror: str
+    group: str
+    destination_group: str
+    kind: str
+    time_ms: int
+    offsets: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    skipped: GroupReason | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return ("group", self.mirror, self.group)
+
+    def ours(self, topic: str, partition: int) -> tuple[int, ...]:
+        """Return the offsets that are kmirror's, the one set last first; none where it has set none."""
+        return self.offsets.get(topic, {}).get(partition, ())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsRecord:
+    """Remember when a mirror's groups were last looked at, all of them; written about once a minute."""
+
+    mirror: str
+    time_ms: int
+    groups: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return ("groups", self.mirror)
+
+
+def read_group(names: tuple[str | int, ...], stored: Stored) -> GroupRecord:
+    """Read the record of one group."""
+    mirror, group = names
+    return GroupRecord(
+        str(mirror),
+        str(group),
+        destination_group=stored.text("destination_group"),
+        kind=stored.text("kind"),
+        time_ms=stored.integer("time_ms"),
+        offsets={
+            str(topic): {int(p): tuple(int(offset) for offset in some) for p, some in partitions.items()}
+            for topic, partitions in stored.mapping("offsets").items()
+        },
+        skipped=stored.optional_word("skipped", GroupReason),
+        extra=stored.rest(),
+    )
+
+
+def read_groups(names: tuple[str | int, ...], stored: Stored) -> GroupsRecord:
+    """Read when all groups of a mirror were last looked at."""
+    (mirror,) = names
+    return GroupsRecord(
+        str(mirror), time_ms=stored.integer("time_ms"), groups=stored.integer("groups"), extra=stored.rest()
+    )

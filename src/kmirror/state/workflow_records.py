@@ -1,0 +1,54 @@
+"""What is remembered of work that takes several steps: a promote that waits, a failback, a switchover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmirror.state.stored import Stored
+
+#: A promote that waits for its topics to be complete.
+PROMOTE = "promote"
+#: Whoever has not renewed its record for so long is gone.
+_ALIVE_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRecord:
+    """Say how far such work is, and who did it last; `facts` is JSON that belongs to the work.
+
+    `last_seen_ms` is renewed while somebody is at it.
+    """
+
+    mirror: str
+    name: str
+    step: str
+    actor: str
+    began_ms: int
+    last_seen_ms: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return ("workflow", self.mirror, self.name)
+
+    def is_alive(self, now_ms: int) -> bool:
+        """Tell whether somebody is at it, by the clock of this machine."""
+        return now_ms - self.last_seen_ms < _ALIVE_MS
+
+
+def read_workflow(names: tuple[str | int, ...], stored: Stored) -> WorkflowRecord:
+    """Read a stored record; raises one of UNREADABLE."""
+    mirror, name = names
+    return WorkflowRecord(
+        str(mirror),
+        str(name),
+        step=stored.text("step"),
+        actor=stored.text("actor"),
+        began_ms=stored.integer("began_ms"),
+        last_seen_ms=stored.integer("last_seen_ms"),
+        facts=stored.mapping("facts"),
+        extra=stored.rest(),
+    )

@@ -1,0 +1,335 @@
+"""Settings of a mirror topic: what it gets from the source's, what is held back meanwhile, and what the stop makes of
+them. Pure: two clusters' views in, changes out.
+
+While a topic is mirrored, some settings would change or delete what was copied: the broker would compress again, put
+its own times into records, refuse old ones, or delete segments that the source still has (its segments are cut
+elsewhere). They stand at values that do nothing, and the source's are `deferred` until mirroring stops.
+
+Sizes are among them. A source may hold batches larger than its `max.message.bytes` of today, which was lowered after
+they were written, and a batch that has lost records to compaction can grow when the rest is compressed again. Only a
+limit that no batch reaches is sure to take them all; nobody but kmirror writes to the topic meanwhile.
+
+What kmirror has set is remembered by its value (`TopicRecord.settings`): a key that has another value by now was set by
+somebody here, and is left to him; one that the source does not set any more is removed only while it has that value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kmirror.patterns import TopicSelector
+from kmirror.state.records import TopicRecord
+
+_ENDLESS = str((1 << 63) - 1)
+_LARGEST_BATCH = str((1 << 31) - 1)
+#: Kafka 4 takes no smaller segments, and kmirror's own filler has to fit into one.
+_SMALLEST_SEGMENT = 1 << 20
+
+#: Set whether or not the source topic sets them: the two clusters' defaults may differ.
+ALWAYS = (
+    "cleanup.policy",
+    "delete.retention.ms",
+    "max.compaction.lag.ms",
+    "min.compaction.lag.ms",
+)
+
+#: What these are while mirroring, whatever the source says.
+HELD_BACK: Mapping[str, str] = {
+    "compression.type": "producer",
+    "max.message.bytes": _LARGEST_BATCH,
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": _ENDLESS,
+    "message.timestamp.after.max.ms": _ENDLESS,
+    # only 3.9 has it; there it rules where `after` is at its default
+    "message.timestamp.difference.max.ms": _ENDLESS,
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
+
+#: These belong to a cluster, not to the data.
+_NEVER = frozenset(
+    {
+        "min.insync.replicas",
+        "unclean.leader.election.enable",
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+    }
+)
+_NEVER_PREFIXES = ("remote.", "local.retention.")
+_NOTHING = TopicSelector()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """One setting of a topic as its cluster reports it; `value` is None where it is not told."""
+
+    value: str | None
+    #: True when it is set on the topic itself, not taken from the brokers.
+    is_override: bool
+
+
+TopicSettings = Mapping[str, TopicSetting]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsPlan:
+    """What to set now, what to remember for the stop, and which keys the destination does not know."""
+
+    now: Mapping[str, str]
+    deferred: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+    #: Keys of `deferred` that the source topic does not set itself: it takes them from its brokers.
+    inherited: tuple[str, ...] = ()
+
+
+#: Settings to change on a topic; None: to be removed, so that the brokers' default holds again.
+SettingsChange = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsSync:
+    """What the destination's topic needs to follow its source, and how its record stands afterwards."""
+
+    changes: SettingsChange
+    record: TopicRecord
+
+
+class SettingState(StrEnum):
+    """Name how one setting of a mirror topic stands to its source's."""
+
+    SYNCED = "SYNCED"
+    HELD_BACK = "HELD_BACK"
+    LOCAL = "LOCAL"
+    EXCLUDED = "EXCLUDED"
+    NEVER = "NEVER"
+    UNKNOWN_HERE = "UNKNOWN_HERE"
+    BROKER_DEFAULT = "BROKER_DEFAULT"
+    PENDING = "PENDING"
+    SOURCE_UNKNOWN = "SOURCE_UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSetting:
+    """One setting on both sides, None where it is not known, and why they differ or may."""
+
+    key: str
+    source_value: str | None
+    destination_value: str | None
+    state: SettingState
+    why: str
+
+
+def settings_for(
+    source: TopicSettings, known: Collection[str] | None, exclude: TopicSelector = _NOTHING
+) -> SettingsPlan:
+    """Return the settings of a new mirror topic.
+
+    `known` are the keys the destination has, None if it does not tell; `exclude` the keys that are not taken over.
+    """
+    now = {
+        key: found.value
+        for key in ALWAYS
+        if (found := source.get(key)) and found.value is not None and not exclude.matches(key)
+    }
+    left_out = []
+    for key, found in sorted(source.items()):
+        if not found.is_override or found.value is None or key in HELD_BACK or is_local(key) or exclude.matches(key):
+            continue
+        if known is not None and key not in known:
+            left_out.append(key)
+        else:
+            now[key] = found.value
+    if "segment.bytes" in now:
+        now["segment.bytes"] = str(max(int(now["segment.bytes"]), _SMALLEST_SEGMENT))
+    held = {key: value for key, value in HELD_BACK.items() if _has(key, source, known)}
+    deferred = {
+        key: found.value
+        for key in held
+        if (found := source.get(key)) is not None and found.value is not None and not exclude.matches(key)
+    }
+    inherited = tuple(sorted(key for key in deferred if not source[key].is_override))
+    return SettingsPlan({**now, **held}, deferred, tuple(left_out), inherited)
+
+
+def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, str]:
+    """Return what has to be set on a topic that exists, so that it can be mirrored to.
+
+    What somebody has set there himself stays, unless mirroring needs it otherwise.
+    """
+    return _to_set(plan, present, {})
+
+
+def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> dict[str, str]:
+    """Return what counts as set by kmirror on a topic that `present` describes, None for one that it creates.
+
+    What stands there already as the source has it does: an earlier mirror of the topic has set it.
+    """
+    if present is None:
+        return dict(plan.now)
+    changed = settings_to_change(plan, present)
+    kept = {k: v for k, v in plan.now.items() if (found := present.get(k)) and found.is_override and found.value == v}
+    return kept | changed
+
+
+def sync_settings(
+    topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: TopicSelector = _NOTHING
+) -> SettingsSync:
+    """Return what a mirror topic needs to follow its source's settings; `present` are the mirror topic's own."""
+    plan = settings_for(source, present, exclude)
+    ours = dict(topic.settings or {})
+    to_set = _to_set(plan, present, ours)
+    to_remove: dict[str, None] = {}
+    for key, value in sorted(ours.items()):
+        found = present.get(key)
+        stands = found is not None and found.is_override and found.value == value
+        if key in plan.now:
+            if key not in to_set and not stands:
+                # somebody has set it here, or has set what the source says: either way it is his now
+                del ours[key]
+            continue
+        del ours[key]
+        if stands and not exclude.matches(key):
+            to_remove[key] = None
+    after = replace(topic, settings=ours | to_set, deferred=dict(plan.deferred), inherited=plan.inherited)
+    return SettingsSync({**to_set, **to_remove}, after)
+
+
+def settings_at_stop(
+    topic: TopicRecord, present: TopicSettings, defaults: TopicSettings | None = None
+) -> dict[str, str | None]:
+    """Return what a mirror topic's settings need when mirroring stops: what was held back becomes what the source says.
+
+    `present` are the topic's settings now; what somebody has changed meanwhile, or an earlier attempt has set, stays.
+    A key that the source does not set is removed here (None), unless the brokers here would then give it another value
+    than the source's brokers do: `defaults` are the settings of any topic of this cluster that does not set these keys
+    (`__kmirror_state` is one), None where they are not known. So nothing is deleted sooner, and nothing refused, that
+    the source kept or took.
+    """
+    changes: dict[str, str | None] = {}
+    deferred, inherited = topic.deferred or {}, topic.inherited or ()
+    for key, held in HELD_BACK.items():
+        found = present.get(key)
+        if found is None or found.value != held:
+            continue
+        wanted = deferred.get(key)
+        if wanted is None or (key in inherited and _default(defaults, key) == wanted):
+            if found.is_override:
+                changes[key] = None
+        elif found.value != wanted or (not found.is_override and key not in inherited):
+            changes[key] = wanted
+    return changes
+
+
+def compare_settings(
+    topic: TopicRecord,
+    source: TopicSettings | None,
+    present: TopicSettings,
+    exclude: TopicSelector = _NOTHING,
+    *,
+    is_synced: bool = True,
+) -> list[ComparedSetting]:
+    """Return what differs, is held back, or was set by kmirror on a mirror topic; `source` None: it does not answer.
+
+    `is_synced` tells whether later changes at the source are followed. Settings on which both sides agree although
+    nobody took care of it are left out.
+    """
+    if source is None:
+        return _without_source(topic, present)
+    rows = []
+    plan = settings_for(source, present, exclude)
+    sync = sync_settings(topic, source, present, exclude)
+    for key in sorted({*source, *present}):
+        there, here = source.get(key), present.get(key)
+        state, why = _standing(key, there, here, plan, sync, exclude, is_synced=is_synced)
+        if here is None:
+            is_shown = there is not None and there.is_override
+        elif there is None:
+            is_shown = here.is_override or state is SettingState.HELD_BACK
+        else:
+            is_ours = key in (topic.settings or {}) or key in sync.changes
+            is_shown = is_ours or there.value != here.value or state is SettingState.HELD_BACK
+        if is_shown:
+            rows.append(ComparedSetting(key, there.value if there else None, here.value if here else None, state, why))
+    return rows
+
+
+def is_local(key: str) -> bool:
+    """Tell whether a setting belongs to a cluster and is never taken over."""
+    return key in _NEVER or key.startswith(_NEVER_PREFIXES)
+
+
+def _to_set(plan: SettingsPlan, present: TopicSettings, ours: Mapping[str, str]) -> dict[str, str]:
+    changes = {}
+    for key, wanted in plan.now.items():
+        found = present.get(key)
+        value = found.value if found else None
+        is_ruled = key in ALWAYS or key in HELD_BACK
+        is_somebodys = found is not None and found.is_override and (key not in ours or ours[key] != value)
+        if value == wanted or (is_somebodys and not is_ruled):
+            continue
+        changes[key] = wanted
+    return changes
+
+
+def _standing(
+    key: str,
+    there: TopicSetting | None,
+    here: TopicSetting | None,
+    plan: SettingsPlan,
+    sync: SettingsSync,
+    exclude: TopicSelector,
+    *,
+    is_synced: bool,
+) -> tuple[SettingState, str]:
+    """Return how a setting stands, and why."""
+    when = "the next sync does it" if is_synced else "sync.topic.configs.enabled=false: it is left as it is"
+    if key in HELD_BACK and here is not None:
+        if here.value != HELD_BACK[key]:
+            return SettingState.PENDING, f"is to be {HELD_BACK[key]} while the topic is mirrored; {when}"
+        if exclude.matches(key):
+            return SettingState.HELD_BACK, "topic.properties.exclude names it: when mirroring stops it is removed here"
+        return SettingState.HELD_BACK, "would change or delete what is copied: the source's value comes with the stop"
+    if is_local(key):
+        return SettingState.NEVER, "belongs to a cluster, not to the data: it is never taken over"
+    if exclude.matches(key):
+        return SettingState.EXCLUDED, "topic.properties.exclude names it"
+    if here is None:
+        return SettingState.UNKNOWN_HERE, "the destination has no such setting"
+    if key in sync.changes:
+        wanted = sync.changes[key]
+        what = "is not set at the source any more: is to be removed" if wanted is None else f"is to be {wanted}"
+        return SettingState.PENDING, f"{what}; {when}"
+    if key in plan.now and plan.now[key] == here.value:
+        if there is not None and there.value != here.value:
+            return SettingState.SYNCED, f"brokers and kmirror's own batches need at least {_SMALLEST_SEGMENT}"
+        return SettingState.SYNCED, "is the source's"
+    if here.is_override:
+        return SettingState.LOCAL, "somebody has set it here: it is kept"
+    return SettingState.BROKER_DEFAULT, "no topic sets it, and the brokers' defaults differ"
+
+
+def _without_source(topic: TopicRecord, present: TopicSettings) -> list[ComparedSetting]:
+    """Return what is known while the source does not answer."""
+    rows = []
+    for key in sorted({*(topic.settings or {}), *(key for key in HELD_BACK if key in present)}):
+        here = present.get(key)
+        state = SettingState.HELD_BACK if key in HELD_BACK else SettingState.SOURCE_UNKNOWN
+        known = (topic.deferred or {}).get(key) if key in HELD_BACK else None
+        why = "the source does not answer"
+        if key in HELD_BACK:
+            why = f"{why}: what it said last comes with the stop"
+        rows.append(ComparedSetting(key, known, here.value if here else None, state, why))
+    return rows
+
+
+def _default(defaults: TopicSettings | None, key: str) -> str | None:
+    found = defaults.get(key) if defaults is not None else None
+    return found.value if found is not None and not found.is_override else None
+
+
+def _has(key: str, source: TopicSettings, known: Collection[str] | None) -> bool:
+    if known is not None:
+        return key in known
+    return key != "message.timestamp.difference.max.ms" or key in source

@@ -1,0 +1,254 @@
+"""`sync.topic.acls.enabled`: the source's ACLs come along, but nobody may write before mirroring stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from kmirror.cluster.acls import AclBinding, await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security import client_config
+from kmirror.engine.side_jobs import Told
+from kmirror.errors import RefusedError
+from kmirror.ops.acl_sync import RightsJob
+from kmirror.ops.config import change_config
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
+from kmirror.ops.rights import lift_rights
+from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.state.records import DesiredState
+from kmirror.state.rights_records import SHARED
+from tests.support.acls import USERS, acls, claim, give, kmirror_rights, view_of, written
+from tests.support.clusters import made_clusters, unique_topic
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two clusters with logins and ACLs, each seen by its administrator; kmirror is an ordinary user of both."""
+
+    source: SandboxCluster
+    destination: SandboxCluster
+    at_source: ClusterClient
+    at_destination: ClusterClient
+
+
+@pytest.fixture(scope="module")
+def clusters(clusters_directory: Path) -> Iterator[tuple[SandboxCluster, SandboxCluster]]:
+    with made_clusters(clusters_directory) as make:
+        pair = [make(name, start=False, secured=True, authorizer=True, users=USERS) for name in ("acl-from", "acl-to")]
+        start_together(pair)
+        yield pair[0], pair[1]
+
+
+@pytest.fixture
+def pair(clusters: tuple[SandboxCluster, SandboxCluster]) -> Iterator[Pair]:
+    source, destination = clusters
+    with (
+        ClusterClient(client_config(source.client_properties())) as at_source,
+        ClusterClient(client_config(destination.client_properties())) as at_destination,
+    ):
+        give(at_source, kmirror_rights())
+        give(at_destination, kmirror_rights())
+        yield Pair(source, destination, at_source, at_destination)
+        for client in (at_source, at_destination):
+            delete_acls(client, describe_acls(client))
+
+
+@pytest.fixture
+def mirror(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Destination, str, RightsJob]]:
+    """Create a mirror that takes ACLs over, with no topics yet; its job is done by hand."""
+    login = pair.source.client_properties("kmirror")
+    monkeypatch.setenv("KM_TEST_LOGIN", login["sasl.jaas.config"])
+    properties = pair.destination.client_properties("kmirror")
+    with Destination.open(properties) as destination:
+        name = unique_topic("m")
+        stored = {**login, "sasl.jaas.config": "${env:KM_TEST_LOGIN}", "sync.topic.acls.enabled": "true"}
+        create(destination, name, stored)
+        job = RightsJob(name, properties)
+        yield destination, name, job
+        job.close()
+
+
+def here(pair: Pair) -> set[AclBinding]:
+    """Return the ACLs at the destination that are not kmirror's own rights."""
+    return set(describe_acls(pair.at_destination)) - set(kmirror_rights())
+
+
+def sync(mirror: tuple[Destination, str, RightsJob], **settings: str) -> list[Told]:
+    destination, name, job = mirror
+    return list(job.run(view_of(destination, name, **settings)))
+
+
+def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic, later, elsewhere = unique_topic("eu-orders"), unique_topic("eu-pay"), unique_topic("us-orders")
+    group = unique_topic("g")
+    reads = [
+        *acls("topic", topic, "app", "READ", "DESCRIBE_CONFIGS"),
+        *acls("topic", "eu-", "other", "READ", prefixed=True),
+        *acls("group", group, "app", "READ"),
+        *acls("group", "team-", "app", "READ", prefixed=True),
+        *acls("topic", topic, "other", "ALTER", deny=True),
+    ]
+    writes = [
+        *acls("topic", topic, "app", "WRITE", "DELETE"),
+        *acls("topic", "eu-", "other", "WRITE", prefixed=True),
+    ]
+    everything = acls("topic", topic, "all", "ALL")
+    not_ours = [
+        *acls("topic", elsewhere, "app", "READ"),
+        *acls("group", "__secret", "app", "READ"),
+        *acls("transactional_id", "app-1", "app", "WRITE"),
+    ]
+    give(pair.at_source, reads, writes, everything, not_ours)
+    pair.at_destination.create_topic(topic, 1, 1, {})
+    pair.at_destination.create_topic(later, 1, 1, {})
+    claim(destination, name, topic, later)
+
+    said = sync(mirror)
+    assert [(one.what, one.result) for one in said] == [("rights", "OK")]
+    stand_ins = acls("topic", topic, "all", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
+    assert here(pair) == {*reads, *stand_ins}
+    assert sync(mirror) == []
+    for user in ("app", "other"):
+        assert written(pair.destination, user, topic) is not None
+    consumer = Consumer({**client_config(pair.destination.client_properties("app")).librdkafka(), "group.id": group})
+    consumer.subscribe([topic])
+    assert consumer.poll(0.1) is None
+    assert topic in consumer.list_topics(timeout=30).topics
+    consumer.close()
+
+    claim(destination, name, topic, desired=DesiredState.STOPPED)  # the source may be dead from here on
+    lifted = lift_rights(destination, name, [topic])[topic]
+    narrow = acls("topic", topic, "other", "WRITE")  # the prefix covers a topic that is still mirrored
+    assert (lifted.error, lifted.removed) == (None, ())
+    assert set(lifted.given) == {*writes[:2], *narrow, *everything}
+    assert here(pair) == {*reads, *stand_ins, *lifted.given}
+    assert written(pair.destination, "app", topic) is None
+    assert written(pair.destination, "other", topic) is None
+    assert written(pair.destination, "other", later) is not None
+    assert lift_rights(destination, name, [topic])[topic].given == ()
+
+    claim(destination, name, later, desired=DesiredState.STOPPED)
+    assert set(lift_rights(destination, name, [later])[later].given) == {
+        writes[2], *acls("topic", later, "other", "WRITE"),
+    }  # fmt: skip
+    assert written(pair.destination, "other", later) is None
+    assert sync(mirror) == []  # and what was given stays
+    assert here(pair) == {*reads, *stand_ins, *writes, *everything, *narrow, *acls("topic", later, "other", "WRITE")}
+
+
+def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    ours, theirs = acls("topic", topic, "app", "READ"), acls("topic", topic, "other", "READ")
+    shared = acls("topic", topic[:3], "app", "DESCRIBE_CONFIGS", prefixed=True)
+    local = acls("topic", topic, "local", "READ")
+    give(pair.at_source, ours, theirs, shared)
+    give(pair.at_destination, theirs, local)  # somebody made this one here too, before
+    claim(destination, name, topic)
+    sync(mirror)
+    assert here(pair) == {*ours, *theirs, *shared, *local}
+    assert set(destination.state().rights(name, topic).made) == set(ours)
+    assert set(destination.state().rights(name, SHARED).made) == set(shared)
+    delete_acls(pair.at_source, [*ours, *theirs, *shared])
+    await_acls(pair.at_source, (), [*ours, *theirs, *shared])
+    (told,) = sync(mirror)
+    assert told.note == "0 ACLs taken over, 2 deleted"
+    assert here(pair) == {*theirs, *local}
+    assert not destination.state().rights(name, topic)
+
+
+def test_a_filter_chooses_and_what_is_about_everything_is_narrowed(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    wide = acls("topic", "*", "app", "READ", "WRITE")
+    give(pair.at_source, wide, acls("topic", topic, "other", "READ"))
+    claim(destination, name, topic)
+    only_app = '{"aclFilters":[{"accessFilter":{"principal":"User:app"}}]}'
+    sync(mirror, acls_include=only_app)
+    assert here(pair) == set(acls("topic", topic, "app", "READ"))
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    assert lift_rights(destination, name, [topic])[topic].given == tuple(acls("topic", topic, "app", "WRITE"))
+
+
+def test_a_denial_that_would_shut_kmirror_out_is_held_back(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    frozen = [*acls("topic", topic, "*", "WRITE", deny=True), *acls("topic", topic, "kmirror", "ALTER", deny=True)]
+    give(pair.at_source, frozen)
+    pair.at_destination.create_topic(topic, 1, 1, {})
+    claim(destination, name, topic)
+    sync(mirror)
+    assert here(pair) == set()
+    assert written(pair.destination, "kmirror", topic) is None
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    assert set(lift_rights(destination, name, [topic])[topic].given) == set(frozen)
+
+
+def test_without_the_right_to_change_acls_the_lift_says_what_an_administrator_has_to_do(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    give(pair.at_source, acls("topic", topic, "app", "WRITE"))
+    give(pair.at_destination, acls("topic", topic, "other", "WRITE"))
+    claim(destination, name, topic)
+    (protected,) = [one for one in sync(mirror) if one.result == "ENFORCED"]
+    assert protected.details["topics"] == [topic]
+    alter = acls("cluster", "kafka-cluster", "kmirror", "ALTER", "DESCRIBE")
+    delete_acls(pair.at_destination, alter)
+    await_acls(pair.at_destination, (), alter)
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    command = f"kafka-acls --bootstrap-server {pair.destination.bootstrap_servers}"
+    for _ in range(2):  # nothing is forgotten
+        lifted = lift_rights(destination, name, [topic])[topic]
+        assert lifted.error is not None
+        assert "we lack ALTER on the cluster" in lifted.error.message
+        assert (lifted.error.hint or "").splitlines()[1:] == [
+            f"{command} --add --allow-principal User:app --operation Write --topic {topic}",
+            f"{command} --remove --force --deny-principal User:other --operation Write --topic {topic}",
+        ]
+    create_acls(pair.at_destination, alter)
+    await_acls(pair.at_destination, alter)
+    lifted = lift_rights(destination, name, [topic])[topic]
+    assert (lifted.error, len(lifted.removed), len(lifted.given)) == (None, 1, 1)
+
+
+def test_nothing_is_taken_over_to_where_it_would_shut_others_out(
+    pair: Pair, clusters_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = pair.source.client_properties("kmirror")
+    monkeypatch.setenv("KM_TEST_LOGIN", login["sasl.jaas.config"])
+    topic = unique_topic()
+    give(pair.at_source, acls("topic", topic, "app", "READ"))
+    lenient = {"allow.everyone.if.no.acl.found": "true"}
+    with made_clusters(clusters_directory) as make:
+        cluster = make("acl-lenient", secured=True, authorizer=True, users=USERS, properties=lenient)
+        properties = cluster.client_properties("kmirror")
+        with Destination.open(properties) as destination:
+            stored = {**login, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"}
+            enabled = {"sync.topic.acls.enabled": "true"}
+            with pytest.raises(RefusedError, match="would shut its readers out"):
+                create(destination, "m", stored, enabled)
+            create(destination, "m", stored)
+            with pytest.raises(RefusedError, match="would shut its readers out"):
+                change_config(destination, "m", enabled)
+            claim(destination, "m", topic)
+            job = RightsJob("m", properties)
+            told = list(job.run(view_of(destination, "m", sync_topic_acls_enabled="true")))
+            assert [one.result for one in told] == ["DETECTED", "REFUSED"]
+            assert all("allow.everyone.if.no.acl.found is true" in (one.note or "") for one in told)
+            assert list(job.run(view_of(destination, "m", sync_topic_acls_enabled="true"))) == []  # told once
+            assert describe_acls(destination.client) == frozenset()
+            job.close()

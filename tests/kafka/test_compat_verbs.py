@@ -1,0 +1,140 @@
+"""Command lines of both ecosystems' documentation, with hosts and topics of ours, against real clusters."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmirror.cli import compat
+from kmirror.cli.names import names_folder
+from kmirror.ops.context import Destination
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, produce, properties_of
+from tests.support.visible import shown
+
+KafkaMirrors = Callable[..., str]
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def kafka_mirrors(
+    cluster_pair: ClusterPair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> KafkaMirrors:
+    """Run a command line as it is documented, expect an exit code, and return what it wrote to standard output."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    source = cluster_pair.source.bootstrap_servers
+    (tmp_path / "a-to-b.properties").write_text(f"bootstrap.servers={source}\n", encoding="utf-8")
+    (tmp_path / "client.properties").write_text("client.id=operator\n", encoding="utf-8")
+
+    def run(line: str, code: int = 0) -> str:
+        arguments = shlex.split(line.replace("HOST:9092", cluster_pair.destination.bootstrap_servers))
+        ended = compat.main(arguments)
+        captured = capsys.readouterr()
+        assert ended == code, f"{line}: {ended}\n{captured.out}{captured.err}"
+        return captured.out
+
+    return run
+
+
+def topics_of(pair: ClusterPair, stem: str, count: int) -> list[str]:
+    """Make source topics with three records each."""
+    topics = [f"{stem}-{number}" for number in range(count)]
+    for topic in topics:
+        # what is produced here is old: brokers would delete it as soon as the topic is no mirror topic any more
+        make_topic(pair.source, topic, retention_ms="-1")
+        produce(pair.source, topic, ["one", "two", "three"])
+    return topics
+
+
+def column(table: str, name: str) -> list[str]:
+    """Return a column of a table that was shown."""
+    head, *rows = [line.split() for line in table.splitlines()]
+    return [row[head.index(name)] for row in rows]
+
+
+def test_as_apache_kafka_documents_it(
+    cluster_pair: ClusterPair, destination: Destination, kafka_mirrors: KafkaMirrors, tmp_path: Path
+) -> None:
+    stem, mirror = unique_topic("my-topic"), unique_topic("a-to-b")
+    first, second = topics_of(cluster_pair, stem, 2)
+    common = "--bootstrap-server HOST:9092 --command-config client.properties"
+    kafka_mirrors(f"{common} --create --mirror {mirror} --mirror-config a-to-b.properties")
+    kafka_mirrors(f"{common} --start --topics '{stem}.*' --mirror {mirror}")
+
+    def described() -> dict[str, tuple[str, int, int]]:
+        rows: list[dict[str, Any]] = json.loads(kafka_mirrors(f"{common} --describe --mirror {mirror} --json"))
+        return {row["topic"]: (row["state"], row["destinationOffset"], row["lag"]) for row in rows}
+
+    assert mirror in column(kafka_mirrors(f"{common} --list"), "MIRROR")
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        assert described() == {first: ("MIRRORING", 3, 0), second: ("MIRRORING", 3, 0)}
+        kafka_mirrors(f"{common} --pause --mirror {mirror} --topics {first}")
+        assert described()[first][0] == "PAUSED"
+        produce(cluster_pair.source, first, ["four"])
+        kafka_mirrors(f"{common} --resume --mirror {mirror} --topics {first}")
+        engine.catch_up()
+        assert described()[first] == ("MIRRORING", 4, 0)
+        # not its topics: refused as `kmirror` refuses it, and nothing is changed
+        kafka_mirrors(f"{common} --stop --mirror {mirror} --topics other", code=3)
+        kafka_mirrors(f"{common} --delete --mirror {mirror}", code=3)
+        kafka_mirrors(f"{common} --remove --mirror {mirror} --topics {second}")
+        kafka_mirrors(f"{common} --stop --mirror {mirror} --topics '.*'")
+    assert {state for state, _, _ in described().values()} == {"STOPPED"}
+    state = destination.state().mirror(mirror)
+    assert state is not None
+    assert state.discovery_ended
+    assert kafka_mirrors(f"{common} --describe --mirror {mirror} --failed").splitlines()[1:] == []
+    produce(cluster_pair.destination, second, ["local"])
+    assert [record.value for record in shown(cluster_pair.destination, second)] == [b"one", b"two", b"three", b"local"]
+    # Tab knows the names, and forgets them with the mirror
+    names = names_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")}) / cluster_pair.destination.cluster_id
+    assert {f"{mirror} ", f"{mirror} {first}", f"{mirror} {second}"} <= {*names.read_text().splitlines()}
+    kafka_mirrors(f"{common} --delete --mirror {mirror}")
+    assert mirror not in column(kafka_mirrors(f"{common} --list"), "MIRROR")
+    assert mirror not in names.read_text()
+
+
+@pytest.mark.long
+def test_as_confluent_documents_it(
+    cluster_pair: ClusterPair, destination: Destination, kafka_mirrors: KafkaMirrors
+) -> None:
+    demo, lost, kept = topics_of(cluster_pair, unique_topic("demo"), 3)
+    link, server = unique_topic("demo-link"), "--bootstrap-server HOST:9092"
+    # what `kafka-cluster-links --create --link` does there
+    kafka_mirrors(f"--create --link {link} --mirror-config a-to-b.properties {server}")
+    kafka_mirrors(f"--create --mirror-topic {demo} --link {link} {server}")
+    kafka_mirrors(f"{server} --create --source-topic {lost} --mirror-topic {lost} --link {link}")
+    kafka_mirrors(f"--create --mirror-topic {kept} --link {link} --replication-factor 3 {server}", code=3)
+    kafka_mirrors(f"--create --mirror-topic {kept} --link {link} {server}")
+    assert column(kafka_mirrors(f"--describe --links {link} {server}"), "TOPIC") == [demo, lost, kept]
+    assert column(kafka_mirrors(f"--list --link {link} {server}"), "TOPIC") == [demo, lost, kept]
+    with LocalEngine(destination, link) as engine:
+        engine.catch_up()
+        kafka_mirrors(f"{server} --pause --topics {kept}")
+        assert column(kafka_mirrors(f"--describe --topics {kept} {server}"), "STATE") == ["PAUSED"]
+        kafka_mirrors(f"{server} --unpause --topics {kept}")
+        kafka_mirrors(f"--failover --topics {lost} {server}")
+        kafka_mirrors(f"--promote --topics {demo} {server}")
+    # scripts wait for this line
+    assert kafka_mirrors(f"--describe --topics {demo} --pending-stopped-only {server}") == "No mirror topics found.\n"
+    for topic in (demo, lost):
+        assert column(kafka_mirrors(f"--describe --topics {topic} {server}"), "STATE") == ["STOPPED"]
+        produce(cluster_pair.destination, topic, ["local"])
+        values = [record.value for record in shown(cluster_pair.destination, topic)]
+        assert values == [b"one", b"two", b"three", b"local"], topic
+    assert "MIRRORING" in column(kafka_mirrors(f"--describe --link {link} {server}"), "STATE")
+    kafka_mirrors(f"--link {link} --failover {server}")
+    assert {*column(kafka_mirrors(f"--describe --link {link} {server}"), "STATE")} == {"STOPPED"}

@@ -1,0 +1,385 @@
+"""Groups' offsets are taken over between real brokers; librdkafka's and Kafka's admin clients say what stands there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Timer
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups, Committed, GroupKind
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.cluster.trim import delete_records
+from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.ops import group_commit, group_look, group_sync
+from kmirror.ops.config import change_config
+from kmirror.ops.context import Destination, change
+from kmirror.ops.create import create
+from kmirror.ops.describe_groups import describe_groups
+from kmirror.ops.group_sync import clamp_groups, final_sync
+from kmirror.ops.results import GroupResult, Outcome
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.group_records import GroupReason
+from kmirror.state.records import DesiredState, PartitionState
+from kmirror.state.snapshot import Changes, State
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.groups import GroupScene, commit, committed, delete_offsets, member, metadata_of
+from tests.support.mirrors import delete_topic, make_topic, produce, properties_of
+from tests.support.oracle import kafka_tool
+
+MakeScene = Callable[..., GroupScene]
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def make_scene(cluster_pair: ClusterPair, destination: Destination) -> Iterator[MakeScene]:
+    made: list[GroupScene] = []
+
+    def make(**settings: Any) -> GroupScene:
+        made.append(GroupScene(cluster_pair, destination, **settings))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+
+
+@pytest.fixture
+def scene(make_scene: MakeScene) -> GroupScene:
+    return make_scene()
+
+
+def results(found: tuple[GroupResult, ...]) -> list[tuple[str, int | None, int | None, Outcome, str | None]]:
+    return [(one.group, one.from_offset, one.to_offset, one.result, one.reason) for one in found]
+
+
+# -- the sync ----------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_follow_the_source_forward_and_back(scene: GroupScene) -> None:
+    scene.at_source(40, "stream time")
+    assert scene.sync() == []
+    assert (scene.here(), metadata_of(scene.pair.destination, scene.group)) == (40, {"stream time"})
+    for offset in (100, 3):
+        scene.at_source(offset)
+        scene.sync()
+        assert scene.here() == offset
+
+
+def test_offsets_are_brought_into_the_log_until_it_is_there(make_scene: MakeScene) -> None:
+    scene = make_scene(copied=30)
+    scene.at_source(90)
+    scene.sync()
+    assert scene.here() == 30
+    delete_records(scene.destination.client, {TopicPartition(scene.topic, 0): 20})
+    scene.at_source(10)
+    scene.sync()
+    assert scene.here() == 20
+
+
+def test_nothing_is_written_when_nothing_changes(scene: GroupScene) -> None:
+    scene.at_source(40)
+    scene.sync()
+    before = scene.destination.state()
+    scene.sync()
+    scene.sync()
+    assert scene.destination.state() is before, "the state topic has not grown"
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_left_alone_and_told_once(scene: GroupScene, protocol: str) -> None:
+    scene.at_source(40)
+    scene.sync()
+    with member(scene.pair.destination, scene.group, scene.topic, protocol):
+        scene.at_source(50)
+        (told,) = scene.sync()
+        assert (told.what, told.result, told.details["groups"]) == ("groups", "SKIPPED", [scene.group])
+        assert scene.group in (told.note or "")
+        assert scene.sync() == []
+        assert scene.here() == 40
+        (row,) = describe_groups(scene.destination, scene.mirror)
+        assert (row.source_offset, row.destination_offset, row.reason) == (50, 40, GroupReason.HAS_MEMBERS)
+        assert results(final_sync(scene.destination, scene.mirror, [scene.topic])) == [
+            (scene.group, 40, 50, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
+        ]
+    scene.sync()
+    assert scene.here() == 50
+
+
+def test_what_a_local_consumer_commits_is_respected(scene: GroupScene) -> None:
+    scene.at_source(40)
+    scene.sync()
+    commit(scene.pair.destination, scene.group, scene.topic, {0: 44})
+    scene.at_source(50)
+    (told,) = scene.sync()
+    assert told.details["reason"] == GroupReason.COMMITTED_HERE
+    assert scene.here() == 44
+    # as the sentence says, that ends when somebody deletes it
+    delete_offsets(scene.pair.destination, scene.group)
+    scene.sync()
+    assert scene.here() == 50
+
+
+def test_filters_choose_groups(make_scene: MakeScene) -> None:
+    scene = make_scene(groups_include="g-.*,other", groups_exclude="g-.*-not")
+    wanted = {scene.group: 10, f"{scene.group}-not": None, f"x{scene.group}": None}
+    for group in wanted:
+        commit(scene.pair.source, group, scene.source_topic, {0: 10})
+    scene.sync()
+    assert {group: scene.here(group) for group in wanted} == wanted
+
+
+def test_the_default_filters_leave_tools_out(scene: GroupScene) -> None:
+    wanted = {f"console-consumer-{scene.group}": None, f"connect-{scene.group}": None, f"__{scene.group}": None}
+    for group in wanted:
+        commit(scene.pair.source, group, scene.source_topic, {0: 10})
+    scene.sync()
+    assert {group: scene.here(group) for group in wanted} == wanted
+
+
+def test_only_mirrored_topics(scene: GroupScene) -> None:
+    other = unique_topic()
+    make_topic(scene.pair.source, other)
+    make_topic(scene.pair.destination, other)
+    commit(scene.pair.source, scene.group, other, {0: 5})
+    scene.at_source(40)
+    scene.sync()
+    assert committed(scene.pair.destination, scene.group, other) == {}
+    assert scene.here() == 40
+
+
+def test_names_with_a_prefix(make_scene: MakeScene) -> None:
+    scene = make_scene(topic_prefix="eu.", group_prefix_enable="true")
+    scene.at_source(40)
+    scene.sync()
+    assert (scene.here(f"eu.{scene.group}"), scene.here()) == (40, None)
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert (row.group, row.source_group, row.topic) == (f"eu.{scene.group}", scene.group, scene.topic)
+
+
+def test_a_group_prefix_needs_a_topic_prefix(cluster_pair: ClusterPair, destination: Destination) -> None:
+    properties = {**properties_of(cluster_pair.source), "group.prefix.enable": "true"}
+    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true needs topic\.prefix"):
+        create(destination, unique_topic("m"), properties)
+
+
+def test_switched_off(scene: GroupScene) -> None:
+    scene.at_source(40)
+    change_config(scene.destination, scene.mirror, {"consumer.offset.sync.enable": "false"})
+    scene.sync()
+    assert (scene.here(), final_sync(scene.destination, scene.mirror, [scene.topic])) == (None, ())
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert row.reason is GroupReason.SYNC_DISABLED
+
+
+def test_never_after_the_stop(scene: GroupScene) -> None:
+    scene.at_source(40)
+    scene.sync()
+    scene.set_topic(desired=DesiredState.STOPPED)
+    scene.at_source(50)
+    scene.sync()
+    assert (scene.here(), final_sync(scene.destination, scene.mirror, [scene.topic])) == (40, ())
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert (row.destination_offset, row.last_synced_offset, row.reason) == (40, 40, GroupReason.STOPPED)
+
+
+def test_stopped_while_a_sync_is_under_way(scene: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.at_source(40)
+
+    def then_stopped(*arguments: Any, **options: Any) -> Any:
+        planned = group_look.plan_groups(*arguments, **options)
+        scene.set_topic(desired=DesiredState.STOPPED)
+        return planned
+
+    monkeypatch.setattr(group_sync, "plan_groups", then_stopped)
+    scene.sync()
+    assert scene.here() is None
+
+
+def test_held_up_for_long_nothing_is_set_any_more(scene: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.at_source(40)
+    with monkeypatch.context() as patch:
+        times = iter((0.0, 6.0))
+        patch.setattr(group_commit, "boottime", lambda: next(times))
+        scene.sync()
+    assert scene.here() is None
+    scene.sync()
+    assert scene.here() == 40
+
+
+@pytest.mark.parametrize("standing", ["paused", "recreated", "not aligned"])
+def test_topics_that_are_not_copied_wait(scene: GroupScene, standing: str) -> None:
+    scene.at_source(40)
+    if standing == "paused":
+        scene.set_topic(desired=DesiredState.PAUSED)
+    elif standing == "recreated":
+        scene.set_partition(PartitionState.FAILED, reason=Reason.SOURCE_TOPIC_RECREATED)
+    else:
+        scene.set_partition(PartitionState.LOG_ALIGNMENT, begun=False, aligned=False)
+    assert scene.sync() == []
+    assert scene.here() is None
+    scene.set_topic(desired=DesiredState.ACTIVE)
+    scene.set_partition(PartitionState.MIRRORING)
+    scene.sync()
+    assert scene.here() == 40
+
+
+def test_a_source_topic_that_is_another_one_by_now(scene: GroupScene) -> None:
+    delete_topic(scene.pair.source, scene.source_topic)
+    make_topic(scene.pair.source, scene.source_topic)
+    scene.at_source(40)
+    scene.sync()
+    assert scene.here() is None
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert row.reason is GroupReason.SOURCE_TOPIC_RECREATED
+
+
+# -- before and after a stop -------------------------------------------------------------------------------------------
+
+
+def test_the_last_sync_says_what_it_did(scene: GroupScene) -> None:
+    other = unique_topic("g")
+    scene.at_source(100)
+    commit(scene.pair.source, other, scene.source_topic, {0: 7})
+    assert results(final_sync(scene.destination, scene.mirror, [scene.topic])) == sorted(
+        [(scene.group, None, 100, Outcome.DONE, None), (other, None, 7, Outcome.DONE, None)]
+    )
+    commit(scene.pair.destination, other, scene.topic, {0: 9})
+    assert results(final_sync(scene.destination, scene.mirror, [scene.topic])) == sorted(
+        [(scene.group, 100, 100, Outcome.NOOP, None), (other, 9, 7, Outcome.REFUSED, GroupReason.COMMITTED_HERE)]
+    )
+    assert final_sync(scene.destination, scene.mirror, ["another"]) == ()
+
+
+def test_the_last_sync_waits_for_records_that_are_on_their_way(make_scene: MakeScene) -> None:
+    scene = make_scene(copied=30)
+    scene.at_source(90)
+    (row,) = final_sync(scene.destination, scene.mirror, [scene.topic], timeout_s=0.5)
+    assert (row.to_offset, row.result) == (30, Outcome.DONE)
+    copy = Timer(1, lambda: produce(scene.pair.destination, scene.topic, [str(n) for n in range(30, 100)]))
+    copy.start()
+    (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
+    copy.join()
+    assert (row.from_offset, row.to_offset, row.result, scene.here()) == (30, 90, Outcome.DONE, 90)
+    # what the source itself does not have any more is not waited for
+    scene.at_source(5_000)
+    (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
+    assert (row.to_offset, row.result) == (100, Outcome.DONE)
+
+
+def test_the_last_sync_needs_the_source(scene: GroupScene) -> None:
+    scene.at_source(100)
+    lose_source(scene)
+    with pytest.raises(UnreachableError):
+        final_sync(scene.destination, scene.mirror, [scene.topic])
+
+
+def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None:
+    outsider, in_range, moved_here = (unique_topic("g") for _ in range(3))
+    scene.at_source(100)
+    for group in (in_range, moved_here):
+        commit(scene.pair.source, group, scene.source_topic, {0: 60})
+    scene.sync()
+    commit(scene.pair.destination, outsider, scene.topic, {0: 100})
+    commit(scene.pair.destination, moved_here, scene.topic, {0: 95})
+    place = TopicPartition(scene.topic, 0)
+    scene.set_topic(desired=DesiredState.STOPPED)
+    with member(scene.pair.destination, scene.group, scene.topic):
+        assert results(clamp_groups(scene.destination, scene.mirror, {place: (0, 80)})) == [
+            (scene.group, 100, 80, Outcome.REFUSED, GroupReason.HAS_MEMBERS)
+        ]
+    assert results(clamp_groups(scene.destination, scene.mirror, {place: (0, 80)})) == [
+        (scene.group, 100, 80, Outcome.DONE, None)
+    ]
+    assert clamp_groups(scene.destination, scene.mirror, {place: (0, 80)}) == ()
+    groups = (scene.group, in_range, outsider, moved_here)
+    assert [scene.here(group) for group in groups] == [80, 60, 100, 95]
+
+
+# -- describe ----------------------------------------------------------------------------------------------------------
+
+
+def lose_source(scene: GroupScene) -> None:
+    """Have the mirror's source be where nobody answers."""
+
+    def decide(state: State) -> Changes:
+        record = state.mirror(scene.mirror)
+        assert record is not None
+        return Changes((replace(record, source={"bootstrap.servers": "127.0.0.1:1"}),))
+
+    change(scene.destination, scene.mirror, decide)
+
+
+def test_described_with_the_source_down(scene: GroupScene) -> None:
+    scene.at_source(40)
+    assert [row.reason for row in describe_groups(scene.destination, scene.mirror)] == [None]
+    scene.sync()
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert (row.source_offset, row.destination_offset, row.last_synced_offset, row.reason) == (40, 40, 40, None)
+    assert row.last_sync_age_ms is not None
+    assert 0 <= row.last_sync_age_ms < 60_000
+    lose_source(scene)
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert (row.source_offset, row.destination_offset, row.reason) == (None, 40, GroupReason.SOURCE_UNREACHABLE)
+
+
+# -- share groups ------------------------------------------------------------------------------------------------------
+
+
+def share_offsets(cluster: SandboxCluster, group: str, topic: str) -> list[int]:
+    """Return where a share group begins, as Kafka's own tool tells it."""
+    told = kafka_tool(
+        "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+        *("--bootstrap-server", cluster.bootstrap_servers, "--describe", "--offsets", "--group", group),
+    ).decode()
+    return [int(offset) for offset in re.findall(rf"{re.escape(topic)}\s+\d+\s+(\d+)", told)]
+
+
+def test_share_groups(scene: GroupScene) -> None:
+    place = TopicPartition(scene.source_topic, 0)
+    with ClusterClient(client_config(properties_of(scene.pair.source))) as client:
+        groups = ClusterGroups(client)
+        assert groups.commit(scene.group, GroupKind.SHARE, {place: Committed(40)}) == {place: 0}
+        scene.sync()
+        assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [40]
+        assert groups.commit(scene.group, GroupKind.SHARE, {place: Committed(12)}) == {place: 0}
+        assert results(final_sync(scene.destination, scene.mirror, [scene.topic])) == [
+            (scene.group, 40, 12, Outcome.DONE, None)
+        ]
+    (row,) = describe_groups(scene.destination, scene.mirror)
+    assert (row.kind, row.source_offset, row.destination_offset) == (GroupKind.SHARE, 12, 12)
+    assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [12]
+
+
+# -- several brokers ---------------------------------------------------------------------------------------------------
+
+
+def test_coordinators_on_several_brokers(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("groups", brokers=3)
+    topic, names = unique_topic(), [unique_topic("g") for _ in range(12)]
+    make_topic(cluster, topic)
+    place = TopicPartition(topic, 0)
+    with ClusterClient(client_config(properties_of(cluster))) as client:
+        groups = ClusterGroups(client)
+        for number, name in enumerate(names):
+            assert groups.commit(name, GroupKind.CONSUMER, {place: Committed(number)}) == {place: 0}
+        assert {name for name, one in groups.listed().items() if one.kind is GroupKind.CONSUMER} == set(names)
+        # coordinators move: its groups are somebody else's
+        admin = AdminClient(properties_of(cluster))
+        described = admin.describe_consumer_groups(names)
+        coordinators = Counter(one.result(30).coordinator.id for one in described.values())
+        cluster.stop_broker(coordinators.most_common()[0][0])
+        found = groups.committed(dict.fromkeys(names, GroupKind.CONSUMER))
+    assert found == {name: {place: Committed(number)} for number, name in enumerate(names)}

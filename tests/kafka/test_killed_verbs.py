@@ -1,0 +1,131 @@
+"""Every verb, as a process of its own, gets SIGKILL right before or after a record it writes; run again, it ends right.
+
+The records are counted from 1; `tests/support/killed_verbs.py` says what each verb finds and what has to hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kmirror.ops.context import change
+from kmirror.ops.pause import pause
+from kmirror.ops.results import Outcome
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.records import DesiredState, PartitionState
+from kmirror.state.snapshot import Changes
+from kmirror.state.store import StateStore
+from tests.support import killed_verbs
+from tests.support.clusters import ClusterPair
+from tests.support.engine import ROOT
+from tests.support.killed import Moment, run_killed
+from tests.support.killed_verbs import Story
+from tests.support.mirrors import selector
+from tests.support.waiting import wait_until
+
+IDENTITY = EngineIdentity.of_this_process()
+
+
+def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, moment: Moment) -> bool:
+    """Tell one story; return False when the command had ended before the moment came."""
+    with kind(pair, folder) as story:
+        was_killed, killed = run_killed(moment, story.command)
+        print(f"{kind.__name__} {moment}:\n{killed.stderr}{killed.stdout}")  # noqa: T201 - shown with a failure
+        if was_killed:
+            again = subprocess.run(story.command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=180)
+            print(f"again: {again.returncode}\n{again.stderr}{again.stdout}")  # noqa: T201 - shown with a failure
+            assert again.returncode == 0
+        story.check()
+    return was_killed
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        pytest.param(kind, moment, id=f"{kind.__name__} {moment}")
+        for kind, moment in (
+            (killed_verbs.FailingOver, Moment("before", 4)),
+            (killed_verbs.Promoting, Moment("after", 3)),
+        )
+    ],
+)
+def test_killed_at_a_record_and_run_again(
+    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Story], moment: Moment
+) -> None:
+    assert killed_and_run_again(kind, cluster_pair, tmp_path, moment)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        pytest.param(kind, when, id=f"{kind.__name__} {when}")
+        for kind in killed_verbs.ALL
+        for when in ("after", "before")
+        # it waits much, and has a promote and a failback in it
+        if (kind, when) != (killed_verbs.SwitchingOver, "before")
+    ],
+)
+def test_killed_at_every_record_and_run_again(
+    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Story], when: str
+) -> None:
+    moments = (Moment(when, number) for number in itertools.count(1))
+    reached = sum(
+        1 for _ in itertools.takewhile(lambda m: killed_and_run_again(kind, cluster_pair, tmp_path, m), moments)
+    )
+    assert reached >= kind.least_records
+
+
+def test_a_pause_that_was_recorded_by_somebody_who_is_gone_is_waited_for(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    """The engine in charge is slow: it is this test, and gives the topic up when it likes."""
+    with (
+        killed_verbs.PromotingAlone(cluster_pair, tmp_path) as story,
+        ThreadPoolExecutor(1) as operator,
+        closing(StateStore(story.at_b.config.librdkafka())) as store,
+    ):
+        story.copy(story.at_b)
+        topic = story.topics[0]
+        record, mirrored = story.at_b.state().topic(story.mirror, topic), story.partition(topic)
+        assert record is not None
+        assert mirrored.state is PartitionState.MIRRORING
+        engine = Lease.acquire(store, story.mirror, IDENTITY, ttl_ms=10_000)
+        paused = replace(record, desired=DesiredState.PAUSED, pause_id="theirs")
+        change(story.at_b, story.mirror, lambda _: Changes((paused,)))
+        done = operator.submit(pause, story.at_b, story.mirror, selector(topic))
+        for _ in range(4):
+            engine.heartbeat({})
+            assert wait([done], 0.5).not_done, "it is not paused yet"
+        engine.heartbeat({}, (replace(mirrored, state=PartitionState.PAUSED, pause_id="one before"),))
+        assert wait([done], 1).not_done, "it is not paused yet"
+        engine.heartbeat({}, (replace(mirrored, state=PartitionState.PAUSED, pause_id="theirs"),))
+        assert [row.result for row in done.result(20).results] == [Outcome.NOOP]
+        engine.release()
+
+
+@pytest.mark.long
+def test_the_engine_of_a_promote_that_is_killed_ends_and_leaves_nothing(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with killed_verbs.PromotingAlone(cluster_pair, tmp_path) as story:
+        # it says that it lives every three seconds
+        was_killed, killed = run_killed(Moment("after", 3), story.command, environ)
+        assert was_killed, killed.stderr
+        wait_until(lambda: story.processes() == [])
+        # in it is how the destination is logged in to
+        assert list((tmp_path / "tmp").glob("kmirror-*")) == []
+        again = subprocess.run(story.command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240)
+        assert again.returncode == 0, again.stderr
+        story.check()
+        wait_until(lambda: story.processes() == [])

@@ -1,0 +1,167 @@
+"""Planned migrations on real brokers: topics are stopped when nothing is missing, and what is not is given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.describe import describe
+from kmirror.ops.failover import failover
+from kmirror.ops.promote import PromoteRequest, PromoteView, promote
+from kmirror.ops.results import Outcome, TopicState
+from kmirror.ops.stop import stop
+from kmirror.state.records import PartitionState
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.visible import shown
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settings: str) -> str:
+    mirror = new_mirror(destination, pair.source, refresh_interval_seconds="1")
+    for topic in topics:
+        # the records are old: brokers would delete them
+        make_topic(pair.source, topic, 2, retention_ms="-1", **settings)
+        produce(pair.source, topic, ["one", "two", "three"])
+    assert add(destination, mirror, selector(*topics)).exit_code == 0
+    return mirror
+
+
+def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, destination: Destination) -> None:
+    first, second = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, first, second, message_timestamp_type="LogAppendTime")
+    views: list[PromoteView] = []
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        while not all(row.initial_copy_complete for row in describe(destination, mirror)):
+            time.sleep(0.1)
+        drill = promote(destination, PromoteRequest(mirror, idle_ms=500), dry_run=True)
+        assert drill.result.exit_code == 0, drill.result
+        done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000), views.append)
+    assert done.result.exit_code == 0, done.result
+    assert {(r.topic, r.partition, r.result, r.last_mirrored_offset) for r in done.result.results} == {
+        (topic, partition, Outcome.DONE, 0 if partition else 3) for topic in (first, second) for partition in range(2)
+    }
+    assert {(r.state, r.topic_state, r.reason) for r in describe(destination, mirror)} == {
+        (PartitionState.STOPPED, TopicState.STOPPED, Reason.PROMOTED)
+    }
+    assert settings_of(cluster_pair.destination, first)["message.timestamp.type"] == "LogAppendTime"
+    produce(cluster_pair.destination, first, ["local"])
+    assert [record.value for record in shown(cluster_pair.destination, first)][-1] == b"local"
+    assert any(one.what and "producers" in one.what for view in views for one in view.missing)
+    again = promote(destination, PromoteRequest(mirror))
+    assert {row.result for row in again.result.results} == {Outcome.NOOP}
+
+
+def test_a_producer_that_goes_on_keeps_its_topic_only(cluster_pair: ClusterPair, destination: Destination) -> None:
+    quiet, busy = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, quiet, busy)
+    end = threading.Event()
+
+    def write() -> None:
+        while not end.wait(0.1):
+            produce(cluster_pair.source, busy, ["more"])
+
+    writer = threading.Thread(target=write)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        writer.start()
+        try:
+            done = promote(destination, PromoteRequest(mirror, idle_ms=2_000, timeout_ms=8_000))
+        finally:
+            end.set()
+            writer.join()
+        states = {row.topic: row.topic_state for row in describe(destination, mirror)}
+        assert states == {quiet: TopicState.STOPPED, busy: TopicState.ACTIVE}
+        assert done.result.exit_code == ExitCode.TIMED_OUT
+        (missing,) = [row for row in done.result.results if row.topic == busy]
+        assert missing.result is Outcome.TIMED_OUT
+        assert "producers" in str(missing.message) or "records" in str(missing.message)
+        # run again, it goes on
+        again = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000))
+        assert again.result.exit_code == 0, again.result
+
+
+def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    producer = Producer({**properties_of(cluster_pair.source), "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "undecided", partition=0)
+    producer.flush(30)
+    views: list[PromoteView] = []
+    stopping = threading.Event()
+
+    def watch(view: PromoteView) -> None:
+        views.append(view)
+        if any(one.what and "a transaction of producer id" in one.what for one in view.missing):
+            stopping.set()
+
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000), watch, stopping)
+        assert done.result.exit_code == ExitCode.TIMED_OUT
+        assert "interrupted" in str(done.result.results[0].message)
+        assert "kafka-transactions.sh" in str(done.result.results[0].message)
+        assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.ACTIVE}
+        producer.commit_transaction(30)
+        done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000))
+    assert done.result.exit_code == 0, done.result
+    assert [record.value for record in shown(cluster_pair.destination, topic)][-1] == b"undecided"
+
+
+def test_records_that_come_after_all_are_told(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+
+    def stop_and_write(*arguments: object) -> object:
+        done = stop(*arguments)  # type: ignore[arg-type]
+        produce(cluster_pair.source, topic, ["late", "later"])
+        return done
+
+    monkeypatch.setattr("kmirror.ops.promote.stop", stop_and_write)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        done = promote(destination, PromoteRequest(mirror, idle_ms=None, timeout_ms=60_000))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE
+    (late,) = [row for row in done.result.results if row.result is Outcome.FAILED]
+    assert (late.partition, late.reason, late.lag) == (0, Reason.SOURCE_WRITTEN_AFTER_STOP, 2)
+
+
+def test_a_failover_cuts_a_waiting_promote_short(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    results = []
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        with Destination.open(destination.properties) as another:
+            waiting = threading.Thread(
+                target=lambda: results.append(promote(another, PromoteRequest(mirror, idle_ms=600_000)))
+            )
+            waiting.start()
+            until = time.monotonic() + 20
+            while {row.topic_state for row in describe(destination, mirror)} != {TopicState.PENDING_STOPPED}:
+                assert time.monotonic() < until
+            with pytest.raises(RefusedError, match="another promote"):
+                promote(destination, PromoteRequest(mirror))
+            assert failover(destination, mirror).result.exit_code == 0
+            waiting.join(20)
+    (done,) = results
+    assert done.result.exit_code == ExitCode.PARTLY_DONE
+    assert done.result.results[0].reason is Reason.FENCED

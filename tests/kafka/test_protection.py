@@ -1,0 +1,204 @@
+"""`read.only=enforce`: nobody but kmirror can write to a mirror topic, and where that is not possible it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kmirror.cluster.acls import Permission, ResourceType, await_acls, delete_acls, describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.security import client_config
+from kmirror.cluster.standing import find_standing, login_principal
+from kmirror.errors import Reason
+from kmirror.ops.acl_sync import protect_claimed
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
+from kmirror.ops.protection import protect, settle, unprotect
+from kmirror.ops.rights import lift_rights, probe_writable
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.settings import Settings, parse_settings
+from kmirror.state.records import DesiredState
+from kmirror.state.rights_records import SHARED
+from tests.support.acls import USERS, acls, claim, denial, give, kmirror_rights, written
+from tests.support.clusters import ClusterPair, made_clusters, unique_topic
+from tests.support.mirrors import properties_of
+
+
+@pytest.fixture(scope="module")
+def guarded(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    with made_clusters(clusters_directory) as make:
+        yield make("protected", secured=True, authorizer=True, users=USERS)
+
+
+@pytest.fixture(scope="module")
+def open_to_all(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Return a cluster on which whatever no ACL speaks of is allowed to everybody."""
+    with made_clusters(clusters_directory) as make:
+        properties = {"allow.everyone.if.no.acl.found": "true"}
+        yield make("lenient", secured=True, authorizer=True, users=USERS, properties=properties)
+
+
+@pytest.fixture
+def admin(guarded: SandboxCluster) -> Iterator[ClusterClient]:
+    with ClusterClient(client_config(guarded.client_properties())) as client:
+        yield client
+        delete_acls(client, describe_acls(client))
+
+
+@pytest.fixture
+def make_mirror(cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens a cluster as a user and makes a mirror with a claimed topic there."""
+    opened: list[Destination] = []
+
+    def make(cluster: SandboxCluster, user: str, *topics: str) -> tuple[Destination, str]:
+        properties = cluster.client_properties(user)
+        destination = Destination.open(properties)
+        opened.append(destination)
+        name = unique_topic("m")
+        create(destination, name, properties_of(cluster_pair.source))
+        claim(destination, name, *topics)
+        return destination, name
+
+    yield make
+    for destination in opened:
+        destination.close()
+
+
+def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
+    guarded: SandboxCluster, admin: ClusterClient, make_mirror: Callable[..., Any]
+) -> None:
+    topic = unique_topic("orders")
+    give(
+        admin,
+        kmirror_rights(),
+        acls("topic", topic, "app", "WRITE", "READ"),
+        acls("topic", "orders", "other", "ALL", prefixed=True),
+    )
+    destination, mirror = make_mirror(guarded, "kmirror", topic)
+    found = protect(destination, mirror, [topic])  # before the topic exists
+    assert found[topic].detected_only is None
+    assert set(found[topic].denied) == {denial(topic, "app"), denial(topic, "other")}
+    assert set(destination.state().rights(mirror, topic).denied) == set(found[topic].denied)
+    destination.client.create_topic(topic, 1, 1, {})
+    for user in ("app", "other"):
+        assert written(guarded, user, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert written(guarded, "kmirror", topic) is None
+    assert written(guarded, "admin", topic) is None  # super users are excepted
+    again = protect(destination, mirror, [topic])
+    assert (again[topic].denied, again[topic].changed) == (found[topic].denied, False)
+    partition = TopicPartition(topic, 0)
+    assert settle(destination, [partition], 0).log_ends == {partition: 2}
+
+    with Destination.open(guarded.client_properties("app")) as as_app:
+        (refused,) = probe_writable(as_app, [partition]).values()
+        assert refused is not None
+        assert refused.reason is Reason.NOT_AUTHORIZED
+        claim(destination, mirror, topic, desired=DesiredState.STOPPED)
+        lifted = lift_rights(destination, mirror, [topic])[topic]
+        assert (set(lifted.removed), lifted.given, lifted.error) == (set(found[topic].denied), (), None)
+        assert probe_writable(as_app, [partition]) == {partition: None}
+        assert settle(destination, [partition], 0).log_ends == {partition: 2}  # a probe writes nothing
+    assert destination.state().rights(mirror, topic).denied == ()
+    assert written(guarded, "app", topic) is None
+    assert lift_rights(destination, mirror, [topic])[topic].removed == ()
+    assert not any(one.permission is Permission.DENY for one in describe_acls(admin))
+
+
+def test_denials_follow_the_acls_and_those_of_others_stay(
+    guarded: SandboxCluster, admin: ClusterClient, make_mirror: Callable[..., Any]
+) -> None:
+    topic = unique_topic()
+    theirs = denial(topic, "other")
+    give(admin, kmirror_rights(), [theirs], acls("topic", topic, "other", "WRITE"))
+    destination, mirror = make_mirror(guarded, "kmirror", topic)
+    assert protect(destination, mirror, [topic])[topic].denied == ()
+    late = acls("topic", topic, "app", "WRITE")
+    give(admin, late)
+    assert protect(destination, mirror, [topic])[topic].denied == (denial(topic, "app"),)
+    delete_acls(admin, late)
+    await_acls(admin, (), late)
+    assert protect(destination, mirror, [topic])[topic].denied == ()
+    assert denial(topic, "app") not in describe_acls(admin)
+    give(admin, late)
+    protect(destination, mirror, [topic])
+    assert unprotect(destination, mirror, [topic]) == {topic: (denial(topic, "app"),)}
+    left = describe_acls(admin)
+    assert theirs in left
+    assert denial(topic, "app") not in left
+    assert not destination.state().rights(mirror, topic)
+
+
+def test_where_everybody_may_write_only_a_super_user_can_forbid_it(
+    guarded: SandboxCluster, admin: ClusterClient, make_mirror: Callable[..., Any]
+) -> None:
+    topic = unique_topic()
+    give(admin, kmirror_rights(), acls("topic", topic, "*", "WRITE"))
+    destination, mirror = make_mirror(guarded, "kmirror", topic)
+    found = protect(destination, mirror, [topic])[topic]
+    assert found.denied == ()
+    assert "everybody may write (ALLOW WRITE on topic" in (found.detected_only or "")
+    assert "--remove --force --allow-principal 'User:*' --operation Write" in (found.hint or "")
+    assert destination.state().rights(mirror, topic).detected_only == found.detected_only
+
+    destination, mirror = make_mirror(guarded, "admin", topic)
+    found = protect(destination, mirror, [topic])[topic]
+    assert (found.denied, found.detected_only) == ((denial(topic, "*"),), None)
+    destination.client.create_topic(topic, 1, 1, {})
+    assert written(guarded, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert written(guarded, "admin", topic) is None
+    lift_rights(destination, mirror, [topic])
+    assert written(guarded, "app", topic) is None
+
+
+def test_readers_are_never_locked_out_by_a_denial(open_to_all: SandboxCluster, make_mirror: Callable[..., Any]) -> None:
+    topic = unique_topic()
+    for user in ("kmirror", "admin"):  # an ordinary principal and a super user find it out in different ways
+        destination, mirror = make_mirror(open_to_all, user, topic)
+        found = protect(destination, mirror, [topic])[topic]
+        assert "allow.everyone.if.no.acl.found is true" in (found.detected_only or "")
+        assert describe_acls(destination.client) == frozenset()
+        assert "allow.everyone" in (destination.state().rights(mirror, SHARED).detected_only or "")
+
+
+def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
+    cluster_pair: ClusterPair, guarded: SandboxCluster, admin: ClusterClient, make_mirror: Callable[..., Any]
+) -> None:
+    topic = unique_topic()
+    destination, mirror = make_mirror(cluster_pair.destination, "admin", topic)
+    assert protect(destination, mirror, [topic])[topic].detected_only == "the destination has no authorizer"
+    assert protect_claimed(destination, mirror, Settings(), [topic]) == []
+
+    rights = [one for one in kmirror_rights() if one.resource_type is not ResourceType.CLUSTER]
+    give(admin, rights, acls("topic", topic, "app", "WRITE"))
+    destination, mirror = make_mirror(guarded, "kmirror", topic)
+    found = protect(destination, mirror, [topic])[topic]
+    assert "kmirror may not see or change ACLs: describing ACLs: we lack DESCRIBE" in (found.detected_only or "")
+    give(admin, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"))
+    found = protect(destination, mirror, [topic])[topic]
+    assert found.detected_only == "kmirror may not change ACLs: it lacks ALTER on the cluster"
+    assert "--operation Alter" in (found.hint or "")
+    (warning,) = protect_claimed(destination, mirror, Settings(), [topic])
+    assert warning == f"what others write to {topic} is only detected: {found.detected_only}"
+    assert protect_claimed(destination, mirror, parse_settings({"read.only": "detect"}), [topic]) == []
+    assert not any(one.permission is Permission.DENY for one in describe_acls(admin))
+
+
+def test_one_finds_out_who_one_is(guarded: SandboxCluster, admin: ClusterClient) -> None:
+    def standing(user: str) -> tuple[bool, bool, set[str]]:
+        with ClusterClient(client_config(guarded.client_properties(user))) as client:
+            assert login_principal(client.config) == f"User:{user}"
+            before = describe_acls(client)
+            found = find_standing(client, before, ["User:app", "User:kmirror", "User:x"])
+            assert describe_acls(client) == before  # nothing is left behind
+            return found.is_super_user, found.everyone_may, set(found.principals)
+
+    assert standing("admin") == (True, False, set())
+    give(admin, acls("cluster", "kafka-cluster", "kmirror", "ALTER", "DESCRIBE"))
+    assert standing("kmirror") == (False, False, {"User:kmirror"})
+    give(admin, acls("topic", "*", "kmirror", "READ"))
+    assert standing("kmirror") == (False, False, {"User:kmirror"})

@@ -1,0 +1,301 @@
+"""Mirroring is stopped on real brokers: failover, remove, pause; with an engine at work, without, one that is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.batch import guard
+from kmirror.cluster.client import LATEST
+from kmirror.cluster.fence import Fenced, Writer, fence
+from kmirror.cluster.filler import filler_batch
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.records import Record, make_batch
+from kmirror.engine.lane_control import append_to
+from kmirror.engine.spec import own_producer_id
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
+from kmirror.ops.add import add
+from kmirror.ops.context import Destination, change
+from kmirror.ops.describe import describe
+from kmirror.ops.failover import failover, remove
+from kmirror.ops.pause import pause, resume
+from kmirror.ops.results import Outcome, TopicState
+from kmirror.state.records import EngineRecord, EngineState, PartitionState
+from kmirror.state.snapshot import Changes, State
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.visible import shown
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+def mirrored(pair: ClusterPair, destination: Destination, *topics: str, partitions: int = 1, **settings: str) -> str:
+    """Return a new mirror of new topics of these names, with three records each."""
+    mirror = new_mirror(destination, pair.source, refresh_interval_seconds="1")
+    for topic in topics:
+        # the records are old: brokers would delete them
+        make_topic(pair.source, topic, partitions, **{"retention_ms": "-1", **settings})
+        produce(pair.source, topic, ["one", "two", "three"])
+    assert add(destination, mirror, selector(*topics)).exit_code == 0
+    return mirror
+
+
+def end_of(destination: Destination, topic: str, partition: int = 0) -> int | None:
+    place = TopicPartition(topic, partition)
+    return destination.client.list_offsets({place: LATEST}, log_end=True)[place].offset
+
+
+def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topics = [unique_topic() for _ in range(3)]
+    mirror = mirrored(cluster_pair, destination, *topics, partitions=2, max_message_bytes="2000000")
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        drill = failover(destination, mirror, dry_run=True)
+        assert drill.result.exit_code == 0
+        assert {row.lag for row in drill.result.results} == {0}
+        done = failover(destination, mirror)
+        assert done.result.exit_code == 0, done.result
+        assert engine.engine.mirror == mirror
+    assert {(r.topic, r.partition, r.result, r.last_mirrored_offset, r.lag) for r in done.result.results} == {
+        (topic, partition, Outcome.DONE, 0 if partition else 3, 0) for topic in topics for partition in range(2)
+    }
+    for topic in topics:
+        # one invisible marker each, which shuts out whoever wrote before
+        assert end_of(destination, topic) == 4
+        assert [record.value for record in shown(cluster_pair.destination, topic)] == [b"one", b"two", b"three"]
+        assert settings_of(cluster_pair.destination, topic)["max.message.bytes"] == "2000000"
+        produce(cluster_pair.destination, topic, ["local"])
+    rows = describe(destination, mirror)
+    assert {(row.state, row.topic_state, row.reason) for row in rows} == {
+        (PartitionState.STOPPED, TopicState.STOPPED, Reason.FAILED_OVER)
+    }
+    again = failover(destination, mirror)
+    assert again.result.exit_code == 0
+    assert {row.result for row in again.result.results} == {Outcome.NOOP}
+    assert end_of(destination, topics[0]) == 5
+
+
+def test_an_engine_that_is_silent_is_shut_out_at_the_brokers(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    # as if it had been frozen while it was in charge
+    change(destination, mirror, lambda state: Changes((replace(engine_of(state, mirror), state=EngineState.RUNNING),)))
+    done = failover(destination, mirror)
+    assert done.result.exit_code == 0
+    late = make_batch([Record(4, 1_600_000_000_000, b"late", b"late")])
+    guard(memoryview(late), own_producer_id(mirror, topic, 0), 0, 4)
+    with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
+        append_to(destination.client, TopicPartition(topic, 0), memoryview(late))
+    assert [record.value for record in shown(cluster_pair.destination, topic)] == [b"one", b"two", b"three"]
+    # its lease is gone as well
+    assert engine_of(destination.state(), mirror).state is EngineState.RELEASED
+
+
+def test_a_fence_is_found_again_behind_what_others_wrote_since(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.destination, topic)
+    place, me = TopicPartition(topic, 0), 1 << 62 | 12345
+    with OffsetAppender(destination.client, place, producer_id=me) as out:
+        out.append([Record(0, 1, b"k", b"v")])
+        out.append([Record(5, 1, b"k", b"v")])
+    assert fence(destination.client, {place: Writer(me, 0)}) == {place: Fenced(0, 6, is_shut_out=True)}
+    produce(cluster_pair.destination, topic, ["local"] * 10)
+    assert fence(destination.client, {place: Writer(me, 0, known_end=3)}) == {place: Fenced(0, 6, is_shut_out=True)}
+    assert end_of(destination, topic) == 17
+    # one who wrote nothing yet is shut out as well
+    other = {place: Writer(me + 1, 0)}
+    assert fence(destination.client, other, with_record=True) == {place: Fenced(0, 17, is_shut_out=True)}
+    late = make_batch([Record(18, 1, b"k", b"v")])
+    guard(memoryview(late), me + 1, 0, 0)
+    with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
+        append_to(destination.client, place, memoryview(late))
+
+
+def test_remove_leaves_the_others_alone_and_can_be_taken_back(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    kept, removed = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, kept, removed)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        done = remove(destination, mirror, selector(removed))
+        assert done.result.exit_code == 0, done.result
+        assert [(r.result, r.last_mirrored_offset) for r in done.result.results] == [(Outcome.DONE, 3)]
+        # the engine gave it up and said so: no marker was needed, so the copy can go on where it ended
+        assert end_of(destination, removed) == 3
+        produce(cluster_pair.source, removed, ["four"])
+        produce(cluster_pair.source, kept, ["four"])
+        engine.catch_up()
+        assert (end_of(destination, kept), end_of(destination, removed)) == (4, 3)
+        record = destination.state().mirror(mirror)
+        assert record is not None
+        assert record.settings["topics.exclude"] == removed
+        adopted = add(destination, mirror, selector(removed), adopt=True)
+        assert adopted.exit_code == 0, adopted
+        engine.catch_up()
+        assert end_of(destination, removed) == 4
+    assert [record.value for record in shown(cluster_pair.destination, removed)] == [b"one", b"two", b"three", b"four"]
+    record = destination.state().mirror(mirror)
+    assert record is not None
+    assert "topics.exclude" not in record.settings
+
+
+def test_what_was_removed_and_written_to_is_not_taken_back(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    assert remove(destination, mirror, selector(topic)).result.exit_code == 0
+    produce(cluster_pair.destination, topic, ["local"])
+    refused = add(destination, mirror, selector(topic), adopt=True)
+    assert refused.exit_code == ExitCode.REFUSED
+    assert "failback" in str(refused.results[0].hint)
+
+
+def test_pause_holds_the_copy_and_resume_goes_on(cluster_pair: ClusterPair, destination: Destination) -> None:
+    paused, other = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, paused, other)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        assert pause(destination, mirror, selector(paused)).exit_code == 0
+        rows = {row.topic: row for row in describe(destination, mirror)}
+        assert (rows[paused].state, rows[paused].topic_state) == (PartitionState.PAUSED, TopicState.PAUSED)
+        assert rows[other].state is PartitionState.MIRRORING
+        produce(cluster_pair.source, paused, ["four"])
+        produce(cluster_pair.source, other, ["four"])
+        engine.catch_up()
+        assert (end_of(destination, paused), end_of(destination, other)) == (3, 4)
+        assert {row.result for row in pause(destination, mirror, selector(paused)).results} == {Outcome.NOOP}
+        assert resume(destination, mirror, selector(paused)).exit_code == 0
+        engine.catch_up()
+        assert end_of(destination, paused) == 4
+        assert {row.state for row in describe(destination, mirror)} == {PartitionState.MIRRORING}
+        assert pause(destination, mirror).exit_code == 0
+        assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.PAUSED}
+    record = destination.state().mirror(mirror)
+    assert record is not None
+    assert record.paused
+    assert resume(destination, mirror).exit_code == 0
+
+
+@pytest.mark.parametrize("cut", [3, 8, *(pytest.param(cut, marks=pytest.mark.long) for cut in (0, 1, 2, 4, 5, 6, 7))])
+def test_cut_off_after_each_step_and_run_again(cluster_pair: ClusterPair, destination: Destination, cut: int) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic, cleanup_policy="compact")
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    steps: list[str] = []
+
+    def checkpoint(name: str) -> None:
+        steps.append(name)
+        if len(steps) == cut + 1:
+            raise CutOffError(name)
+
+    with pytest.raises(CutOffError):
+        failover(destination, mirror, checkpoint=checkpoint)
+    with Destination.open(destination.properties) as another:
+        done = failover(another, mirror)
+    assert done.result.exit_code == 0, done.result
+    assert {row.last_mirrored_offset for row in done.result.results} == {3}
+    assert end_of(destination, topic) == 4
+    assert settings_of(cluster_pair.destination, topic)["compression.type"] == "producer"
+    (row,) = describe(destination, mirror)
+    assert (row.state, row.last_mirrored_offset, row.reason) == (PartitionState.STOPPED, 3, Reason.FAILED_OVER)
+
+
+def test_two_operators_at_once(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topics = [unique_topic() for _ in range(3)]
+    mirror = mirrored(cluster_pair, destination, *topics)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    results = []
+
+    def fail_over() -> None:
+        with Destination.open(destination.properties) as own:
+            results.append(failover(own, mirror).result)
+
+    operators = [threading.Thread(target=fail_over) for _ in range(2)]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join(60)
+    assert [result.exit_code for result in results] == [0, 0], results
+    rows = describe(destination, mirror)
+    assert {(row.state, row.last_mirrored_offset) for row in rows} == {(PartitionState.STOPPED, 3)}
+    for topic in topics:
+        produce(cluster_pair.destination, topic, ["local"])
+        assert [record.value for record in shown(cluster_pair.destination, topic)][-1] == b"local"
+
+
+def test_a_mirror_of_which_everything_has_failed(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        produce(cluster_pair.destination, topic, ["foreign"])
+        produce(cluster_pair.source, topic, ["four", "five"])
+        until = time.monotonic() + 60
+        while describe(destination, mirror)[0].state is not PartitionState.FAILED:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+    done = failover(destination, mirror).result
+    assert done.exit_code == 0, done
+    (row,) = describe(destination, mirror)
+    assert (row.state, row.reason, row.error_message) == (PartitionState.STOPPED, Reason.FAILED_OVER, None)
+
+
+def test_topics_that_are_gone_or_were_never_there(cluster_pair: ClusterPair, destination: Destination) -> None:
+    gone, kept = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, gone, kept)
+    delete_topic(cluster_pair.destination, gone)
+    make_topic(cluster_pair.destination, gone)
+    done = failover(destination, mirror)
+    assert done.result.exit_code == 0, done.result
+    assert end_of(destination, gone) == 0, "another topic of its name was written to"
+    assert any("first copy was not complete" in warning for warning in done.result.warnings)
+    with pytest.raises(RefusedError):
+        failover(destination, mirror, selector("nobody-knows-it"))
+
+
+def test_filler_of_a_copy_that_was_never_finished_is_not_left_to_readers(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    with OffsetAppender(
+        destination.client, TopicPartition(topic, 0), producer_id=own_producer_id(mirror, topic, 0)
+    ) as out:
+        filler = filler_batch(1000)
+        guard(memoryview(filler), own_producer_id(mirror, topic, 0), 0, 0)
+        append_to(destination.client, TopicPartition(topic, 0), memoryview(filler))
+        assert out is not None
+    done = failover(destination, mirror)
+    assert done.result.exit_code == 0
+    assert shown(cluster_pair.destination, topic) == []
+    assert done.result.results[0].last_mirrored_offset == 1000
+
+
+def engine_of(state: State, mirror: str) -> EngineRecord:
+    found = state.engine(mirror)
+    assert found is not None
+    return found
+
+
+class CutOffError(Exception):
+    """The process is gone here."""

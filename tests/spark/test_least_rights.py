@@ -1,0 +1,223 @@
+"""With the rights that `check` prints, and no others, a mirror works; without any one of them the message names it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kmirror.cluster.acls import AclBinding, Operation, await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security import client_config
+from kmirror.errors import KmirrorError
+from kmirror.ops.add import add
+from kmirror.ops.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.create import create
+from kmirror.ops.results import VerbResult
+from kmirror.sandbox.cluster import SandboxCluster, start_together
+from tests.support.acls import USERS
+from tests.support.clusters import made_clusters
+from tests.support.engine import kmirror
+from tests.support.mirrors import selector
+from tests.support.oracle import kafka_tool
+
+TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
+SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true"}
+SIDES = ("source", "destination")
+
+
+@dataclass(slots=True)
+class Place:
+    """Two clusters with logins and ACLs; on both the user kmirror has exactly the rights that `check` printed."""
+
+    clusters: dict[str, SandboxCluster]
+    admins: dict[str, ClusterClient]
+    mirror_file: dict[str, str]
+    command_config: Path
+    printed: dict[str, list[str]]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Return kmirror's own properties for the destination."""
+        return self.clusters["destination"].client_properties("kmirror")
+
+    def rights(self, side: str) -> list[AclBinding]:
+        """Return what kmirror has there."""
+        return sorted(one for one in describe_acls(self.admins[side]) if one.principal == "User:kmirror")
+
+
+@pytest.fixture(scope="module")
+def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("least")
+    with made_clusters(clusters_directory) as make, ExitStack() as stack:
+        clusters = {
+            side: make(f"least-{side}", start=False, secured=True, authorizer=True, users=USERS) for side in SIDES
+        }
+        start_together(list(clusters.values()))
+        login = clusters["source"].write_client_properties(folder / "login.properties", "kmirror")
+        secret = {"sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+        made = Place(
+            clusters,
+            {side: stack.enter_context(admin_of(cluster)) for side, cluster in clusters.items()},
+            {**clusters["source"].client_properties("kmirror"), **secret, **SETTINGS},
+            clusters["destination"].write_client_properties(folder / "kmirror.properties", "kmirror"),
+            {},
+        )
+        fill(made)
+        report = check(made.properties, properties=made.mirror_file)
+        made.printed = {
+            side: [
+                line
+                for found in report.lines
+                if (found.cluster, found.what) == (side, "least rights")
+                for line in found.message.splitlines()
+                if line.startswith("kafka-acls ")
+            ]
+            for side in SIDES
+        }
+        carried_out = [
+            (line, clusters[side].write_client_properties(folder / f"{side}.properties"))
+            for side, lines in made.printed.items()
+            for line in lines
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda one: run_line(*one), carried_out))
+        yield made
+
+
+def admin_of(cluster: SandboxCluster) -> ClusterClient:
+    return ClusterClient(client_config(cluster.client_properties()))
+
+
+def fill(place: Place) -> None:
+    """Let the source have records, and a group that has read some of them."""
+    config = client_config(place.clusters["source"].client_properties()).librdkafka()
+    for topic in TOPICS:
+        place.admins["source"].create_topic(topic, 1, 1, {})
+    producer = Producer(config)
+    for number in range(RECORDS):
+        producer.produce("orders", f"value-{number}")
+    assert producer.flush(30) == 0
+    consumer = Consumer({**config, "group.id": GROUP})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 50)], asynchronous=False)
+    consumer.close()
+
+
+def run_line(line: str, properties: Path) -> None:
+    """Run one of the commands, as an administrator, by Kafka's own tool."""
+    _, *arguments = shlex.split(line)
+    kafka_tool("org.apache.kafka.tools.AclCommand", *arguments, "--command-config", str(properties))
+
+
+def complaints(place: Place, mirror: str) -> str:
+    """Return all that is said of what does not work: by `check`, by `create` and by `add`."""
+    said: list[str] = []
+    try:
+        report = check(place.properties, mirror=mirror)
+        said += [f"{line.what} {line.message} {line.hint}" for line in report.lines if line.hint]
+        with Destination.open(place.properties) as destination:
+            create(destination, "another", place.mirror_file, dry_run=True)
+            said.append(failed(add(destination, mirror, selector("payments"), dry_run=True)))
+    except KmirrorError as error:
+        said.append(f"{error.message} {error.hint}")
+    return "\n".join(said)
+
+
+def failed(result: VerbResult) -> str:
+    return "\n".join(f"{row.message} {row.hint}" for row in result.results if row.reason is not None)
+
+
+@contextmanager
+def without(place: Place, side: str, *rights: AclBinding) -> Iterator[None]:
+    """Take rights away for the block."""
+    delete_acls(place.admins[side], rights)
+    assert await_acls(place.admins[side], (), rights)
+    yield
+    create_acls(place.admins[side], rights)
+    assert await_acls(place.admins[side], rights)
+
+
+def to_create(place: Place, resource_name: str) -> AclBinding:
+    """Return the right to create topics of this name, or that begin with it."""
+    wanted = Operation.CREATE, resource_name
+    (right,) = [one for one in place.rights("destination") if (one.operation, one.resource_name) == wanted]
+    return right
+
+
+def test_without_the_right_to_create_topics_it_is_refused(place: Place) -> None:
+    with Destination.open(place.properties) as destination:
+        with (
+            without(place, "destination", to_create(place, "__kmirror_")),
+            pytest.raises(KmirrorError, match="creating topic __kmirror_state: Authorization failed"),
+        ):
+            create(destination, "m", place.mirror_file)
+        assert create(destination, "m", place.mirror_file).exit_code == 0
+        with without(place, "destination", to_create(place, "orders")):
+            assert "does not grant us CREATE on topic orders" in failed(add(destination, "m", selector("orders")))
+
+
+def test_with_what_check_prints_a_mirror_works(place: Place) -> None:
+    with Destination.open(place.properties) as destination:
+        result = add(destination, "m", selector("orders"))
+        assert result.exit_code == 0, result
+    config = ("--command-config", str(place.command_config))
+    where = place.clusters["destination"]
+    ran = kmirror(where, "run", "--mirror", "m", "--until-caught-up", "--timeout", "2m", *config)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    verified = kmirror(where, "verify", "--mirror", "m", *config)
+    assert verified.returncode == 0, verified.stderr + verified.stdout
+    report = check(place.properties, mirror="m")
+    assert [line for line in report.lines if not line.ok] == []
+    (protection,) = [line for line in report.lines if line.what == "protection"]
+    assert protection.message.startswith("enforced: ")
+
+
+@pytest.mark.long
+def test_any_one_right_that_is_taken_away_is_named(place: Place) -> None:
+    with Destination.open(place.properties) as destination:
+        runs_alone = destination.state().mirror("m") is None
+        if runs_alone:
+            assert create(destination, "m", place.mirror_file).exit_code == 0
+    if runs_alone:
+        test_with_what_check_prints_a_mirror_works(place)
+    assert unnamed(place, [[(side, right)] for side in SIDES for right in place.rights(side)]) == []
+
+
+def test_rights_that_are_taken_away_are_named(place: Place) -> None:
+    together: dict[tuple[str, int], list[tuple[str, AclBinding]]] = {}
+    alone = []
+    for side in SIDES:
+        by_resource: dict[str, list[AclBinding]] = {}
+        for right in place.rights(side):
+            by_resource.setdefault(right.resource_name, []).append(right)
+        for name, rights in by_resource.items():
+            for number, right in enumerate(rights):
+                if name == "__kmirror_":  # without its memory it knows of nothing else
+                    alone.append([(side, right)])
+                else:
+                    together.setdefault((side, number), []).append((side, right))
+    assert unnamed(place, [*together.values(), *alone]) == []
+
+
+def unnamed(place: Place, rounds: list[list[tuple[str, AclBinding]]]) -> list[str]:
+    """Take rights away, round by round, and return those of which nothing is said; what exists need not be created."""
+    usual = complaints(place, "m").splitlines()
+    silent = []
+    for taken in rounds:
+        with ExitStack() as stack:
+            for side in SIDES:
+                stack.enter_context(without(place, side, *(right for where, right in taken if where == side)))
+            new = [line.upper().replace("_", "") for line in complaints(place, "m").splitlines() if line not in usual]
+        for _, right in taken:
+            name = {"kafka-cluster": "cluster", "*": "group"}.get(right.resource_name, right.resource_name)
+            words = right.operation.replace("_", ""), name.upper().replace("_", "")
+            if right.operation is not Operation.CREATE and not any(all(word in line for word in words) for line in new):
+                silent.append(str(right))
+    return silent

@@ -1,0 +1,90 @@
+"""An engine whose lanes are threads of the test in place of Spark's tasks: all else of it is what `run` runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from kmirror.engine.clock import now
+from kmirror.engine.driver import Limits, drive
+from kmirror.engine.lane import Lane
+from kmirror.engine.mirror import MirrorEngine
+from kmirror.engine.side_jobs import SideJob
+from kmirror.engine.spec import LaneSpec
+from kmirror.ops.context import Destination
+from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.run import LEASE_TTL_MS
+from kmirror.state.lease import EngineIdentity, Lease
+
+
+class Threads:
+    """Run lanes, and whatever else an engine gives to Spark, in threads."""
+
+    slots = 2
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(8)
+        #: Every lane that was ever started.
+        self.lanes: list[Lane] = []
+
+    def submit(self, name: str, function: Callable[[Any, int], Any], argument: Any) -> Future[Any]:
+        if isinstance(argument, LaneSpec):
+            lane = Lane(argument, 0)
+            self.lanes.append(lane)
+            return self._pool.submit(lane.run)
+        return self._pool.submit(function, argument, 0)
+
+    def cancel(self, name: str) -> None:
+        """Let it end by itself."""
+
+
+class LocalEngine:
+    """Copy one mirror until the `with` block ends, or `kill`, which leaves the lease as it is."""
+
+    def __init__(self, destination: Destination, mirror: str, side_jobs: Sequence[SideJob] = ()) -> None:
+        self._own = Destination.open(destination.properties)
+        self._mirror = mirror
+        self._side_jobs = side_jobs
+        self._stop = threading.Event()
+        self.notes: list[str] = []
+
+    def __enter__(self) -> LocalEngine:
+        lease = Lease.acquire(self._own.store, self._mirror, EngineIdentity.of_this_process(), LEASE_TTL_MS)
+        threads = self._threads = Threads()
+        self.engine = MirrorEngine(
+            self._mirror,
+            self._own.state(),
+            lease,
+            self._own.properties,
+            threads,
+            "tester@here",
+            TopicRebuilder(self._own.properties, self._mirror, threads),
+            self._side_jobs,
+        )
+        self._thread = threading.Thread(
+            target=lambda: drive([self.engine], self._stop, Limits(), lambda v: self.notes.extend(v.notes), now())
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the engine did not end"
+        self._own.close()
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Every lane that was ever started."""
+        return self._threads.lanes
+
+    def catch_up(self, seconds: float = 60) -> None:
+        """Wait until all is copied that the source holds now."""
+        self.engine.targets = None
+        until = time.monotonic() + seconds
+        while not self.engine.caught_up:
+            assert time.monotonic() < until, f"not caught up: {self.engine.rows}"
+            time.sleep(0.1)

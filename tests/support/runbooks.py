@@ -1,0 +1,178 @@
+"""The runbooks of docs/runbooks as programs: their commands, in the order in which they stand, run by bash.
+
+What a runbook's ```sh blocks are is said behind `sh`: nothing, a step that ends with 0; `exit=N`, one that ends with N;
+`settings`, the variables that the operator sets first; `running`, a command that goes on while others are typed.
+Kafka's own tools, and kmirror, are small scripts in a folder that is searched first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
+from tests.support.class_archive import ClassArchive, java
+from tests.support.processes import tree
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+_TOOLS = {
+    "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+}
+_JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF")
+_SETTING = re.compile(r"export ([A-Z_]+)=(\S+)")
+_PATIENCE_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One ```sh block: under which heading it stands, what is said behind `sh`, and what is typed."""
+
+    section: str
+    kind: str
+    text: str
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code that it ends with."""
+        return int(self.kind.removeprefix("exit=")) if self.kind.startswith("exit=") else 0
+
+
+def blocks_of(markdown: str) -> list[Block]:
+    """Return the ```sh blocks of a page, in order."""
+    found, section, kind = [], "", None
+    lines: list[str] = []
+    for line in markdown.splitlines():
+        if kind is None and line.startswith("#"):
+            section = line.lstrip("#").strip()
+        elif kind is None and (fence := re.fullmatch(r"```sh ?(.*)", line)):
+            kind, lines = fence.group(1), []
+        elif kind is not None and line == "```":
+            found.append(Block(section, kind, "\n".join(lines)))
+            kind = None
+        elif kind is not None:
+            lines.append(line)
+    return found
+
+
+class Operator:
+    """Work through a runbook, heading by heading, in a folder; `given` are the variables of its settings block."""
+
+    def __init__(self, page: str, folder: Path, given: Mapping[str, str]) -> None:
+        self._folder = folder
+        path = f"{tools_in(folder / 'bin')}:{os.environ['PATH']}"
+        self.environ = {**os.environ, "PATH": path, "KMIRROR_CONFIG": os.devnull}
+        blocks = blocks_of((DOCS / "runbooks" / f"{page}.md").read_text(encoding="utf-8"))
+        self._left = [block for block in blocks if block.kind != "settings"]
+        self._running: list[subprocess.Popen[str]] = []
+        for block in blocks:
+            if block.kind == "settings":
+                self._set(block.text, given)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for running in self._running:
+            for process in tree(running.pid):
+                process.kill()
+            running.wait()
+        assert kind or not self._left, f"nobody has typed {[block.text for block in self._left]}"
+
+    def follow(self, section: str) -> str:
+        """Type all there is under the headings that begin so, and return what was printed."""
+        chosen = [block for block in self._left if block.section.startswith(section)]
+        assert chosen, f"there is nothing to type under {section!r}; left is {[block.section for block in self._left]}"
+        self._left = [block for block in self._left if block not in chosen]
+        return "".join(self._type(block) for block in chosen)
+
+    def skip(self, section: str) -> None:
+        """Leave out what is under the headings that begin so: another case is followed."""
+        chosen = [block for block in self._left if block.section.startswith(section)]
+        assert chosen, f"there is nothing to leave out under {section!r}"
+        self._left = [block for block in self._left if block not in chosen]
+
+    def interrupt(self, seconds: float = 60) -> list[int]:
+        """Press Ctrl-C in every window in which something runs; return the exit codes."""
+        for running in self._running:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGINT)
+        return self.ended(seconds)
+
+    def ended(self, seconds: float = 60) -> list[int]:
+        """Wait for the end of everything that runs; return the exit codes."""
+        codes = [running.wait(seconds) for running in self._running]
+        self._running = []
+        return codes
+
+    def _set(self, text: str, given: Mapping[str, str]) -> None:
+        for line in text.splitlines():
+            setting = _SETTING.match(line)
+            assert setting, f"not a setting: {line}"
+            name, value = setting.groups()
+            self.environ[name] = self.environ[value[1:]] if value.startswith("$") else given[name]
+
+    def _type(self, block: Block) -> str:
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+        if block.kind == "running":
+            output = self._folder / f"running-{time.monotonic_ns()}.out"
+            with output.open("w") as file:
+                self._running.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=self._folder,
+                        env=self.environ,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                        start_new_session=True,
+                    )
+                )
+            return ""
+        done = subprocess.run(
+            command,
+            cwd=self._folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+        )
+        assert done.returncode == block.exit_code, f"{block.section}: {block.text}\n{done.returncode}\n{done.stdout}"
+        return done.stdout
+
+
+def tools_in(folder: Path) -> Path:
+    """Put kmirror and Kafka's own tools into a new folder, for the PATH; return the folder."""
+    folder.mkdir(parents=True)
+    _script(folder / "kmirror", f'exec {sys.executable} -m kmirror "$@"')
+    jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
+    for name, main_class in _TOOLS.items():
+        options = [*_JAVA_OPTIONS, *ClassArchive.of(main_class.rpartition(".")[2], jars).options]
+        _script(folder / name, f"exec {java()} {' '.join(options)} -cp '{jars.classpath}' {main_class} \"$@\"")
+    return folder
+
+
+def _script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    path.chmod(0o755)

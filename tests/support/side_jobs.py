@@ -1,0 +1,26 @@
+"""Jobs that an engine does beside copying, done by hand: what the engine would show them, and what they tell."""
+
+from __future__ import annotations
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.engine.side_jobs import JobView, SideJob, Told
+from kmirror.ops.context import Destination, require_mirror
+from kmirror.settings import parse_settings
+
+
+def view_of(destination: Destination, mirror: str) -> JobView:
+    """Return what an engine that has copied nothing yet shows its jobs."""
+    state = destination.state()
+    record = require_mirror(state, mirror)
+    topics = state.topics(mirror)
+    partitions = {
+        TopicPartition(one.topic, one.partition): one
+        for topic in topics
+        for one in state.partitions(mirror, topic.topic)
+    }
+    return JobView(record, parse_settings(record.settings), topics, partitions, {})
+
+
+def run_once(job: SideJob, destination: Destination, mirror: str) -> list[Told]:
+    """Let a job look once; return what it tells."""
+    return list(job.run(view_of(destination, mirror)))

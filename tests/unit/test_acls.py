@@ -1,0 +1,188 @@
+"""Which ACLs are taken over, held back, denied and given: decided without a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.acl_filters import AclFilters, parse_acl_filters
+from kmirror.cluster.acls import AclBinding, kafka_acls_line
+from kmirror.errors import UsageError
+from kmirror.state.records import Unknown, decode, encode
+from kmirror.state.rights_records import SHARED, RightsRecord
+from kmirror.sync.acls import Selves, Wanted, WritingAcls, enforcement, sync_plan, to_give, wanted_acls, writers_of
+from tests.support.acls import acls, denial
+
+KMIRROR = Selves(frozenset({"User:kmirror"}))
+SUPER = Selves(frozenset({"User:kmirror"}), is_super_user=True)
+
+
+def wanted(*source: AclBinding, topics: tuple[str, ...] = ("t", "t2"), own: Selves = KMIRROR) -> dict[str, Wanted]:
+    """Decide for two topics and a group `g`, where groups whose names begin with g are mirrored."""
+    return wanted_acls(source, topics, ["g"], lambda group: group.startswith("g"), own)
+
+
+@pytest.mark.parametrize(
+    ("present", "own", "denied", "open_by"),
+    [
+        ([], KMIRROR, [], 0),
+        (acls("topic", "t", "app", "WRITE"), KMIRROR, ["app"], 0),
+        (acls("topic", "t", "app", "ALL"), KMIRROR, ["app"], 0),
+        (acls("topic", "t", "app", "READ", "DELETE", "ALTER"), KMIRROR, [], 0),
+        (acls("topic", "", "app", "WRITE", prefixed=True), KMIRROR, ["app"], 0),
+        (acls("topic", "*", "app", "WRITE"), KMIRROR, ["app"], 0),
+        (acls("topic", "t2", "app", "WRITE"), KMIRROR, [], 0),
+        (acls("group", "t", "app", "ALL"), KMIRROR, [], 0),
+        (acls("topic", "t", "kmirror", "WRITE"), KMIRROR, [], 0),
+        ([one._replace(host="10.0.0.1") for one in acls("topic", "t", "app", "WRITE")], KMIRROR, ["app"], 0),
+        (acls("topic", "t", "app", "WRITE") + acls("topic", "t", "app", "ALL", deny=True), KMIRROR, [], 0),
+        (acls("topic", "t", "app", "WRITE") + acls("topic", "t", "*", "WRITE", deny=True), KMIRROR, [], 0),
+        (
+            acls("topic", "t", "app", "WRITE")
+            + [one._replace(host="10.0.0.1") for one in acls("topic", "t", "app", "WRITE", deny=True)],
+            KMIRROR,
+            ["app"],
+            0,
+        ),
+        (acls("topic", "t", "*", "WRITE") + acls("topic", "t", "app", "WRITE"), KMIRROR, ["app"], 1),
+        (acls("topic", "t", "*", "WRITE") + acls("topic", "t", "app", "WRITE"), SUPER, ["*"], 0),
+    ],
+)
+def test_whoever_may_write_is_denied_it(
+    present: list[AclBinding], own: Selves, denied: list[str], open_by: int
+) -> None:
+    found = enforcement(WritingAcls(present), "t", own, [])
+    assert found.denied == {denial("t", who) for who in denied}
+    assert len(found.open_by) == open_by
+
+
+def test_denials_that_kmirror_made_do_not_count_as_somebody_else_s() -> None:
+    ours = denial("t", "app")
+    present = [ours, *acls("topic", "t", "app", "WRITE")]
+    assert enforcement(WritingAcls(present), "t", KMIRROR, [ours]).denied == {ours}
+    assert enforcement(WritingAcls(present), "t", KMIRROR, []).denied == frozenset()
+    assert enforcement(WritingAcls([ours]), "t", KMIRROR, [ours]).denied == frozenset()
+    assert writers_of([*present, *acls("topic", "t", "*", "WRITE")], ["t"]) == {"User:app"}
+
+
+def test_what_reads_is_given_and_what_changes_is_held_back() -> None:
+    reads = acls("topic", "t", "app", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
+    changes = acls("topic", "t", "app", "WRITE", "DELETE", "ALTER", "ALTER_CONFIGS", "CREATE")
+    found = wanted(*reads, *changes, *acls("topic", "other", "app", "READ"))
+    assert found == {"t": Wanted(frozenset(reads), frozenset(changes)), "t2": Wanted(), SHARED: Wanted()}
+    everything = acls("topic", "t", "app", "ALL")
+    assert wanted(*everything)["t"] == Wanted(frozenset(reads), frozenset(everything))
+
+
+def test_a_prefix_stays_a_prefix_and_a_star_is_narrowed() -> None:
+    reads, writes = acls("topic", "t", "app", "READ", prefixed=True), acls("topic", "t", "app", "WRITE", prefixed=True)
+    found = wanted(*reads, *writes, *acls("topic", "x", "app", "READ", prefixed=True))
+    assert found[SHARED] == Wanted(frozenset(reads), frozenset(writes))
+    assert found["t2"] == Wanted(frozenset(), frozenset(acls("topic", "t2", "app", "WRITE")))
+    wide = wanted(*acls("topic", "*", "app", "READ", "WRITE"))
+    assert wide["t2"] == Wanted(
+        frozenset(acls("topic", "t2", "app", "READ")), frozenset(acls("topic", "t2", "app", "WRITE"))
+    )
+    assert wide[SHARED] == Wanted()
+
+
+def test_groups_come_along_when_they_are_mirrored() -> None:
+    taken = [*acls("group", "g7", "app", "READ"), *acls("group", "g", "app", "DELETE", prefixed=True)]
+    left = [*acls("group", "x", "app", "READ"), *acls("group", "x", "app", "READ", prefixed=True)]
+    narrowed = acls("group", "g", "all", "READ")
+    found = wanted(*taken, *left, *acls("group", "*", "all", "READ"), *acls("cluster", "kafka-cluster", "app", "ALTER"))
+    assert found[SHARED] == Wanted(frozenset([*taken, *narrowed]))
+
+
+def test_kmirror_neither_shuts_itself_out_nor_takes_over_its_own_rights() -> None:
+    everybody, itself = (acls("topic", "t", who, "WRITE", deny=True) for who in ("*", "kmirror"))
+    other = acls("topic", "t", "app", "READ", deny=True)
+    own_rights = acls("topic", "t", "kmirror", "READ", "WRITE")
+    found = wanted(*everybody, *itself, *other, *own_rights)
+    assert found["t"] == Wanted(frozenset(other), frozenset([*everybody, *itself]))
+    found = wanted(*everybody, *itself, *other, own=SUPER)
+    assert found["t"].held_back == frozenset()
+    on_group = acls("group", "g", "*", "READ", deny=True)
+    assert wanted(*on_group)[SHARED] == Wanted(frozenset(), frozenset(on_group))
+
+
+def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
+    old, new, theirs = (frozenset(acls("topic", "t", who, "READ")) for who in ("old", "new", "theirs"))
+    local = frozenset(acls("topic", "t", "local", "READ"))
+    plan = sync_plan({"t": Wanted(new | theirs)}, old | theirs | local, {"t": old}, [])
+    assert (plan.create, plan.delete, plan.made) == (new, old, {"t": new})
+    prefix = frozenset(acls("topic", "t", "app", "READ", prefixed=True))
+    gone = sync_plan({SHARED: Wanted()}, prefix, {SHARED: prefix}, ["x"])
+    assert (gone.delete, gone.made) == (prefix, {SHARED: frozenset()})
+    kept = sync_plan({SHARED: Wanted()}, prefix, {SHARED: prefix}, ["t1"])
+    assert (kept.delete, kept.made) == (frozenset(), {SHARED: prefix})
+
+
+def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:
+    prefix, group = acls("topic", "t", "app", "WRITE", prefixed=True), acls("group", "g", "*", "READ", deny=True)
+    held = [*prefix, *group]
+    assert to_give(held, ["t1"], mirror_goes_on=True) == frozenset()
+    assert to_give(held, ["x"], mirror_goes_on=True) == set(prefix)
+    assert to_give(held, ["t1"], mirror_goes_on=False) == set(group)
+    assert to_give(held, [], mirror_goes_on=False) == set(held)
+
+
+def test_rights_are_stored_whole() -> None:
+    made, denied, held = (tuple(acls("topic", "t", "app", one)) for one in ("READ", "DESCRIBE", "WRITE"))
+    for record in (RightsRecord("m", "t", made, denied, held, "why", {"newer": 1}), RightsRecord("m", SHARED)):
+        assert decode(*encode(record)) == record
+    assert encode(RightsRecord("m", "t", made)) == (
+        b'["rights","m","t"]',
+        b'{"denied":[],"held_back":[],"made":[["TOPIC","t","LITERAL","User:app","*","READ","ALLOW"]],"v":1}',
+    )
+    key, value = encode(RightsRecord("m", "t", made))
+    for damaged in (value.replace(b'"READ"', b'"FLY"'), value.replace(b'"t"', b"7"), value.replace(b'"*",', b"")):
+        assert isinstance(decode(key, damaged), Unknown)
+
+
+def test_the_commands_for_an_administrator() -> None:
+    (one,) = acls("group", "a b", "ann", "DESCRIBE", prefixed=True)
+    assert kafka_acls_line(one._replace(host="10.0.0.1"), "b:9092") == (
+        "kafka-acls --bootstrap-server b:9092 --add --allow-principal User:ann --allow-host 10.0.0.1 "
+        "--operation Describe --group 'a b' --resource-pattern-type prefixed"
+    )
+    (everybody,) = acls("cluster", "kafka-cluster", "*", "ALTER_CONFIGS", deny=True)
+    assert kafka_acls_line(everybody, "b:9092", remove=True) == (
+        "kafka-acls --bootstrap-server b:9092 --remove --force --deny-principal 'User:*' "
+        "--operation AlterConfigs --cluster"
+    )
+
+
+def test_filters_are_confluent_s() -> None:
+    text = (
+        '{"aclFilters":[{"resourceFilter":{"resourceType":"any","patternType":"PREFIXED","name":"t"},'
+        '"accessFilter":{"operation":"DescribeConfigs","permissionType":"any"}},'
+        '{"accessFilter":{"principal":"User:app","host":"*","permissionType":"allow"}}]}'
+    )
+    filters = parse_acl_filters("acls.include", text)
+    assert parse_acl_filters("acls.include", str(filters)) == filters
+    (prefixed,) = acls("topic", "t", "x", "DESCRIBE_CONFIGS", prefixed=True)
+    assert filters.takes(prefixed)
+    assert not filters.takes(prefixed._replace(resource_name="u"))
+    assert filters.takes(*acls("group", "g", "app", "READ"))
+    assert not filters.takes(*acls("group", "g", "app", "READ", deny=True))
+    assert AclFilters().takes(prefixed)
+    assert str(AclFilters()) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "acls.include is not JSON"),
+        ("[]", "not an object with a list aclFilters"),
+        ('{"aclFilters":{}}', "not an object with a list aclFilters"),
+        ('{"aclFilters":[],"topicFilters":[]}', "not an object with a list aclFilters"),
+        ('{"aclFilters":[{"resource":{}}]}', "a filter holds resourceFilter and accessFilter"),
+        ('{"aclFilters":[{"resourceFilter":[]}]}', "resourceFilter is not an object"),
+        ('{"aclFilters":[{"resourceFilter":{"type":"topic"}}]}', "resourceFilter has no type="),
+        ('{"aclFilters":[{"accessFilter":{"operation":"fly"}}]}', "operation=fly is not known"),
+        ('{"aclFilters":[{"accessFilter":{"principal":7}}]}', "accessFilter has no principal=7"),
+    ],
+)
+def test_filters_that_are_not_understood_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_acl_filters("acls.include", text)

@@ -1,0 +1,213 @@
+"""Which offsets groups get at the destination, from two clusters' views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kmirror.cluster.groups import Committed, GroupKind
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.share_offsets import decode_altered, decode_described, encode_alter
+from kmirror.cluster.wire import FrameError
+from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.state.records import decode, encode
+from kmirror.state.snapshot import State
+from kmirror.sync.groups import (
+    GroupPlan,
+    GroupView,
+    MirroredTopics,
+    clamped,
+    in_question,
+    plan_group,
+    recorded,
+    without_others,
+)
+
+AT = TopicPartition("orders", 0)
+PLACE = TopicPartition("eu.orders", 0)
+TOPICS = MirroredTopics({"orders": "eu.orders"})
+NOBODY = GroupView(GroupKind.CONSUMER)
+
+
+def source(offset: int, metadata: str = "") -> GroupView:
+    return GroupView(GroupKind.CONSUMER, has_members=True, committed={AT: Committed(offset, metadata)})
+
+
+def here(offset: int, *, members: bool = False, kind: GroupKind = GroupKind.CONSUMER) -> GroupView:
+    return GroupView(kind, members, {PLACE: Committed(offset)})
+
+
+def remembered(*offsets: int) -> GroupRecord:
+    return GroupRecord("m", "g", "g", "consumer", 1, {"eu.orders": {0: offsets}})
+
+
+def plan(
+    there: GroupView,
+    destination: GroupView = NOBODY,
+    record: GroupRecord | None = None,
+    topics: MirroredTopics = TOPICS,
+    bounds: tuple[int, int] | None = (0, 100),
+) -> GroupPlan:
+    return plan_group("g", "g", there, destination, topics, {PLACE: bounds} if bounds else {}, record)
+
+
+def set_to(planned: GroupPlan) -> list[int]:
+    return [row.target.offset for row in planned.changes]
+
+
+def test_a_group_that_is_new_here_gets_the_sources_offset_and_metadata() -> None:
+    (row,) = plan(source(40, "stream time")).changes
+    assert (row.place, row.destination_offset, row.target) == (PLACE, None, Committed(40, "stream time"))
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(5, 10), (10, 10), (40, 40), (100, 100), (4_000, 100)])
+def test_offsets_are_brought_into_the_log(offset: int, expected: int) -> None:
+    assert set_to(plan(source(offset), bounds=(10, 100))) == [expected]
+    assert clamped(offset, (10, 100)) == expected
+
+
+def test_what_is_equal_needs_no_look_at_the_log() -> None:
+    assert in_question(source(40), here(40), TOPICS) == set()
+    assert in_question(source(40), here(39), TOPICS) == {PLACE}
+    assert in_question(source(40), NOBODY, TOPICS) == {PLACE}
+    planned = plan(source(40), here(40), bounds=None)
+    assert (planned.changes, planned.skipped) == ((), None)
+
+
+def test_what_was_brought_into_the_log_stays() -> None:
+    assert set_to(plan(source(4_000), here(100), remembered(100))) == []
+    assert set_to(plan(source(4_000), here(100), remembered(100), bounds=(0, 200))) == [200]
+
+
+def test_a_rewind_is_followed() -> None:
+    assert set_to(plan(source(3), here(40), remembered(40))) == [3]
+
+
+def test_topics_that_are_not_mirrored_do_not_count() -> None:
+    other = GroupView(GroupKind.CONSUMER, committed={TopicPartition("payments", 0): Committed(7)})
+    assert plan(other).rows == ()
+
+
+def test_members_here_are_left_alone_until_they_are_gone() -> None:
+    planned = plan(source(50), here(40, members=True), remembered(40))
+    assert (planned.changes, planned.skipped) == ((), GroupReason.HAS_MEMBERS)
+    assert plan(source(40), here(40, members=True), remembered(40)).skipped is None, "there is nothing to do for it"
+    assert set_to(plan(source(50), here(40), remembered(40))) == [50]
+
+
+def test_what_a_local_consumer_has_committed_is_respected() -> None:
+    assert plan(source(50), here(44), remembered(40)).skipped is GroupReason.COMMITTED_HERE
+    assert plan(source(50), here(44)).skipped is GroupReason.COMMITTED_HERE
+    assert plan(source(44), here(44)).skipped is None
+    # somebody has deleted it: kmirror takes over
+    assert set_to(plan(source(50), NOBODY, remembered(40))) == [50]
+
+
+def test_a_group_of_another_type_is_left_alone() -> None:
+    assert plan(source(50), here(40, kind=GroupKind.SHARE), remembered(40)).skipped is GroupReason.OTHER_TYPE
+
+
+@pytest.mark.parametrize("key", ["eu.orders", PLACE])
+def test_partitions_that_wait_are_left_alone_for_now(key: str | TopicPartition) -> None:
+    planned = plan(source(50), topics=MirroredTopics(TOPICS.names, {key: GroupReason.NOT_ALIGNED}))
+    assert [row.reason for row in planned.rows] == [GroupReason.NOT_ALIGNED]
+    assert planned.skipped is None, "it passes by itself"
+    assert in_question(source(50), NOBODY, MirroredTopics(TOPICS.names, {key: GroupReason.NOT_ALIGNED})) == set()
+
+
+def test_an_unknown_log_is_waited_for() -> None:
+    (row,) = plan(source(50), bounds=None).rows
+    assert (row.reason, row.is_change) == (GroupReason.UNKNOWN_NOW, False)
+
+
+def test_trouble_with_a_group_is_told() -> None:
+    refused = replace(NOBODY, trouble=GroupReason.NOT_AUTHORIZED)
+    assert plan(source(50), refused).skipped is GroupReason.NOT_AUTHORIZED
+
+
+def test_killed_between_writing_down_and_setting_neither_offset_is_a_strangers() -> None:
+    first = recorded(plan(source(40)), "m", 1)
+    assert first is not None
+    assert first.ours(*PLACE) == (40,)
+    second = recorded(plan(source(50), here(40), first), "m", 2)
+    assert second is not None
+    assert second.ours(*PLACE) == (50, 40)
+    for standing in (40, 50):
+        assert plan(source(60), here(standing), second).skipped is None
+    assert plan(source(60), here(45), second).skipped is GroupReason.COMMITTED_HERE
+
+
+def test_what_has_arrived_makes_what_was_before_a_strangers() -> None:
+    record = recorded(plan(source(50), here(50), remembered(50, 40)), "m", 2)
+    assert record is not None
+    assert plan(source(60), here(40), record).skipped is GroupReason.COMMITTED_HERE
+
+
+def test_what_is_kept_is_bounded() -> None:
+    record: GroupRecord | None = None
+    for offset in range(10, 20):
+        record = recorded(plan(source(offset), here(offset - 1), record or remembered(9)), "m", offset)
+    assert record is not None
+    assert record.ours(*PLACE) == (19, 18, 17)
+
+
+def test_nothing_is_written_when_nothing_is_new() -> None:
+    assert recorded(plan(source(40), here(40)), "m", 2) is None
+    record = remembered(40)
+    assert recorded(plan(source(40), here(40), record), "m", 2) == record
+    left_alone = recorded(plan(source(50), here(44), record), "m", 2)
+    assert left_alone == replace(record, skipped=GroupReason.COMMITTED_HERE, time_ms=2)
+    assert recorded(plan(source(51), here(45), left_alone), "m", 3) == left_alone
+    assert recorded(plan(source(51), here(44), remembered(44)), "m", 3, GroupReason.NOT_AUTHORIZED) == replace(
+        remembered(51, 44), skipped=GroupReason.NOT_AUTHORIZED, time_ms=3
+    )
+
+
+def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
+    planned = plan(source(50))
+    assert without_others(planned, TOPICS) == planned
+    assert without_others(planned, MirroredTopics({})).rows == ()
+    paused = without_others(planned, MirroredTopics(TOPICS.names, {"eu.orders": GroupReason.PAUSED_BY_OPERATOR}))
+    assert paused.changes == ()
+
+
+def test_the_record_is_stored() -> None:
+    record = replace(remembered(50, 40), skipped=GroupReason.HAS_MEMBERS, extra={"later": 1})
+    assert decode(*encode(record)) == record
+    state = State.of([record, replace(record, group="a")])
+    assert state.group("m", "g") == record
+    assert [one.group for one in state.groups("m")] == ["a", "g"]
+
+
+ALTERED = bytes.fromhex(
+    "00000007 00"  # correlation id, no tags
+    "00000000 0000 00 02"  # throttle, no error for the group, one topic
+    "02 74 00000000000000000000000000000000 03"  # t, its id, two partitions
+    "00000000 0000 00 00  00000001 0044 00 00"  # 0 is done, 1 has members
+    "00 00"
+)
+DESCRIBED = bytes.fromhex(
+    "00000007 00 00000000 02"  # one group
+    "02 67 02 02 74 00000000000000000000000000000000 03"  # g, one topic t, two partitions
+    "00000000 0000000000000005 00000001 0000 00 00"  # 0 begins at 5
+    "00000001 ffffffffffffffff 00000001 0000 00 00"  # 1 was not used yet
+    "00 0000 00 00 00"
+)
+
+
+def test_share_groups_answers() -> None:
+    asked = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    assert decode_altered(memoryview(ALTERED), asked) == {asked[0]: 0, asked[1]: 68}
+    assert decode_described(memoryview(DESCRIBED)) == {"g": (0, {asked[0]: 5})}
+    refused = bytes.fromhex("00000007 00 00000000 0044 00 01 00")
+    assert decode_altered(memoryview(refused), asked) == dict.fromkeys(asked, 68)
+    assert encode_alter("g", {asked[1]: 7, asked[0]: 5}) == bytes.fromhex(
+        "02 67 02 02 74 03 00000000 0000000000000005 00 00000001 0000000000000007 00 00 00"
+    )
+
+
+@pytest.mark.parametrize("size", range(4, len(DESCRIBED) - 1))
+def test_a_share_groups_answer_that_ends_too_early(size: int) -> None:
+    with pytest.raises(FrameError):
+        decode_described(memoryview(DESCRIBED[:size]))

@@ -1,0 +1,193 @@
+"""A partition is given up when nothing can arrive any more: answered, or lost for long enough. No sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kmirror.cluster.codes import Code
+from kmirror.engine.judge import Fail
+from kmirror.engine.lane_changes import Changes
+from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.engine.spec import Assignment
+from kmirror.errors import Reason
+from kmirror.state.records import LaneChangeRecord
+from tests.unit.test_lane_partition import ASSIGNMENT, SETTLE, Shell, copying, facts, shell, stored
+
+__all__ = ["copying", "shell"]
+
+NEW = Assignment("another", 0, "payments", b"\x02" * 16, None, (1 << 62) + 6, known_end=4)
+
+
+class Lane:
+    """What is to be changed: some partitions, of which nothing is sent but by hand."""
+
+    def __init__(self, *shells: Shell) -> None:
+        self.partitions = [shell.copy for shell in shells]
+        self.detached: list[PartitionCopy] = []
+        self.begun: list[PartitionCopy] = []
+        self.hung_up: list[PartitionCopy] = []
+        self.reports = 0
+        self.changes = Changes(self, self._report)  # type: ignore[arg-type]
+
+    def _report(self) -> None:
+        self.reports += 1
+
+    def detach(self, copy: PartitionCopy) -> None:
+        self.detached.append(copy)
+
+    def collect(self) -> None:
+        pass
+
+    def copies_of(self, assignments: Sequence[Assignment], at: float, *, in_doubt: bool) -> list[PartitionCopy]:
+        return [PartitionCopy(one, quiet_until=at + SETTLE if in_doubt else 0.0) for one in assignments]
+
+    def begin(self, partitions: Sequence[PartitionCopy], unsettled_lanes: Sequence[int]) -> None:
+        self.begun += partitions
+
+    def hang_up_on(self, copy: PartitionCopy) -> None:
+        self.hung_up.append(copy)
+
+    def take(
+        self,
+        at: float,
+        revision: int = 1,
+        given_up: Sequence[Assignment] = (),
+        taken: Sequence[Assignment] = (),
+        *,
+        in_doubt: bool = False,
+    ) -> None:
+        places = tuple((one.topic, one.partition) for one in given_up)
+        told = tuple(one.told() for one in taken)
+        self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, told, in_doubt), at)
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        return self.changes.taken, self.changes.given_up
+
+
+def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> None:
+    lane = Lane(copying)
+    lane.take(copying.now, given_up=[ASSIGNMENT], taken=[NEW])
+    assert lane.standing == (1, 1)
+    assert (lane.detached, lane.reports) == ([copying.copy], 1)
+    assert [copy.assignment for copy in lane.partitions] == [NEW]
+    assert lane.begun == lane.partitions
+    # a last word is said of it, until the engine has heard that it was given up
+    assert lane.changes.leaving == [copying.copy]
+    lane.changes.told(0)
+    assert lane.changes.leaving == [copying.copy]
+    lane.changes.told(1)
+    assert lane.changes.leaving == []
+
+
+def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) -> None:
+    lane = Lane(copying)
+    copying.fetch(stored(10), stored(11))
+    copying.send()
+    copying.fetch(stored(12))
+    lane.take(copying.now, given_up=[ASSIGNMENT])
+    assert copying.send() == []
+    assert lane.standing == (1, 0)
+    copying.answer()
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (1, 0)
+    copying.answer()
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (1, 1)
+    assert (copying.copy.acknowledged, lane.hung_up) == (12, [])
+
+
+def test_what_is_not_answered_is_hung_up_on_and_waited_out(copying: Shell) -> None:
+    lane = Lane(copying)
+    copying.fetch(stored(10))
+    copying.send()
+    lane.take(copying.now, given_up=[ASSIGNMENT])
+    copying.now += 1.5
+    lane.changes.look_around(copying.now)
+    assert lane.hung_up == []
+    copying.now += 1
+    lane.changes.look_around(copying.now)
+    assert lane.hung_up == [copying.copy]
+    copying.lose_destination()
+    copying.now += SETTLE - 0.1
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (1, 0)
+    copying.now += 0.2
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (1, 1)
+
+
+def refused(shell: Shell) -> None:
+    shell.answer(Code.NOT_LEADER_OR_FOLLOWER)
+
+
+def failed(shell: Shell) -> None:
+    shell.answer(Code.INVALID_PRODUCER_EPOCH)
+
+
+def taken(shell: Shell) -> None:
+    shell.answer()
+
+
+@pytest.mark.parametrize("answer", [refused, failed, taken])
+def test_whatever_the_answer_is_it_is_given_up_then(copying: Shell, answer: Callable[[Shell], None]) -> None:
+    lane = Lane(copying)
+    copying.fetch(stored(10))
+    copying.send()
+    lane.take(copying.now, given_up=[ASSIGNMENT])
+    answer(copying)
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (1, 1)
+
+
+def test_one_that_is_inspected_is_not_inspected_any_more(shell: Shell) -> None:
+    lane = Lane(shell)
+    shell.copy.begin_inspection(shell.now)
+    lane.take(shell.now, given_up=[ASSIGNMENT])
+    assert shell.status == "draining"
+    assert lane.standing == (1, 1)
+
+
+def test_one_that_failed_tells_so_to_the_last(shell: Shell) -> None:
+    lane = Lane(shell)
+    shell.inspect(facts(5), Fail(Reason.SOURCE_DIVERGED, "other records", 5))
+    lane.take(shell.now, given_up=[ASSIGNMENT])
+    assert lane.standing == (1, 1)
+    assert shell.copy.report().reason is Reason.SOURCE_DIVERGED
+
+
+def test_what_a_predecessor_may_still_write_to_is_not_given_up_yet() -> None:
+    shell = Shell(quiet_until=float("inf"))
+    lane = Lane(shell)
+    lane.take(shell.now, given_up=[ASSIGNMENT])
+    assert lane.standing == (1, 0)
+    shell.copy.predecessor_ends(shell.now + 3)
+    lane.changes.look_around(shell.now + 2.9)
+    assert lane.standing == (1, 0)
+    lane.changes.look_around(shell.now + 3)
+    assert lane.standing == (1, 1)
+
+
+def test_changes_count_as_carried_out_in_their_order(copying: Shell) -> None:
+    lane = Lane(copying)
+    copying.fetch(stored(10))
+    copying.send()
+    lane.take(copying.now, 1, given_up=[ASSIGNMENT], taken=[NEW])
+    lane.take(copying.now, 2, given_up=[NEW])
+    assert lane.standing == (2, 0)
+    copying.answer()
+    lane.changes.look_around(copying.now)
+    assert lane.standing == (2, 2)
+    assert lane.partitions == []
+
+
+def test_a_partition_may_come_back(copying: Shell) -> None:
+    lane = Lane(copying)
+    lane.take(copying.now, 1, given_up=[ASSIGNMENT])
+    lane.take(copying.now, 2, taken=[ASSIGNMENT], in_doubt=True)
+    (again,) = lane.partitions
+    assert again is not copying.copy
+    assert again.quiet_until == copying.now + SETTLE
+    assert again.assignment == ASSIGNMENT

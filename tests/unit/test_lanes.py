@@ -1,0 +1,261 @@
+"""What an engine tells its lanes and when: a lane at work is told what changes, and is started anew only in need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kmirror.cluster.metadata import TopicPartition
+from kmirror.engine.lanes import Lanes
+from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
+from kmirror.state.records import (
+    EngineRecord,
+    EngineState,
+    Incarnation,
+    LaneChangeRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Recovery,
+)
+
+TTL = 5.0
+
+
+@dataclass
+class Lease:
+    """What lanes need of a lease."""
+
+    predecessor_may_write_until: float = 0.0
+    lease_id: str = "L"
+    record = EngineRecord("m", "L", EngineState.RUNNING, "h", "b", 1, 2, None, None, 3, 4, int(TTL * 1000))
+
+
+class Engine:
+    """An engine with lanes that only run in name; it says what is to be said at once."""
+
+    mirror = "m"
+
+    def __init__(self, lanes: int = 1) -> None:
+        self.lease = Lease()
+        self.specs: list[LaneSpec] = []
+        self.futures: list[Future[LaneResult]] = []
+        self.notes: list[str] = []
+        self.told: list[LaneChangeRecord] = []
+        self.wanted: list[Assignment] = []
+        self.count = lanes
+        self.lanes = Lanes(self, self.lease, self, [])  # type: ignore[arg-type]
+
+    def spec(
+        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+    ) -> LaneSpec:
+        return LaneSpec(
+            "m", lane, generation, "L", {}, {}, tuple(assignments), 5000, in_doubt, 0, None, tuple(unsettled)
+        )
+
+    def as_it_stands(self, assignment: Assignment) -> Assignment:
+        return replace(assignment, begun=True)
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+    def tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+        self.notes.append(f"{what} {result}")
+
+    def submit(
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+    ) -> Future[LaneResult]:
+        self.specs.append(argument)
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def cancel(self, name: str) -> None:
+        raise AssertionError(f"{name} was cancelled")
+
+    def go(self, wanted: str | list[Assignment] | None = None, at: float = 0.0, *, beats: bool = True) -> None:
+        """Turn until nothing is to be done any more."""
+        if wanted is not None:
+            self.wanted = [one(name) for name in wanted] if isinstance(wanted, str) else wanted
+            self.lanes.plan_now = True
+        for _ in range(3):
+            self.lanes.tick(at)
+            if self.lanes.plan_now and not self.lanes.stopping:
+                self.lanes.plan(self.wanted, self.count, {})
+            if beats:
+                said = tuple(self.lanes.unsaid)
+                self.told += said
+                self.lanes.said(self.lanes.claims(), said)
+            self.lanes.start_due(at)
+
+    def hear(self, lane: int = 0, *, taken: int = 0, given_up: int = 0, attempt: int = 0, rows: str = "") -> str:
+        """Hear of a lane's progress; return of which topics it is news, and of which it was the last word."""
+        generation = max(spec.generation for spec in self.specs if spec.lane == lane)
+        found = tuple(ProgressRow(name, 0, 1, 1, 0, 1, None, PartitionState.MIRRORING) for name in rows)
+        record = ProgressRecord("m", lane, "L", generation, attempt, "h", 1, 0, found, False, taken, given_up)
+        words, last_words = self.lanes.heard(record)
+        return "|".join("".join(row.topic for row, _ in some) for some in (words, last_words))
+
+    def end(self, future: int = -1, how: str = "STOPPED", *, clean: bool = True) -> None:
+        spec = self.specs[future]
+        self.futures[future].set_result(LaneResult(spec.lane, spec.generation, 0, how, "", clean=clean))
+
+
+def one(topic: str) -> Assignment:
+    return Assignment(topic, 0, topic, b"s" * 16, b"d" * 16, 1 << 62)
+
+
+def changes(told: LaneChangeRecord) -> tuple[int, str, str]:
+    return (
+        told.revision,
+        "".join(topic for topic, _ in told.given_up),
+        "".join(assigned.topic for assigned in told.taken),
+    )
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """An engine with one lane at work, which has been heard of."""
+    made = Engine()
+    made.go("abc")
+    made.hear()
+    made.go()
+    return made
+
+
+def test_a_lane_at_work_is_told_what_changes_and_is_not_started_again(engine: Engine) -> None:
+    engine.go("acd")
+    assert [changes(told) for told in engine.told] == [(1, "b", "d")]
+    assert engine.told[0].taken[0].begun
+    assert (engine.lanes.claims(), engine.lanes.revisions()) == ({0: Incarnation(1, 0)}, {0: 1})
+    assert len(engine.specs) == 1
+    assert engine.notes == []
+
+
+def test_what_a_lane_gives_up_is_free_when_it_says_so(engine: Engine) -> None:
+    assert not engine.lanes.is_free("b")
+    engine.go("ac")
+    assert not engine.lanes.is_free("b")
+    engine.hear(taken=1, given_up=0)
+    assert not engine.lanes.is_free("b")
+    assert engine.hear(taken=1, given_up=1, rows="abc") == "ac|b"
+    assert engine.lanes.is_free("b")
+    # a record that is read twice says no more of it
+    assert engine.hear(taken=1, given_up=1, rows="abc") == "ac|"
+
+
+def test_what_is_wanted_differently_comes_back_once_it_was_given_up(engine: Engine) -> None:
+    recovered = replace(one("b"), recovery=Recovery(1))
+    engine.go([one("a"), recovered, one("c")])
+    engine.go()
+    assert [changes(told) for told in engine.told] == [(1, "b", "")]
+    # what the lane says of its former life is no news
+    assert engine.hear(taken=1, given_up=1, rows="b") == "|b"
+    engine.go()
+    assert [changes(told) for told in engine.told] == [(1, "b", ""), (2, "", "b")]
+    assert engine.told[1].taken[0].recovery == Recovery(1)
+    assert engine.hear(taken=1, given_up=1, rows="b") == "|"
+    assert engine.hear(taken=2, given_up=2, rows="b") == "b|"
+
+
+def test_a_lane_that_has_not_spoken_is_told_nothing_yet() -> None:
+    engine = Engine()
+    engine.go("ab")
+    engine.go("bc")
+    assert engine.told == []
+    assert not engine.lanes.is_free("a")
+    engine.hear()
+    engine.go()
+    assert [changes(told) for told in engine.told] == [(1, "a", "c")]
+
+
+def test_a_change_is_said_until_a_heartbeat_is_through(engine: Engine) -> None:
+    engine.go("abcd", beats=False)
+    engine.go("abcde", beats=False)
+    assert [changes(told) for told in engine.lanes.unsaid] == [(1, "", "d"), (2, "", "e")]
+    engine.go()
+    assert [changes(told) for told in engine.told] == [(1, "", "d"), (2, "", "e")]
+    assert engine.lanes.unsaid == []
+
+
+def test_thousands_of_partitions_are_told_in_several_changes(engine: Engine) -> None:
+    new = [replace(one("t"), partition=number) for number in range(600)]
+    engine.go([one("a"), *new])
+    assert [(len(told.given_up), len(told.taken)) for told in engine.told] == [(2, 250), (0, 250), (0, 100)]
+    assert engine.lanes.revisions() == {0: 3}
+
+
+@pytest.mark.parametrize("how", ["OUTDATED", "SUPERSEDED", "LOST_ENGINE"])
+def test_a_lane_that_missed_a_change_is_started_anew_with_all_its_work(engine: Engine, how: str) -> None:
+    engine.go("acd")
+    engine.end(how=how, clean=False)
+    engine.go()
+    assert engine.lanes.claims() == {0: Incarnation(2, 0)}
+    assert engine.lanes.revisions() == {}
+    assert [a.topic for a in engine.specs[-1].assignments] == ["a", "c", "d"]
+    assert engine.specs[-1].predecessor_may_write
+    # nobody knows what is still on its way to what it was to give up
+    assert not engine.lanes.is_free("b")
+    engine.lease.predecessor_may_write_until = 0.0
+    assert engine.lanes.is_free("b")
+
+
+def test_while_a_run_that_is_overruled_may_write_what_is_taken_is_taken_in_doubt() -> None:
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    engine.hear(0)
+    engine.hear(1)
+    engine.end(0, how="FENCED", clean=False)
+    engine.go("bcd", beats=False)
+    engine.lease.predecessor_may_write_until = 0.0
+    engine.go("bcdef", beats=False)
+    # as long as no heartbeat has overruled it, its time does not even run out
+    assert {told.predecessor_may_write for told in engine.lanes.unsaid} == {True}
+    engine.go()
+    assert engine.lease.predecessor_may_write_until > 0
+    assert not engine.lanes.is_free("a")
+
+
+def test_a_lane_whose_worker_died_counts_with_what_it_says_from_then_on(engine: Engine) -> None:
+    engine.go("ac")
+    engine.hear(attempt=1)
+    assert engine.lease.predecessor_may_write_until > 0
+    # the former attempt's last word
+    assert engine.hear(attempt=0, taken=1, given_up=1, rows="a") == "|"
+    assert not engine.lanes.is_free("b")
+    engine.lease.predecessor_may_write_until = 0.0
+    assert engine.hear(attempt=1, taken=1, given_up=1, rows="a") == "a|"
+    assert engine.lanes.is_free("b")
+
+
+def test_the_last_partition_ends_the_lane_and_the_next_one_begins_another(engine: Engine) -> None:
+    engine.go("")
+    assert engine.told == []
+    assert engine.lanes.claims() == {}
+    assert not engine.lanes.is_free("a")
+    engine.go("d")
+    assert engine.lanes.claims() == {}
+    engine.end()
+    engine.go()
+    assert engine.lanes.is_free("a")
+    assert engine.lanes.claims() == {0: Incarnation(2, 0)}
+    assert [a.topic for a in engine.specs[-1].assignments] == ["d"]
+    assert not engine.specs[-1].predecessor_may_write
+
+
+def test_fewer_lanes_take_over_what_the_others_had_once_those_have_ended() -> None:
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    engine.hear(0)
+    engine.hear(1)
+    engine.count = 1
+    engine.go("ab")
+    engine.go("ab")
+    assert (engine.lanes.claims(), engine.told) == ({0: Incarnation(1, 0)}, [])
+    engine.end(1)
+    engine.go()
+    assert [(told.lane, changes(told)) for told in engine.told] == [(0, (1, "", "b"))]
+    assert not engine.lanes.is_free("b")
+    assert TopicPartition("b", 0) == engine.specs[1].assignments[0].destination

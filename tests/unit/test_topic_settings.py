@@ -1,0 +1,314 @@
+"""Settings of a mirror topic: what is taken over, what never, and what waits for the stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kmirror.patterns import TopicSelector
+from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
+from kmirror.sync.topic_settings import (
+    HELD_BACK,
+    ComparedSetting,
+    SettingState,
+    TopicSetting,
+    TopicSettings,
+    compare_settings,
+    settings_at_stop,
+    settings_for,
+    settings_made,
+    settings_to_change,
+    sync_settings,
+)
+
+ENDLESS = "9223372036854775807"
+SOURCE = {
+    "cleanup.policy": TopicSetting("compact", False),
+    "max.message.bytes": TopicSetting("1048588", False),
+    "delete.retention.ms": TopicSetting("86400000", False),
+    "retention.ms": TopicSetting("604800000", False),
+    "compression.type": TopicSetting("zstd", True),
+    "message.timestamp.type": TopicSetting("LogAppendTime", True),
+    "message.timestamp.after.max.ms": TopicSetting("3600000", False),
+    "segment.bytes": TopicSetting("2000000", True),
+    "segment.ms": TopicSetting("604800000", False),
+    "min.insync.replicas": TopicSetting("2", True),
+    "unclean.leader.election.enable": TopicSetting("true", True),
+    "leader.replication.throttled.replicas": TopicSetting("*", True),
+    "remote.storage.enable": TopicSetting("true", True),
+    "local.retention.ms": TopicSetting("1", True),
+    "some.day.invented": TopicSetting("1", True),
+}
+KNOWN = set(HELD_BACK) - {"message.timestamp.difference.max.ms"} | set(SOURCE) - {"some.day.invented"}
+
+
+def test_what_matters_is_set_though_the_source_leaves_it_to_its_brokers() -> None:
+    now = settings_for(SOURCE, KNOWN).now
+    assert now["cleanup.policy"] == "compact"
+    assert now["delete.retention.ms"] == "86400000"
+
+
+def test_other_settings_are_taken_over_only_where_the_source_topic_sets_them() -> None:
+    now = settings_for(SOURCE, KNOWN).now
+    assert now["segment.bytes"] == "2000000"
+    assert "segment.ms" not in now
+
+
+def test_what_belongs_to_a_cluster_is_never_taken_over() -> None:
+    plan = settings_for(SOURCE, KNOWN)
+    local = {key for key in SOURCE if key.startswith(("min.", "unclean.", "leader.", "remote.", "local."))}
+    assert not local & (set(plan.now) | set(plan.deferred))
+
+
+def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> None:
+    plan = settings_for(SOURCE, KNOWN)
+    assert {key: plan.now[key] for key in HELD_BACK if key in plan.now} == {
+        "compression.type": "producer",
+        "max.message.bytes": "2147483647",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.before.max.ms": ENDLESS,
+        "message.timestamp.after.max.ms": ENDLESS,
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+    }
+    assert plan.deferred == {
+        "compression.type": "zstd",
+        "max.message.bytes": "1048588",
+        "message.timestamp.type": "LogAppendTime",
+        "message.timestamp.after.max.ms": "3600000",
+        "retention.ms": "604800000",
+    }
+
+
+def test_a_setting_the_destination_does_not_know_is_left_out_and_told() -> None:
+    plan = settings_for(SOURCE, KNOWN)
+    assert plan.left_out == ("some.day.invented",)
+    assert "some.day.invented" not in plan.now
+    assert settings_for(SOURCE, None).now["some.day.invented"] == "1"
+
+
+def test_only_a_destination_that_has_it_gets_the_timestamp_difference_of_kafka_3() -> None:
+    key = "message.timestamp.difference.max.ms"
+    assert key not in settings_for(SOURCE, KNOWN).now
+    assert settings_for(SOURCE, {*KNOWN, key}).now[key] == ENDLESS
+
+
+def test_an_existing_topic_is_changed_only_where_mirroring_needs_it() -> None:
+    plan = settings_for(SOURCE, KNOWN)
+    present = {
+        **{key: TopicSetting(value, False) for key, value in plan.now.items()},
+        "retention.ms": TopicSetting("1000", True),
+        "max.message.bytes": TopicSetting("9000000", True),
+        "segment.bytes": TopicSetting("5000000", True),
+        "delete.retention.ms": TopicSetting("5", True),
+    }
+    assert settings_to_change(plan, present) == {
+        "retention.ms": "-1",
+        "max.message.bytes": "2147483647",
+        "delete.retention.ms": "86400000",
+    }
+
+
+@pytest.mark.parametrize(("at_source", "here"), [("14", "1048576"), ("1048576", "1048576"), ("2000000", "2000000")])
+def test_segments_are_never_smaller_than_newer_brokers_and_our_own_batches_need(at_source: str, here: str) -> None:
+    source = {**SOURCE, "segment.bytes": TopicSetting(at_source, True)}
+    assert settings_for(source, KNOWN).now["segment.bytes"] == here
+
+
+# -- while mirroring ------------------------------------------------------------------------------------------------
+
+
+def mirror_topic(**fields: Any) -> TopicRecord:
+    return TopicRecord("m", "t", "t", "S", "D", DesiredState.ACTIVE, 1, TopicOrigin.CREATED, **fields)
+
+
+def as_made(source: TopicSettings, exclude: TopicSelector | None = None) -> tuple[TopicRecord, dict[str, TopicSetting]]:
+    """Return the record and the settings of a mirror topic that was just created."""
+    plan = settings_for(source, KNOWN, exclude or TopicSelector())
+    present = {key: TopicSetting(found.value, False) for key, found in source.items() if key in KNOWN}
+    present |= {key: TopicSetting(value, True) for key, value in plan.now.items()}
+    record = mirror_topic(deferred=dict(plan.deferred), inherited=plan.inherited, settings=settings_made(plan))
+    return record, present
+
+
+def overridden(value: str) -> TopicSetting:
+    return TopicSetting(value, True)
+
+
+def test_nothing_changes_while_the_source_stays_as_it_is() -> None:
+    record, present = as_made(SOURCE)
+    sync = sync_settings(record, SOURCE, present)
+    assert sync.changes == {}
+    assert sync.record == record
+
+
+def test_what_the_source_changes_is_changed_here_and_what_is_held_back_is_remembered() -> None:
+    record, present = as_made(SOURCE)
+    source = {**SOURCE, "segment.bytes": overridden("3000000"), "retention.ms": overridden("1000")}
+    sync = sync_settings(record, source, present)
+    assert sync.changes == {"segment.bytes": "3000000"}
+    assert (sync.record.deferred or {})["retention.ms"] == "1000"
+    assert "retention.ms" in (record.inherited or ())
+    assert "retention.ms" not in (sync.record.inherited or ())
+    assert (sync.record.settings or {})["segment.bytes"] == "3000000"
+
+
+def test_what_the_source_sets_no_more_is_removed_where_kmirror_had_set_it() -> None:
+    record, present = as_made(SOURCE)
+    source = {**SOURCE, "segment.bytes": TopicSetting("1073741824", False)}
+    sync = sync_settings(record, source, present)
+    assert sync.changes == {"segment.bytes": None}
+    assert "segment.bytes" not in (sync.record.settings or {})
+    # set here by somebody, to the value that it has or to another one: his
+    for forgotten in (replace(record, settings={}), replace(record, settings={"segment.bytes": "5000000"})):
+        assert sync_settings(forgotten, source, present).changes == {}
+
+
+def test_what_an_operator_sets_here_is_kept_whatever_the_source_does() -> None:
+    record, present = as_made(SOURCE)
+    local = {**present, "segment.bytes": overridden("9000000")}
+    sync = sync_settings(record, SOURCE, local)
+    assert sync.changes == {}
+    assert "segment.bytes" not in (sync.record.settings or {})
+    changed = {**SOURCE, "segment.bytes": overridden("3000000")}
+    assert sync_settings(sync.record, changed, local).changes == {}
+    # until he takes it away again
+    freed = {**local, "segment.bytes": TopicSetting("1073741824", False)}
+    assert sync_settings(sync.record, changed, freed).changes == {"segment.bytes": "3000000"}
+
+
+@pytest.mark.parametrize(("key", "value"), [("retention.ms", "1000"), ("cleanup.policy", "delete")])
+def test_what_mirroring_needs_is_put_back(key: str, value: str) -> None:
+    record, present = as_made(SOURCE)
+    sync = sync_settings(record, SOURCE, {**present, key: overridden(value)})
+    assert sync.changes == {key: present[key].value}
+
+
+def test_excluded_settings_are_left_alone_and_those_held_back_are_not_remembered() -> None:
+    exclude = TopicSelector(("delete.retention.ms", r"retention\..*"))
+    record, present = as_made(SOURCE, exclude)
+    assert "delete.retention.ms" not in (record.settings or {})
+    assert present["retention.ms"].value == "-1"
+    assert "retention.ms" not in (record.deferred or {})
+    source = {**SOURCE, "delete.retention.ms": overridden("5")}
+    assert sync_settings(record, source, present, exclude).changes == {}
+    # excluded later: what was set stays, and is nobody's business any more
+    record, present = as_made(SOURCE)
+    sync = sync_settings(record, SOURCE, present, TopicSelector(("segment.bytes",)))
+    assert sync.changes == {}
+    assert "segment.bytes" not in (sync.record.settings or {})
+
+
+# -- the stop -------------------------------------------------------------------------------------------------------
+
+
+def test_the_stop_gives_the_sources_values_and_removes_what_it_leaves_to_its_brokers() -> None:
+    record, present = as_made({**SOURCE, "retention.bytes": TopicSetting("-1", False)})
+    defaults = {"retention.ms": TopicSetting("604800000", False), "max.message.bytes": TopicSetting("1048588", False)}
+    changes = settings_at_stop(record, present, {**defaults, "retention.bytes": TopicSetting("-1", False)})
+    assert changes == {
+        "compression.type": "zstd",
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": None,
+        "retention.ms": None,
+        "retention.bytes": None,
+        # the source does not know it
+        "message.timestamp.before.max.ms": None,
+        # whether the brokers here have the source's default is not known
+        "message.timestamp.after.max.ms": "3600000",
+    }
+
+
+def test_a_source_that_keeps_records_longer_than_the_brokers_here_by_its_defaults_is_followed() -> None:
+    record, present = as_made(SOURCE)
+    changes = settings_at_stop(record, present, {"retention.ms": TopicSetting("1000", False)})
+    assert changes["retention.ms"] == "604800000"
+    # the topic's own override is nobody's default
+    assert settings_at_stop(record, present, {"retention.ms": overridden("604800000")})["retention.ms"] == "604800000"
+
+
+def test_a_stop_that_is_repeated_changes_nothing_and_neither_does_it_undo_what_somebody_did() -> None:
+    record, present = as_made(SOURCE)
+    after = dict(present)
+    for key, value in settings_at_stop(record, present).items():
+        after[key] = TopicSetting("whatever the brokers say", False) if value is None else overridden(value)
+    assert settings_at_stop(record, after) == {}
+    assert "retention.ms" not in settings_at_stop(record, {**present, "retention.ms": overridden("5")})
+
+
+# -- describe -------------------------------------------------------------------------------------------------------
+
+
+def states(rows: list[ComparedSetting]) -> dict[str, SettingState]:
+    assert all(row.why for row in rows)
+    return {row.key: row.state for row in rows}
+
+
+def test_describe_says_of_each_setting_that_differs_why() -> None:
+    exclude = TopicSelector(("delete.retention.ms",))
+    record, present = as_made(SOURCE, exclude)
+    present = {
+        **present,
+        "delete.retention.ms": TopicSetting("5", False),
+        "min.insync.replicas": TopicSetting("1", False),
+        "segment.ms": TopicSetting("1000", False),
+        "flush.ms": overridden("1"),
+        "segment.bytes": overridden("9000000"),
+        "cleanup.policy": overridden("delete"),
+    }
+    source = {**SOURCE, "flush.ms": TopicSetting("5", False)}
+    assert states(compare_settings(record, source, present, exclude)) == {
+        "cleanup.policy": SettingState.PENDING,
+        "compression.type": SettingState.HELD_BACK,
+        "delete.retention.ms": SettingState.EXCLUDED,
+        "flush.ms": SettingState.LOCAL,
+        "max.message.bytes": SettingState.HELD_BACK,
+        "message.timestamp.after.max.ms": SettingState.HELD_BACK,
+        "message.timestamp.before.max.ms": SettingState.HELD_BACK,
+        "message.timestamp.type": SettingState.HELD_BACK,
+        "min.insync.replicas": SettingState.NEVER,
+        "retention.bytes": SettingState.HELD_BACK,
+        "retention.ms": SettingState.HELD_BACK,
+        "segment.bytes": SettingState.LOCAL,
+        "segment.ms": SettingState.BROKER_DEFAULT,
+        "some.day.invented": SettingState.UNKNOWN_HERE,
+    }
+
+
+def test_describe_shows_what_kmirror_set_and_leaves_out_what_is_equal_by_itself() -> None:
+    record, present = as_made(SOURCE)
+    rows = compare_settings(record, SOURCE, present)
+    found = states(rows)
+    assert found["segment.bytes"] is SettingState.SYNCED
+    assert "segment.ms" not in found
+    (held,) = [row for row in rows if row.key == "compression.type"]
+    assert (held.source_value, held.destination_value) == ("zstd", "producer")
+
+
+def test_describe_says_what_it_can_without_the_source() -> None:
+    record, present = as_made(SOURCE)
+    rows = {row.key: row for row in compare_settings(record, None, present)}
+    assert rows["segment.bytes"].state is SettingState.SOURCE_UNKNOWN
+    assert rows["segment.bytes"].source_value is None
+    # what it said last
+    assert rows["compression.type"].source_value == "zstd"
+    assert rows["compression.type"].state is SettingState.HELD_BACK
+
+
+def test_describe_says_so_where_nothing_is_synced() -> None:
+    record, present = as_made(SOURCE)
+    changed = {**SOURCE, "segment.bytes": overridden("3000000")}
+    (row,) = [r for r in compare_settings(record, changed, present, is_synced=False) if r.key == "segment.bytes"]
+    assert row.state is SettingState.PENDING
+    assert "sync.topic.configs.enabled=false" in row.why
+
+
+def test_a_topic_that_is_taken_over_counts_what_it_has_of_its_source_as_set() -> None:
+    plan = settings_for(SOURCE, KNOWN)
+    present = {"segment.bytes": overridden("2000000"), "delete.retention.ms": overridden("5")}
+    made = settings_made(plan, present)
+    assert made["segment.bytes"] == "2000000"
+    assert made["delete.retention.ms"] == "86400000"
+    assert "segment.bytes" not in settings_made(plan, {"segment.bytes": overridden("7000000")})

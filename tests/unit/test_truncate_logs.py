@@ -1,0 +1,646 @@
+"""Cutting the logs of a stopped broker, on log directories made by hand; what brokers make of it: tests/kafka."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kmirror.errors import ExitCode, PartlyDoneError, RefusedError, UsageError
+from kmirror.offline.survey import PlannedCut
+from kmirror.ops.results import Outcome, VerbResult
+from kmirror.ops.truncate_logs import Preview, truncate_logs, undo_truncation
+from kmirror.ops.truncation_plan import TruncationPlan
+from tests.support.log_batches import LogBatch, control_record, encode
+from tests.support.log_dirs import (
+    CLUSTER_ID,
+    TOPIC_ID,
+    add_entry,
+    add_partition,
+    batch,
+    contents,
+    entries,
+    locked_by_another,
+    make_log_dir,
+    own_files,
+)
+
+#: Three segments of three batches of ten records; `orders-0` ends at 90.
+SEGMENTS = {base: [batch(base + start, 10) for start in (0, 10, 20)] for base in (0, 30, 60)}
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class KillAfter:
+    """Ends the command after so many steps; `steps` are those that were reached."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.steps: list[str] = []
+
+    def __call__(self, step: str) -> None:
+        self.steps.append(step)
+        if len(self.steps) > self.count:
+            raise Killed(step)
+
+
+def plan(*cuts: tuple[str, int, int], expected: int | None = None, topic_id: str = TOPIC_ID) -> TruncationPlan:
+    planned = tuple(PlannedCut(topic, topic_id, partition, offset, expected) for topic, partition, offset in cuts)
+    return TruncationPlan(CLUSTER_ID, "m", 1, planned)
+
+
+def cut(asked: TruncationPlan, *dirs: Path, dry_run: bool = False, kill: KillAfter | None = None) -> VerbResult:
+    return truncate_logs(asked, dirs, lambda _: True, dry_run=dry_run, checkpoint=kill or (lambda step: None))
+
+
+def told(result: VerbResult) -> list[tuple[str | None, int | None, str]]:
+    return [(row.topic, row.partition, row.result.value) for row in result.results if row.topic]
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    """Return a log directory with `orders-0`, 0 to 89, and a partition nobody names."""
+    path = make_log_dir(tmp_path / "data")
+    add_partition(path, "orders-0", SEGMENTS, epochs=[(0, 0), (3, 40), (5, 80)])
+    add_partition(path, "bystander-0", SEGMENTS)
+    return path
+
+
+CUT_AT_40 = plan(("orders", 0, 40))
+
+
+def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
+    before = contents(log_dir)
+    done = cut(CUT_AT_40, log_dir)
+    assert (done.exit_code, told(done)) == (0, [("orders", 0, "DONE")])
+    assert done.results[0].message == (
+        f"log end 90 -> 40: 50 records (5 batches, {len(encode(SEGMENTS[30][0])) * 5:,} bytes) are cut"
+    )
+    after = contents(log_dir)
+    assert after.pop("orders-0/00000000000000000030.log") == encode(SEGMENTS[30][0])
+    changed = {name for name in before if before[name] != after.get(name)}
+    assert changed == {
+        ".kafka_cleanshutdown",
+        "recovery-point-offset-checkpoint",
+        "replication-offset-checkpoint",
+        "orders-0/00000000000000000030.index",
+        "orders-0/00000000000000000030.log",
+        "orders-0/00000000000000000030.timeindex",
+        *(f"orders-0/00000000000000000060.{kind}" for kind in ("index", "log", "snapshot", "timeindex")),
+        "orders-0/00000000000000000090.snapshot",
+        "orders-0/leader-epoch-checkpoint",
+    }
+    assert after.keys() <= before.keys()
+    assert entries(log_dir / "recovery-point-offset-checkpoint") == ["orders 0 30", "bystander 0 90"]
+    assert entries(log_dir / "replication-offset-checkpoint") == ["orders 0 40", "bystander 0 90"]
+    assert entries(log_dir / "orders-0/leader-epoch-checkpoint") == ["0 0"]
+
+
+def test_a_cut_between_two_segments_changes_no_log_file(log_dir: Path) -> None:
+    kept = (log_dir / "orders-0/00000000000000000030.index").read_bytes()
+    assert cut(plan(("orders", 0, 60)), log_dir).exit_code == 0
+    assert sorted(path.name for path in (log_dir / "orders-0").glob("*.log")) == [
+        "00000000000000000000.log",
+        "00000000000000000030.log",
+    ]
+    assert (log_dir / "orders-0/00000000000000000030.index").read_bytes() == kept
+    assert entries(log_dir / "recovery-point-offset-checkpoint")[0] == "orders 0 30"
+
+
+def test_a_log_can_be_emptied(log_dir: Path) -> None:
+    assert cut(plan(("orders", 0, 0)), log_dir).exit_code == 0
+    assert [(path.name, path.stat().st_size) for path in (log_dir / "orders-0").glob("*.log")] == [
+        ("00000000000000000000.log", 0)
+    ]
+    assert entries(log_dir / "orders-0/leader-epoch-checkpoint") == []
+    assert entries(log_dir / "replication-offset-checkpoint")[0] == "orders 0 0"
+
+
+def test_the_cleaners_position_is_lowered_too(log_dir: Path) -> None:
+    (log_dir / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 60\nbystander 0 60\n")
+    cut(CUT_AT_40, log_dir)
+    assert entries(log_dir / "cleaner-offset-checkpoint") == ["orders 0 40", "bystander 0 60"]
+
+
+def test_a_log_with_holes_ends_behind_its_last_batch(tmp_path: Path) -> None:
+    path = make_log_dir(tmp_path / "data")
+    add_partition(path, "orders-0", {0: [batch(0, 10), batch(25, 5), batch(50, 10)]})
+    done = cut(plan(("orders", 0, 40)), path)
+    assert (done.results[0].message or "").startswith("log end 60 -> 30: 10 records")
+
+
+def test_twice_is_once(log_dir: Path) -> None:
+    cut(CUT_AT_40, log_dir)
+    before, own = contents(log_dir), own_files(log_dir)
+    again = cut(CUT_AT_40, log_dir)
+    assert (again.exit_code, told(again)) == (0, [("orders", 0, "NOOP")])
+    assert again.results[0].message == "ends at 40: there is nothing to cut"
+    assert (contents(log_dir), own_files(log_dir)) == (before, own)
+
+
+def test_a_log_that_ends_before_the_cut_stays(log_dir: Path) -> None:
+    before = contents(log_dir)
+    for offset in (90, 1000):
+        assert told(cut(plan(("orders", 0, offset)), log_dir)) == [("orders", 0, "NOOP")]
+    assert contents(log_dir) == before
+
+
+def test_a_dry_run_changes_nothing(log_dir: Path) -> None:
+    before = contents(log_dir)
+    shown = cut(CUT_AT_40, log_dir, dry_run=True)
+    assert (shown.exit_code, shown.dry_run, told(shown)) == (0, True, [("orders", 0, "DONE")])
+    assert (contents(log_dir), own_files(log_dir)) == (before, [])
+
+
+# -- several directories -----------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_cut_wherever_they_lie(log_dir: Path, tmp_path: Path) -> None:
+    second = make_log_dir(tmp_path / "second")
+    add_partition(second, "orders-1", SEGMENTS)
+    third = make_log_dir(tmp_path / "third")
+    asked = plan(("orders", 0, 40), ("orders", 1, 60), ("orders", 2, 10))
+    done = cut(asked, log_dir, second, third)
+    assert told(done) == [("orders", 0, "DONE"), ("orders", 1, "DONE"), ("orders", 2, "NOOP")]
+    assert done.results[2].message == "not in these log directories"
+    assert done.exit_code == 0
+    assert not (second / ".kafka_cleanshutdown").exists()
+    assert (third / ".kafka_cleanshutdown").exists()
+
+
+def test_a_directory_named_twice_is_one(log_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(log_dir)
+    assert told(cut(CUT_AT_40, log_dir, tmp_path / "link")) == [("orders", 0, "DONE")]
+
+
+def test_none_of_the_partitions_is_here(log_dir: Path) -> None:
+    with pytest.raises(RefusedError, match="none of the plan's 1 partitions is in these log directories"):
+        cut(plan(("others", 0, 40)), log_dir)
+
+
+def test_directories_of_two_brokers_are_refused(log_dir: Path, tmp_path: Path) -> None:
+    second = make_log_dir(tmp_path / "second", node_id=2)
+    with pytest.raises(RefusedError, match="belong to different brokers"):
+        cut(CUT_AT_40, log_dir, second)
+
+
+def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="belongs to cluster AAAAAAAAAAAAAAAAAAAAAA, the plan is for"):
+        cut(CUT_AT_40, make_log_dir(tmp_path / "other", cluster_id="AAAAAAAAAAAAAAAAAAAAAA"))
+
+
+def test_what_is_no_log_directory(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"is no log directory: it has no meta\.properties"):
+        cut(CUT_AT_40, tmp_path)
+    with pytest.raises(UsageError, match="is no folder"):
+        cut(CUT_AT_40, tmp_path / "none")
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_broker_is_refused(log_dir: Path) -> None:
+    before = contents(log_dir)
+    with locked_by_another(log_dir) as answer:
+        assert answer == "locked"
+        for command in (cut, lambda asked, path: undo_truncation(asked, [path])):
+            with pytest.raises(RefusedError, match="is in use: a broker runs on it"):
+                command(CUT_AT_40, log_dir)
+    assert contents(log_dir) == before
+
+
+def test_no_broker_starts_while_we_work(log_dir: Path) -> None:
+    answers: list[str] = []
+
+    def while_asked(_: Preview) -> bool:
+        with locked_by_another(log_dir) as answer:
+            answers.append(answer)
+        return True
+
+    def between_steps(_: str) -> None:
+        with locked_by_another(log_dir) as answer:
+            answers.append(answer)
+
+    truncate_logs(CUT_AT_40, [log_dir], while_asked, checkpoint=between_steps)
+    assert set(answers) == {"taken"}
+    with locked_by_another(log_dir) as answer:
+        assert answer == "locked"
+
+
+def test_a_no_leaves_all_as_it_is(log_dir: Path) -> None:
+    before = contents(log_dir)
+    asked: list[Preview] = []
+
+    def say_no(preview: Preview) -> bool:
+        asked.append(preview)
+        return False
+
+    with pytest.raises(RefusedError, match="the answer was no"):
+        truncate_logs(CUT_AT_40, [log_dir], say_no)
+    assert (asked[0].cluster_id, asked[0].node_id, asked[0].log_dirs) == (CLUSTER_ID, "1", (log_dir,))
+    assert told(asked[0].result) == [("orders", 0, "DONE")]
+    assert (contents(log_dir), own_files(log_dir)) == (before, [])
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def _tiered(log_dir: Path) -> None:
+    add_entry(log_dir / "log-start-offset-checkpoint", "orders 0 0")
+
+
+def _trimmed(log_dir: Path) -> None:
+    add_entry(log_dir / "log-start-offset-checkpoint", "orders 0 41")
+
+
+def _recreated(log_dir: Path) -> None:
+    (log_dir / "orders-0/partition.metadata").write_text("version: 0\ntopic_id: 15gB0VeyQkmA6mAAMkyWAQ")
+
+
+def _nameless(log_dir: Path) -> None:
+    (log_dir / "orders-0/partition.metadata").unlink()
+
+
+def _unknown_file(log_dir: Path) -> None:
+    (log_dir / "orders-0/00000000000000000030.log.swap").touch()
+
+
+def _being_moved(log_dir: Path) -> None:
+    (log_dir / f"orders-0.{'0a' * 16}-future").mkdir()
+
+
+def _being_deleted(log_dir: Path) -> None:
+    (log_dir / f"orders-0.{'0a' * 16}-delete").mkdir()
+
+
+def _damaged(log_dir: Path) -> None:
+    with (log_dir / "orders-0/00000000000000000030.log").open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\xff")
+
+
+def _torn(log_dir: Path) -> None:
+    os.truncate(log_dir / "orders-0/00000000000000000030.log", 100)
+
+
+def _old_format(log_dir: Path) -> None:
+    (log_dir / "orders-0/00000000000000000030.log").write_bytes(encode(batch(30, 10, magic=1)))
+
+
+def _old_format_behind(log_dir: Path) -> None:
+    (log_dir / "orders-0/00000000000000000060.log").write_bytes(encode(batch(60, 10, magic=1)))
+
+
+def _strange_epochs(log_dir: Path) -> None:
+    (log_dir / "orders-0/leader-epoch-checkpoint").write_text("9\n0\n")
+
+
+REFUSED: list[tuple[Callable[[Path], None], str]] = [
+    (_tiered, "has tiered storage"),
+    (_trimmed, "begins at 41, behind the cut at 40"),
+    (_recreated, "is of topic id 15gB0VeyQkmA6mAAMkyWAQ, the plan is for"),
+    (_nameless, "orders-0/partition.metadata is missing"),
+    (_unknown_file, "orders-0 holds 00000000000000000030.log.swap, which is not known"),
+    (_being_moved, "is being moved between log directories or deleted"),
+    (_being_deleted, "is being moved between log directories or deleted"),
+    (_damaged, "the batch at offset 30 is damaged"),
+    (_torn, "00000000000000000030.log ends, behind offset 30, with bytes that are no whole batch"),
+    (_old_format, "holds message format 1"),
+    (_old_format_behind, "00000000000000000060.log holds message format 1"),
+    (_strange_epochs, "leader-epoch-checkpoint is not understood: its version is '9'"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[spoil.__name__ for spoil, _ in REFUSED])
+def test_what_is_not_known_is_refused(log_dir: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(log_dir)
+    before = contents(log_dir)
+    done = cut(CUT_AT_40, log_dir)
+    assert (done.exit_code, told(done)) == (ExitCode.REFUSED, [("orders", 0, "REFUSED")])
+    assert done.error is not None
+    assert message in done.error.message
+    assert done.error.hint
+    assert (contents(log_dir), own_files(log_dir)) == (before, [])
+
+
+def test_a_cut_inside_a_batch_is_refused(log_dir: Path) -> None:
+    done = cut(plan(("orders", 0, 45)), log_dir)
+    assert done.exit_code == ExitCode.REFUSED
+    assert done.results[0].message == "the cut at 45 lies inside a batch (offsets 40 to 49)"
+
+
+def test_records_that_came_after_the_plan_are_refused(log_dir: Path) -> None:
+    done = cut(plan(("orders", 0, 40), expected=80), log_dir)
+    assert done.exit_code == ExitCode.REFUSED
+    assert done.results[0].message == "orders-0 ends at 90; it was 80 when the plan was made"
+    assert cut(plan(("orders", 0, 40), expected=95), log_dir).exit_code == 0
+
+
+def test_one_partition_in_two_directories_is_refused(log_dir: Path, tmp_path: Path) -> None:
+    second = make_log_dir(tmp_path / "second")
+    add_partition(second, "orders-0", SEGMENTS)
+    done = cut(CUT_AT_40, log_dir, second)
+    assert done.exit_code == ExitCode.REFUSED
+    assert "orders-0 is in" in (done.results[0].message or "")
+
+
+def test_a_checkpoint_file_that_is_not_understood_is_refused(log_dir: Path) -> None:
+    (log_dir / "replication-offset-checkpoint").write_text("7\n")
+    before = contents(log_dir)
+    with pytest.raises(RefusedError, match="replication-offset-checkpoint is not understood: its version is '7'"):
+        cut(CUT_AT_40, log_dir)
+    assert contents(log_dir) == before
+
+
+def test_the_others_are_cut_all_the_same(log_dir: Path) -> None:
+    done = cut(plan(("bystander", 0, 40), ("orders", 0, 45)), log_dir)
+    assert (done.exit_code, told(done)) == (
+        ExitCode.PARTLY_DONE,
+        [("bystander", 0, "DONE"), ("orders", 0, "REFUSED")],
+    )
+
+
+def test_what_brokers_leave_half_done_is_no_obstacle(log_dir: Path) -> None:
+    (log_dir / "orders-0/00000000000000000000.timeindex.deleted").touch()
+    (log_dir / "orders-0/leader-epoch-checkpoint.tmp").touch()
+    assert cut(CUT_AT_40, log_dir).exit_code == 0
+
+
+def test_the_unclean_end_of_the_last_segment_goes_with_the_rest(log_dir: Path) -> None:
+    with (log_dir / "orders-0/00000000000000000060.log").open("ab") as file:
+        file.write(bytes(500))
+    assert (cut(CUT_AT_40, log_dir).results[0].message or "").startswith("log end 90 -> 40: 50 records")
+
+
+# -- taking it back ----------------------------------------------------------------------------------------------------
+
+
+def _times(log_dir: Path) -> dict[str, int]:
+    return {name: (log_dir / name).stat().st_mtime_ns for name in contents(log_dir)}
+
+
+def test_undo_restores_every_byte(log_dir: Path) -> None:
+    before, times = contents(log_dir), _times(log_dir)
+    cut(CUT_AT_40, log_dir)
+    undone = undo_truncation(CUT_AT_40, [log_dir])
+    assert (undone.exit_code, told(undone)) == (0, [("orders", 0, "DONE")])
+    assert undone.results[0].message == "log end 40 -> 90: 50 records are put back"
+    assert (contents(log_dir), _times(log_dir), own_files(log_dir)) == (before, times, [])
+    assert told(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "NOOP")]
+    assert told(cut(CUT_AT_40, log_dir)) == [("orders", 0, "DONE")]
+
+
+def test_a_dry_undo_changes_nothing(log_dir: Path) -> None:
+    cut(CUT_AT_40, log_dir)
+    before, own = contents(log_dir), own_files(log_dir)
+    assert told(undo_truncation(CUT_AT_40, [log_dir], dry_run=True)) == [("orders", 0, "DONE")]
+    assert (contents(log_dir), own_files(log_dir)) == (before, own)
+
+
+def _index_is_back(log_dir: Path) -> None:
+    (log_dir / "orders-0/00000000000000000030.index").write_bytes(b"made by the broker")
+
+
+def _bystander_was_recovered(log_dir: Path) -> None:
+    (log_dir / "bystander-0/00000000000000000060.index").write_bytes(b"made by the broker")
+
+
+def _stopped_cleanly_again(log_dir: Path) -> None:
+    (log_dir / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":12}')
+
+
+def _log_grew(log_dir: Path) -> None:
+    with (log_dir / "orders-0/00000000000000000030.log").open("ab") as file:
+        file.write(encode(batch(40, 10)))
+
+
+def _recovery_point_moved(log_dir: Path) -> None:
+    (log_dir / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+
+
+@pytest.mark.parametrize(
+    "broker", [_index_is_back, _bystander_was_recovered, _stopped_cleanly_again, _log_grew, _recovery_point_moved]
+)
+def test_undo_is_refused_once_the_broker_ran(log_dir: Path, broker: Callable[[Path], None]) -> None:
+    cut(CUT_AT_40, log_dir)
+    broker(log_dir)
+    before, own = contents(log_dir), own_files(log_dir)
+    with pytest.raises(RefusedError, match=r"was used since the cut: .*; most likely the broker was started"):
+        undo_truncation(CUT_AT_40, [log_dir])
+    assert (contents(log_dir), own_files(log_dir)) == (before, own)
+
+
+def test_the_last_cut_is_taken_back_first(log_dir: Path) -> None:
+    before = contents(log_dir)
+    at_20 = plan(("orders", 0, 20))
+    cut(CUT_AT_40, log_dir)
+    between = contents(log_dir)
+    cut(at_20, log_dir)
+    with pytest.raises(RefusedError, match="was cut by another plan since"):
+        undo_truncation(CUT_AT_40, [log_dir])
+    undo_truncation(at_20, [log_dir])
+    assert contents(log_dir) == between
+    undo_truncation(CUT_AT_40, [log_dir])
+    assert contents(log_dir) == before
+
+
+# -- interrupted -------------------------------------------------------------------------------------------------------
+
+
+def _two_dirs(folder: Path) -> tuple[Path, Path]:
+    first, second = make_log_dir(folder / "first"), make_log_dir(folder / "second")
+    add_partition(first, "orders-0", SEGMENTS, epochs=[(0, 0), (3, 40)])
+    add_partition(first, "orders-1", SEGMENTS)
+    add_partition(second, "orders-2", SEGMENTS)
+    return first, second
+
+
+TWO_DIRS = plan(("orders", 0, 40), ("orders", 1, 60), ("orders", 2, 10))
+
+
+def _all(dirs: tuple[Path, ...]) -> list[dict[str, bytes]]:
+    return [contents(path) for path in dirs]
+
+
+def _steps(tmp_path: Path, *, undo: bool) -> int:
+    dirs = _two_dirs(tmp_path / "counting")
+    count = KillAfter(10_000)
+    if undo:
+        cut(TWO_DIRS, *dirs)
+        undo_truncation(TWO_DIRS, dirs, checkpoint=count)
+    else:
+        cut(TWO_DIRS, *dirs, kill=count)
+    return len(count.steps)
+
+
+def test_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
+    steps = _steps(tmp_path, undo=False)
+    assert steps > 25
+    whole = _two_dirs(tmp_path / "whole")
+    cut(TWO_DIRS, *whole)
+    for count in range(steps):
+        dirs = _two_dirs(tmp_path / f"killed-{count}")
+        with pytest.raises(Killed):
+            cut(TWO_DIRS, *dirs, kill=KillAfter(count))
+        again = cut(TWO_DIRS, *dirs)
+        assert again.exit_code == 0, again
+        assert _all(dirs) == _all(whole), f"after step {count}"
+        original = _two_dirs(tmp_path / f"original-{count}")
+        undo_truncation(TWO_DIRS, dirs)
+        assert _all(dirs) == _all(original), f"after step {count}"
+
+
+def test_killed_after_any_step_and_taken_back(tmp_path: Path) -> None:
+    original = _two_dirs(tmp_path / "original")
+    for count in range(_steps(tmp_path, undo=False)):
+        dirs = _two_dirs(tmp_path / f"killed-{count}")
+        with pytest.raises(Killed):
+            cut(TWO_DIRS, *dirs, kill=KillAfter(count))
+        assert undo_truncation(TWO_DIRS, dirs).exit_code == 0
+        assert _all(dirs) == _all(original), f"after step {count}"
+        assert [own_files(path) for path in dirs] == [[], []]
+
+
+def test_an_undo_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
+    original = _two_dirs(tmp_path / "original")
+    for count in range(_steps(tmp_path, undo=True)):
+        dirs = _two_dirs(tmp_path / f"killed-{count}")
+        cut(TWO_DIRS, *dirs)
+        with pytest.raises(Killed):
+            undo_truncation(TWO_DIRS, dirs, checkpoint=KillAfter(count))
+        undo_truncation(TWO_DIRS, dirs)
+        assert _all(dirs) == _all(original), f"after step {count}"
+        assert [own_files(path) for path in dirs] == [[], []]
+
+
+def _killed_before(log_dir: Path, name: str, *, undo: bool = False) -> None:
+    """End the command right before the step of that name."""
+    count = KillAfter(10_000)
+    copy = log_dir.with_name("copy")
+    shutil.copytree(log_dir, copy)
+    for path, kill in ((copy, count), (log_dir, None)):
+        if undo:
+            cut(CUT_AT_40, path)
+        killer = kill or KillAfter(count.steps.index(name) - 1)
+        try:
+            if undo:
+                undo_truncation(CUT_AT_40, [path], checkpoint=killer)
+            else:
+                cut(CUT_AT_40, path, kill=killer)
+        except Killed:
+            assert killer is not count
+    shutil.rmtree(copy)
+
+
+def test_killed_while_the_end_was_being_saved(log_dir: Path) -> None:
+    before = contents(log_dir)
+    _killed_before(log_dir, "cut orders-0/00000000000000000030.log")
+    (log_dir / "kmirror-cut-unfinished").write_bytes(b"half of it")
+    assert cut(CUT_AT_40, log_dir).exit_code == 0
+    assert (log_dir / "orders-0/00000000000000000030.log").read_bytes() == encode(SEGMENTS[30][0])
+    undo_truncation(CUT_AT_40, [log_dir])
+    assert contents(log_dir) == before
+
+
+def test_killed_while_the_end_was_being_put_back(log_dir: Path) -> None:
+    before = contents(log_dir)
+    _killed_before(log_dir, "undo orders-0/00000000000000000030.log", undo=True)
+    with (log_dir / "orders-0/00000000000000000030.log").open("ab") as file:
+        file.write(encode(SEGMENTS[30][1])[:50])
+    undo_truncation(CUT_AT_40, [log_dir])
+    assert contents(log_dir) == before
+
+
+def test_the_broker_ran_before_a_cut_was_finished(log_dir: Path) -> None:
+    _killed_before(log_dir, "cut orders-0/00000000000000000030.log")
+    _bystander_was_recovered(log_dir)
+    with pytest.raises(RefusedError, match="most likely the broker was started"):
+        undo_truncation(CUT_AT_40, [log_dir])
+    done = cut(CUT_AT_40, log_dir)
+    assert told(done) == [("orders", 0, "DONE")]
+    assert (done.results[0].message or "").startswith("log end 60 -> 40: 20 records")
+    assert "the broker ran before it was finished" in done.warnings[0]
+    assert (log_dir / "orders-0/00000000000000000030.log").read_bytes() == encode(SEGMENTS[30][0])
+    assert "kmirror-cut-1.0000.00000000000000000060.log" in own_files(log_dir)
+    assert told(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "DONE")]
+
+
+def test_an_interrupted_cut_is_finished_by_its_own_plan_only(log_dir: Path) -> None:
+    _killed_before(log_dir, "done")
+    with pytest.raises(RefusedError, match="a cut by another plan was interrupted"):
+        cut(plan(("orders", 0, 30)), log_dir)
+
+
+def test_an_interrupted_undo_goes_before_a_new_cut(log_dir: Path) -> None:
+    _killed_before(log_dir, "undone", undo=True)
+    with pytest.raises(RefusedError, match="an undo was interrupted"):
+        cut(CUT_AT_40, log_dir)
+
+
+def test_an_interruption_says_how_to_go_on(log_dir: Path) -> None:
+    def full(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(PartlyDoneError, match="stopped half-way in") as stopped:
+        _cut_with(log_dir, full)
+    assert "run the same command again to finish" in (stopped.value.hint or "")
+    assert cut(CUT_AT_40, log_dir).results[0].result is Outcome.DONE
+
+
+def _cut_with(log_dir: Path, checkpoint: Callable[[str], None]) -> None:
+    truncate_logs(CUT_AT_40, [log_dir], lambda _: True, checkpoint=lambda s: None if s == "journal" else checkpoint(s))
+
+
+def test_a_journal_that_cannot_be_read_is_refused(log_dir: Path) -> None:
+    (log_dir / "kmirror-cut-1.json").write_text('{"version": 2}')
+    with pytest.raises(RefusedError, match=r"kmirror-cut-1\.json cannot be read"):
+        cut(CUT_AT_40, log_dir)
+
+
+def test_holes_do_not_hide_a_batch_that_goes_over_the_cut(tmp_path: Path) -> None:
+    path = make_log_dir(tmp_path / "data")
+    with_holes = LogBatch(20, 49, batch(20, 5).records, 1_700_000_000_000)
+    add_partition(path, "orders-0", {0: [batch(0, 10), with_holes, batch(50, 10)]})
+    assert cut(plan(("orders", 0, 30)), path).exit_code == ExitCode.REFUSED
+    assert cut(plan(("orders", 0, 50)), path).exit_code == 0
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def _transactional(base_offset: int, producer_id: int, marker: str | None = None) -> LogBatch:
+    records = (control_record(base_offset, 1, marker, 0),) if marker else batch(base_offset, 10).records
+    end = records[-1].offset
+    return LogBatch(
+        base_offset, end, records, 1, producer_id=producer_id, producer_epoch=0, transaction=1, marker=marker
+    )
+
+
+def test_a_transaction_that_would_lose_its_end_goes_whole(tmp_path: Path) -> None:
+    path = make_log_dir(tmp_path / "data")
+    ended = [_transactional(0, 7), _transactional(10, 7, "COMMIT"), _transactional(11, 8)]
+    later = [_transactional(21, 9), _transactional(31, 8, "COMMIT"), _transactional(32, 9, "ABORT")]
+    folder = add_partition(path, "orders-0", {0: ended, 21: later})
+    snapshot = struct.pack(">hIi", 1, 0, 2)
+    snapshot += struct.pack(">qhiqiqiq", 7, 0, 9, 9, 9, 1, 0, -1) + struct.pack(">qhiqiqiq", 8, 0, 9, 20, 9, 1, 0, 11)
+    (folder / f"{21:020d}.snapshot").write_bytes(snapshot)
+
+    def end_of(cut_offset: int) -> str:
+        return (cut(plan(("orders", 0, cut_offset)), path, dry_run=True).results[0].message or "").split(":")[0]
+
+    assert end_of(11) == "log end 33 -> 11"
+    assert end_of(21) == "log end 33 -> 11", "producer 8 began in the segment before"
+    assert end_of(31) == "log end 33 -> 11", "producer 9 began at 21, and there 8 is open"
+    assert end_of(32) == "log end 33 -> 11", "producer 9 began at 21, and there 8 is open"
+    assert end_of(10) == "log end 33 -> 0"
+    done = cut(plan(("orders", 0, 32)), path)
+    assert (done.results[0].message or "").endswith(
+        "; not at 32, but where a transaction begins that would have lost its end"
+    )
+    assert told(cut(plan(("orders", 0, 32)), path)) == [("orders", 0, "NOOP")]
