@@ -12,7 +12,7 @@ demo: $(READY)
 	@$(BIN)/kmirror demo
 
 test: $(READY)
-	@$(BIN)/pytest -m "not long" -n 2 --dist loadfile --max-worker-restart 0
+	@$(BIN)/pytest -m "not long" -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 test-long: $(READY)
 	@$(BIN)/pytest -m long

@@ -1,7 +1,7 @@
 """What applications are shown on both sides of a mirror, and how it is compared.
 
-Records come from librdkafka and from Kafka's console consumer, log ends and starts from librdkafka's admin client, the
-logs of replicas from the folders of stopped brokers. None of that is kmirror's.
+Records come from librdkafka and from Kafka's console consumer, log ends and starts from librdkafka too, the logs of
+replicas from the folders of stopped brokers. None of that is kmirror's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.log_batches import VisibleRecord
@@ -24,7 +23,6 @@ from tests.support.oracle import ReadRecord, console_consumer, dump_log, librdka
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 
-_LEVELS = {COMMITTED: IsolationLevel.READ_COMMITTED, UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED}
 _LONGEST_SHOWN = 60
 _PATIENCE_S = 60.0
 
@@ -43,24 +41,26 @@ def bounds(
     places = [TopicPartition(topic, index) for topic in topics for index in range(partitions)]
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        admin = _admin(cluster.bootstrap_servers)
-        starts, ends = (
-            admin.list_offsets(dict.fromkeys(places, spec), isolation_level=_LEVELS[isolation], request_timeout=10)
-            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
-        )
+        consumer = _consumer(cluster.bootstrap_servers, isolation)
         try:
-            return {place: Bounds(starts[place].result(30).offset, ends[place].result(30).offset) for place in places}
+            found = {place: consumer.get_watermark_offsets(place, timeout=10) for place in places}
+            told = {place: Bounds(*ends) for place, ends in found.items() if ends is not None}
+            if len(told) == len(places):
+                return told
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
-        _admin.cache_clear()  # it may take its time to look for another leader
+        assert time.monotonic() < deadline, f"no answer about the ends of {places}"
+        _consumer.cache_clear()  # it may take its time to look for another leader
         time.sleep(0.1)
 
 
 @lru_cache(8)
-def _admin(bootstrap_servers: str) -> AdminClient:
+def _consumer(bootstrap_servers: str, isolation: str) -> Consumer:
     """Return a client that is used again by those who ask over and over; it says nothing of brokers that are gone."""
-    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    return Consumer(
+        {"bootstrap.servers": bootstrap_servers, "group.id": "bounds", "isolation.level": isolation, "log_level": 0}
+    )
 
 
 def bounds_of(cluster: SandboxCluster, topic: str, partition: int = 0, isolation: str = UNCOMMITTED) -> Bounds:
