@@ -6,11 +6,13 @@ What is looked at is what the engine makes of it: what lanes are told to do, wha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
@@ -21,9 +23,11 @@ from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add import add
 from kmirror.ops.context import PENDING_ADD, Destination, change, now_ms
 from kmirror.ops.describe import describe
+from kmirror.ops.failover import remove
 from kmirror.ops.pause import pause, resume
 from kmirror.ops.results import Outcome, TopicState, VerbResult
 from kmirror.settings import StartFrom
+from kmirror.state.client import client
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import (
     DesiredState,
@@ -35,6 +39,7 @@ from kmirror.state.records import (
     ProgressRow,
     TopicOrigin,
     TopicRecord,
+    decode,
 )
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
@@ -353,6 +358,29 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         assert [line for line in run.engine.notes if line.startswith(note)], run.engine.notes
 
 
+def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(
+    destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    told = row(topic, PartitionState.FAILED, 4, begun=True)._replace(reason=Reason.OFFSET_MISMATCH, message="4 is at 5")
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        (assignment,) = run.lanes.specs[-1].assignments
+        assert assignment.mismatch is None
+        run.report(told)
+        run.remembered(topic)
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        (assignment,) = run.lanes.specs[-1].assignments
+        assert (assignment.mismatch, assignment.mismatch_offset) == ("4 is at 5", 4)
+        run.report(told._replace(reason=Reason.DESTINATION_WRITTEN))
+        run.remembered(topic)
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        (assignment,) = run.lanes.specs[-1].assignments
+        assert assignment.mismatch is None
+
+
 # -- pauses -----------------------------------------------------------------------------------------------------------
 
 
@@ -492,3 +520,87 @@ def test_what_is_rebuilt_while_it_is_paused_is_written_under_its_new_guard(
         operator.resume(mirror)
         run.until(lambda: bool(run.lanes.specs))
         assert [a.producer_id for a in run.lanes.specs[-1].assignments] == [(1 << 62) + 7]
+
+
+# -- answers that are lost --------------------------------------------------------------------------------------------
+
+
+class LostAnswers:
+    """The engine's producers: what says that a partition is given up is written, and then nobody answers any more."""
+
+    def __init__(self) -> None:
+        self.is_cut_off = False
+
+    def client(self, factory: Any, settings: dict[str, Any], watch: Any) -> Any:
+        """Stand in for what the state's writers make their clients with."""
+        if not settings.get("transactional.id", "").startswith("kmirror-engine-"):
+            return client(factory, settings, watch)
+        if self.is_cut_off:
+            settings = {**settings, "bootstrap.servers": "127.0.0.1:1"}
+        return _LosingProducer(client(factory, settings, watch), self)
+
+
+class _LosingProducer:
+    def __init__(self, real: Any, answers: LostAnswers) -> None:
+        self._real, self._answers, self._gives_up = real, answers, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def produce(self, topic: str, *, key: bytes, value: bytes | None, **more: Any) -> None:
+        record = decode(key, value)
+        if isinstance(record, PartitionRecord) and record.state is PartitionState.STOPPING:
+            self._gives_up = True
+        self._real.produce(topic, key=key, value=value, **more)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._real.commit_transaction(30)
+        if self._gives_up:
+            self._answers.is_cut_off = True
+            raise KafkaException(KafkaError(KafkaError._FENCED, "the answer was lost", fatal=True))
+
+
+def test_a_word_whose_answer_was_lost_is_not_said_again_over_what_a_stop_recorded_since(
+    monkeypatch: pytest.MonkeyPatch, destination: Destination, mirror: str, topic: str
+) -> None:
+    answers = LostAnswers()
+    monkeypatch.setattr("kmirror.state.writer.client", answers.client)
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run, ThreadPoolExecutor(1) as pool:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 5, begun=True))
+        removed = pool.submit(_removed, destination.properties, mirror, topic)
+        run.until(removed.done, lanes_end=True)
+        assert removed.result().exit_code == 0
+        assert answers.is_cut_off
+        stopped = destination.state().partition(mirror, topic, 0)
+        assert stopped is not None
+        assert stopped.last_mirrored_offset is not None
+        answers.is_cut_off = False
+        assert run.remembered(topic) == stopped
+        run.beat()
+        assert destination.state().partition(mirror, topic, 0) == stopped
+        assert run.engine.lost is None
+
+
+def test_a_stop_of_a_topic_that_was_deleted_waits_until_the_engine_has_given_it_up(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run, ThreadPoolExecutor(1) as pool:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 5, begun=True))
+        delete_topic(cluster_pair.destination, topic)
+        removed = pool.submit(_removed, destination.properties, mirror, topic)
+        for _ in range(2):
+            run.beat()
+            assert not removed.done(), "a lane has it"
+        run.until(removed.done, lanes_end=True)
+        assert removed.result().exit_code == 0
+        run.beat()
+        assert run.remembered(topic).state is PartitionState.STOPPED
+
+
+def _removed(properties: Mapping[str, str], mirror: str, topic: str) -> VerbResult:
+    with Destination.open(properties) as opened:
+        return remove(opened, mirror, selector(topic)).result

@@ -430,6 +430,14 @@ def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
     assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
 
 
+def test_what_landed_elsewhere_under_a_lane_before_still_does() -> None:
+    shell = Shell(replace(ASSIGNMENT, mismatch_offset=11, mismatch="a batch for offset 11 was appended at 19"))
+    shell.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
+    assert shell.copy.failure == Fail(Reason.OFFSET_MISMATCH, "a batch for offset 11 was appended at 19", 11)
+    assert shell.status == "failed"
+    shell.end()
+
+
 def test_what_a_predecessor_of_ours_wrote_elsewhere_is_no_news_about_the_source(copying: Shell) -> None:
     mismatched(copying)
     copying.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))

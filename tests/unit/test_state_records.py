@@ -139,8 +139,10 @@ CHANGE = LaneChangeRecord(
     4,
     (("orders", 1),),
     (
-        AssignedPartition("pay", 0, "b.pay", "sId", "dId", 1 << 62, 0, 7, True, Recovery(3, 5, 7), False, 9),
-        AssignedPartition("pay", 1, "b.pay", None, None, 5, 1, 0, False, None, True, None),
+        AssignedPartition(
+            "pay", 0, "b.pay", "sId", "dId", 1 << 62, 0, 7, True, Recovery(3, 5, 7), False, 9, 8, "8 is at 9"
+        ),
+        AssignedPartition("pay", 1, "b.pay", None, None, 5, 1, 0, False, None, True, None, None, None),
     ),
     False,
     (1, 3),
@@ -227,11 +229,12 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         CHANGE,
         b'["change","m",0]',
         b'{"columns":["topic","partition","source_topic","source_topic_id","destination_topic_id","producer_id",'
-        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","known_end"],"generation":2,'
+        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","known_end","mismatch_offset",'
+        b'"mismatch"],"generation":2,'
         b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
         b'"taken":[["pay",0,"b.pay","sId","dId",4611686018427387904,0,7,true,'
-        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,9],'
-        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,null]],"unsettled_lanes":[1,3],"v":1}',
+        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,9,8,"8 is at 9"],'
+        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
     (
         ENGINE,

@@ -126,6 +126,8 @@ class PartitionCopy:
         self._proven = False
         #: Why this fails, should an inspection not know better: an append landed at another offset.
         self._mismatch: Fail | None = None
+        if assignment.mismatch is not None:
+            self._mismatch = Fail(Reason.OFFSET_MISMATCH, assignment.mismatch, assignment.mismatch_offset or 0)
         #: Timestamp of the records that keep the broker's memory of us; None while it has none.
         self._memory_ms: int | None = None
         #: No record sent since nothing was in flight is older than this.

@@ -296,9 +296,9 @@ class Lanes:
         return {h.lane: h.revision for h in self._handles.values() if h.wanted and h.revision and not self.stopping}
 
     def said(self, claims: Mapping[int, Incarnation], said: Sequence[LaneChangeRecord]) -> None:
-        """Note that a heartbeat has said this; `said` are the first of those that were unsaid."""
+        """Note that a heartbeat has said this."""
         self._published = dict(claims)
-        del self.unsaid[: len(said)]
+        self.unsaid = [change for change in self.unsaid if change not in said]
         if self._overrules:
             # only from now on does the time of those that are overruled run out
             self._doubt()

@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.metadata import TopicPartition
@@ -39,6 +39,8 @@ from kmirror.state.records import (
     PENDING_PROMOTE,
     PENDING_REBUILD,
     DesiredState,
+    Incarnation,
+    LaneChangeRecord,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -53,6 +55,16 @@ HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_TIMEOUT = 3.0
 _POLL_MS = 500
 _PAUSE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    """What one heartbeat tells."""
+
+    lanes: dict[int, Incarnation]
+    changes: tuple[LaneChangeRecord, ...]
+    records: tuple[PartitionRecord, ...]
+    events: tuple[Event, ...]
 
 
 class MirrorEngine:
@@ -92,6 +104,8 @@ class MirrorEngine:
         self._beat_at = 0.0
         self._changed_records: dict[TopicPartition, PartitionRecord] = {}
         self._events: list[Event] = []
+        #: What a heartbeat told whose outcome is not known.
+        self._unconfirmed: _Beat | None = None
         #: By partition, the offset at which a lane last made its log begin.
         self._aligned_to: dict[TopicPartition, int] = {}
         #: By partition, what was last told to be copied again.
@@ -187,6 +201,7 @@ class MirrorEngine:
         if self.lost is None and self.finished:
             self.tell("run", "stopped", {})
             with contextlib.suppress(KmirrorError, OutcomeUnknown):
+                self._settle()
                 self._lease.release(tuple(self._changed_records.values()), tuple(self._events))
         self._lease.close()
 
@@ -287,21 +302,32 @@ class MirrorEngine:
             return assignment
         row = self.rows.get(assignment.destination)
         told = row.destination_offset if row else self._known_ends.get(assignment.destination)
-        return replace(assignment, begun=record.begun, known_end=told if record.begun else None)
+        misplaced = record.reason is Reason.OFFSET_MISMATCH
+        return replace(
+            assignment,
+            begun=record.begun,
+            known_end=told if record.begun else None,
+            mismatch_offset=record.failed_offset if misplaced else None,
+            mismatch=record.message if misplaced else None,
+        )
 
     # -- the lease ------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, *, stopping: bool) -> None:
-        lanes, revisions, changes = self._lanes.claims(), self._lanes.revisions(), tuple(self._lanes.unsaid)
-        records = tuple(self._changed_records.values())
-        events = tuple(self._events)
         try:
+            self._settle()
+            beat = self._unconfirmed = _Beat(
+                self._lanes.claims(),
+                tuple(self._lanes.unsaid),
+                tuple(self._changed_records.values()),
+                tuple(self._events),
+            )
             self._lease.heartbeat(
-                lanes,
-                (*changes, *records),
-                events,
+                beat.lanes,
+                (*beat.changes, *beat.records),
+                beat.events,
                 stopping=stopping,
-                revisions=revisions,
+                revisions=self._lanes.revisions(),
                 timeout=_HEARTBEAT_TIMEOUT,
             )
         except OutcomeUnknown:
@@ -310,12 +336,24 @@ class MirrorEngine:
             if error.reason is Reason.FENCED:
                 self._lose(error)
             return
+        self._unconfirmed = None
         self._beat_at, self._lanes.beat_now = now(), False
-        self._lanes.said(lanes, changes)
-        for record in records:
+        self._said(beat)
+
+    def _settle(self) -> None:
+        """Find out what became of a heartbeat without an answer: a command may have gone on from what it told."""
+        if self._unconfirmed is not None:
+            if self._lease.settle(_HEARTBEAT_TIMEOUT):
+                self._said(self._unconfirmed)
+            self._unconfirmed = None
+
+    def _said(self, beat: _Beat) -> None:
+        """Have done with what was written."""
+        self._lanes.said(beat.lanes, beat.changes)
+        for record in beat.records:
             if self._changed_records.get(TopicPartition(record.topic, record.partition)) is record:
                 del self._changed_records[TopicPartition(record.topic, record.partition)]
-        del self._events[: len(events)]
+        del self._events[: len(beat.events)]
 
     def _lose(self, error: KmirrorError) -> None:
         if self.lost is None:

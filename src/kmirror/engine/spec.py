@@ -40,6 +40,9 @@ class Assignment:
     follows_truncation: bool = False
     #: The destination's log end as a lane before last told it; None where that is not known.
     known_end: int | None = None
+    #: The offset for which a batch was appended elsewhere by a lane before, and what it said; None where none was.
+    mismatch_offset: int | None = None
+    mismatch: str | None = None
 
     @classmethod
     def of(cls, told: AssignedPartition) -> Assignment:
@@ -64,6 +67,8 @@ class Assignment:
             self.recovery,
             self.follows_truncation,
             self.known_end,
+            self.mismatch_offset,
+            self.mismatch,
         )
 
     @property

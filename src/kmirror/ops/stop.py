@@ -129,8 +129,8 @@ class _Stop:
             for name in sorted({*request.topics} - {topic.topic for topic in topics}):
                 self._tell_of_stopped(state, name)
             if topics:
-                topics = self._without_gone(state, topics)
                 must_fence = self._take_charge([topic.topic for topic in topics])
+                topics = self._without_gone(state, topics)
                 self._record_ends(self._shut_out(state, topics, must_fence=must_fence))
                 self._come_to_rest(topics)
             elif request.whole:

@@ -76,6 +76,8 @@ class Lease:
         self.predecessor = predecessor
         self.predecessor_may_write_until = until
         self._missing_since: float | None = None
+        #: What was written and not confirmed, with what the record would be; settled before anything else is written.
+        self._doubt: tuple[NotConfirmed, EngineRecord] | None = None
 
     @property
     def lease_id(self) -> str:
@@ -205,8 +207,9 @@ class Lease:
 
         `revisions` are the changes that lanes have to go by, see EngineRecord.
 
-        All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError or
-        OutcomeUnknown (default time-out: the lease's ttl) the same content may be given again.
+        All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError
+        (default time-out: the lease's ttl) the same content may be given again. After OutcomeUnknown `settle` comes
+        first: content that was written may have been changed by others since, and would undo that.
         """
         record = replace(
             self.record,
@@ -216,6 +219,22 @@ class Lease:
             application_id=application_id or self.record.application_id,
         )
         self._write(record, records, events, timeout)
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Find out what became of the heartbeat whose outcome is unknown; True when all of it was written.
+
+        Raises as `heartbeat`; False, too, when there is no such heartbeat.
+        """
+        if self._doubt is None:
+            return False
+        doubt, record = self._doubt
+        deadline = self._deadline(timeout)
+        self._open(deadline)
+        was_written = settled(self._store, self._writer, doubt, deadline)
+        self._doubt = None
+        if was_written:
+            self.record = record
+        return was_written
 
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
@@ -229,29 +248,37 @@ class Lease:
     def _write(
         self, record: EngineRecord, records: tuple[Record, ...], events: tuple[Event, ...], timeout: float | None
     ) -> None:
-        deadline = Deadline(self.record.ttl_ms / 1000 if timeout is None else timeout)
-        doubt: NotConfirmed | None = None
+        deadline = self._deadline(timeout)
+        self.settle(deadline.remaining)
         while True:
             try:
-                if not self._writer.is_open:
-                    # a look without waiting for open transactions, of which one may be our own
-                    self._require_mine(self._store.read(deadline.remaining))
-                    self._writer.open(deadline)
-                    self._require_mine(self._store.read_complete(deadline))
+                self._open(deadline)
+                if self.settle(deadline.remaining):
+                    return
             except (UnreachableError, TimedOutError) as error:
-                if doubt is not None and doubt.place is not None:
-                    raise OutcomeUnknown(f"a heartbeat was not confirmed ({doubt.cause}), then: {error}") from error
-                raise
-            if doubt is not None and settled(self._store, self._writer, doubt, deadline):
-                break
+                if self._doubt is None:
+                    raise
+                cause = self._doubt[0].cause
+                raise OutcomeUnknown(f"a heartbeat was not confirmed ({cause}), then: {error}") from error
             settle_ms = max(0, int(1000 * (self.predecessor_may_write_until - boottime())))
             record = replace(record, last_seen_ms=_now_ms(), settle_ms=settle_ms)
             try:
                 self._writer.commit(Changes((record, *records), (), events), deadline)
                 break
             except NotConfirmed as not_confirmed:
-                doubt = not_confirmed
+                if not_confirmed.place is not None:
+                    self._doubt = not_confirmed, record
         self.record = record
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self.record.ttl_ms / 1000 if timeout is None else timeout)
+
+    def _open(self, deadline: Deadline) -> None:
+        if not self._writer.is_open:
+            # a look without waiting for open transactions, of which one may be our own
+            self._require_mine(self._store.read(deadline.remaining))
+            self._writer.open(deadline)
+            self._require_mine(self._store.read_complete(deadline))
 
     def _require_mine(self, state: State) -> None:
         found = state.engine(self.record.mirror)

@@ -300,6 +300,8 @@ class AssignedPartition(NamedTuple):
     recovery: Recovery | None
     follows_truncation: bool
     known_end: int | None
+    mismatch_offset: int | None
+    mismatch: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,6 +639,8 @@ def _assigned(row: dict[str, Any]) -> AssignedPartition:
         recovery=None if recovery is None else _recovery(Stored(recovery)),
         follows_truncation=stored.flag("follows_truncation"),
         known_end=stored.optional_integer("known_end"),
+        mismatch_offset=stored.optional_integer("mismatch_offset"),
+        mismatch=stored.optional_text("mismatch"),
     )
 
 
