@@ -3,9 +3,10 @@
 `--only logs` measures what is no copying of plain batches: holes, a log's start above 0, transactions; once each,
 smaller with fewer megabytes.
 
-The source is filled once with each data set. Then every contender copies it: first until it gets no faster, which warms
-up what it makes the brokers do, then round after round in another order, each time into a topic that did not exist.
-What counts is the median.
+Brokers compile what they have run often, so all that a contender makes them do is warmed up first, with little batches:
+of those a second holds as many as a minute of large ones. Then the source is filled once with each data set, and every
+contender copies it: until it gets no faster, and then round after round in another order, each time into a topic that
+did not exist. What counts is the median.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bench.contenders import (
     warm_up,
 )
 from bench.cores import cores_apart
-from bench.data import DATA_SETS, Amount, DataSet
+from bench.data import DATA_SETS, WARM_UP, Amount, DataSet
 from bench.latency import Latency, measure_latency
 from bench.logs import LOG_PARTS, Logs, measure_logs
 from bench.machine import describe_machine
@@ -48,8 +49,12 @@ from bench.report import Results, told
 ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
-#: As often a contender copies at most before it is measured.
-_WARM_UPS = 8
+#: As often a contender copies little batches, so many megabytes of them for each hundred that are measured.
+_LITTLE_WARM_UPS = 2
+_LITTLE_MEGABYTES = 20
+#: As often a contender copies a data set before it is measured: at least, and at most.
+_LEAST_WARM_UPS = 3
+_MOST_WARM_UPS = 12
 CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
 _PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency", "logs", *LOG_PARTS)
 _LOGS = {"logs", *LOG_PARTS}
@@ -81,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(machine.title, flush=True)
         try:
             if throughput:
+                _warm_up_brokers(pair, folder, contenders, options.megabytes)
                 for data_set in data_sets:
                     _compare(pair, folder, contenders, data_set, options.megabytes, options.rounds, copies)
             if "latency" in only:
@@ -121,7 +127,20 @@ def _compare(
     rounds: int,
     copies: list[Copy],
 ) -> None:
-    """Fill the source with a data set and let every contender copy it: once to warm up, then once each round."""
+    """Fill the source with a data set and let every contender copy it: to warm up, and then once each round."""
+    load = _filled(pair, folder, data_set, megabytes)
+    warm_up(pair.destination, load, folder)
+    for contender in contenders:
+        _warm_up(functools.partial(_measure, pair, contender, load, "warm-up"))
+    for number in range(1, rounds + 1):
+        turn = number % len(contenders)
+        what, in_turn = f"round {number}", (*contenders[turn:], *contenders[:turn])
+        copies.extend(_measure(pair, contender, load, what, number) for contender in in_turn)
+    pair.source.delete_topics({load.topic})
+
+
+def _filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
+    """Fill a topic of the source with a data set."""
     amount = Amount.of(data_set, megabytes)
     load = Load(f"bench-{data_set.key}", data_set, amount, time.time_ns() // 1_000_000)
     _say(f"{data_set.title}: {amount.stored_bytes / 1e6:,.0f} MB in {8 * amount.batches:,} batches")
@@ -132,35 +151,36 @@ def _compare(
         process.wait()
     senders.end()
     assert pair.source.log_end(load.topic) == amount.records
-    warm_up(pair.destination, load, folder)
+    return load
 
-    def measure(contender: Contender, number: int, what: str) -> Copy:
-        copy = _copy(pair, contender, load, number)
-        _say(
-            f"  {what}  {contender.title:<18}{copy.megabytes_per_second:7.1f} MB/s"
-            f"  {copy.cpu_seconds_per_gigabyte:6.2f} CPU-s/GB  first byte after {copy.first_byte_seconds:.2f} s"
-        )
-        return copy
 
+def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], megabytes: int) -> None:
+    """Have the brokers do often what each contender makes them do."""
+    load = _filled(pair, folder, WARM_UP, max(1, megabytes * _LITTLE_MEGABYTES // 100))
     for contender in contenders:
-        _warm_up(functools.partial(measure, contender, 0, "warm-up"))
-    for number in range(1, rounds + 1):
-        turn = number % len(contenders)
-        for contender in (*contenders[turn:], *contenders[:turn]):
-            copy = measure(contender, number, f"round {number}")
-            copies.append(copy)
+        for _ in range(_LITTLE_WARM_UPS):
+            _measure(pair, contender, load, "warm-up")
     pair.source.delete_topics({load.topic})
 
 
 def _warm_up(copy: Callable[[], Copy]) -> None:
-    """Copy again while it gets faster: brokers compile what a contender makes them run, each something else."""
+    """Copy again while it gets faster."""
     best, slower = 0.0, 0
-    for _ in range(_WARM_UPS):
+    for number in range(1, _MOST_WARM_UPS + 1):
         rate = copy().megabytes_per_second
         slower = 0 if rate > 1.05 * best else slower + 1
         best = max(best, rate)
-        if slower == 2:
+        if slower >= 2 and number >= _LEAST_WARM_UPS:
             return
+
+
+def _measure(pair: Pair, contender: Contender, load: Load, what: str, number: int = 0) -> Copy:
+    copy = _copy(pair, contender, load, number)
+    _say(
+        f"  {what}  {contender.title:<18}{copy.megabytes_per_second:7.1f} MB/s"
+        f"  {copy.cpu_seconds_per_gigabyte:6.2f} CPU-s/GB  first byte after {copy.first_byte_seconds:.2f} s"
+    )
+    return copy
 
 
 def _copy(pair: Pair, contender: Contender, load: Load, number: int) -> Copy:

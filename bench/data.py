@@ -47,6 +47,9 @@ DATA_SETS = {
         DataSet("16k", "16 KB batches, lz4", "lz4", 15),
     )
 }
+#: Brokers compile what they have run often, and of little batches they run as many in a second as of large ones in a
+#: minute.
+WARM_UP = DataSet("2k", "2 KB batches, to warm up", "none", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +75,8 @@ class Amount:
 def batch_of(pool: list[bytes], partition: int, index: int) -> bytes:
     """Return the batch at this place of a partition."""
     return pool[(index * PARTITIONS + partition) % len(pool)]
+
+
+def data_set_of(key: str) -> DataSet:
+    """Return a data set by its key."""
+    return WARM_UP if key == WARM_UP.key else DATA_SETS[key]

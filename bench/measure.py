@@ -1,7 +1,8 @@
 """Watch one copy: when its bytes arrive, and what the processes that bring them use.
 
-Bytes are counted at the destination, as the log ends its leaders name, fifty times a second. CPU and memory are those
-of the whole process tree as /proc tells them: JVMs, daemons and workers included, and those that have ended.
+Bytes are counted at the destination, as the log ends its leaders name: often where the first and the last are about to
+come, less often between, since who watches takes from the cores that are measured. CPU and memory are those of the
+whole process tree as /proc tells them: JVMs, daemons and workers included, and those that have ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.02
-_TREE_S = 0.1
+_LONGEST_POLL_S = 0.2
+_TREE_S = 0.5
 _MEMORY_S = 1.0
 #: A copy that brings nothing for so long will not bring the rest.
 _STALLED_S = 90.0
@@ -145,7 +147,7 @@ def watch(
             next_memory = at + _MEMORY_S
         if at - moved_at > _STALLED_S:
             raise CopyFailedError(f"{count:,} of {total:,} records are there, and no more came for {_STALLED_S:.0f} s")
-        time.sleep(_POLL_S)
+        time.sleep(_until_next_look(times, records, total))
     cpu_after = tree.cpu_seconds()
     tree.look_at_memory()
     if count > total:
@@ -153,6 +155,14 @@ def watch(
     if len(times) < 2:
         raise CopyFailedError("all records came at once: too few to measure")
     return Watched(times, records, cpu_after - cpu_before, times[0] - started_at, tree.peak_memory)
+
+
+def _until_next_look(times: Sequence[float], records: Sequence[int], total: int) -> float:
+    """Return half of the time that the rest will take, in seconds; the least there is while nothing has come."""
+    if len(times) < 2:
+        return _POLL_S
+    rest = (total - records[-1]) * (times[-1] - times[0]) / (records[-1] - records[0])
+    return min(max(rest / 2, _POLL_S), _LONGEST_POLL_S)
 
 
 def _running() -> dict[int, _Process]:

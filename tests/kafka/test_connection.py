@@ -6,7 +6,9 @@ import random
 import selectors
 import socket
 import struct
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -378,6 +380,64 @@ def ends() -> Iterator[tuple[Stream, socket.socket]]:
 
 def framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
+
+
+@pytest.fixture
+def tcp_ends() -> Iterator[tuple[Stream, socket.socket]]:
+    """Return a stream over TCP whose socket holds little, and the other end of its connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.socket()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
+        ours.connect(server.getsockname())
+        theirs, _ = server.accept()
+    theirs.settimeout(20)
+    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream = Stream(Connection("there", 1, PLAIN, ours), 8 << 20)
+    yield stream, theirs
+    stream.close()
+    theirs.close()
+
+
+def is_told(stream: Stream, within: float = 20) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream.fileno(), selectors.EVENT_READ)
+        return bool(selector.select(within))
+
+
+def test_nobody_is_woken_by_parts_of_a_frame_that_fit_into_the_socket(tcp_ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = tcp_ends
+    frame = random.Random(3).randbytes(60_000)
+    theirs.sendall(framed(frame)[:30_000])
+    assert is_told(stream)
+    assert stream.receive() is None  # what is here is read
+    theirs.sendall(framed(frame)[30_000:50_000])
+    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    theirs.sendall(framed(frame)[50_000:])
+    assert is_told(stream)
+    assert receive(stream) == frame
+    theirs.sendall(framed(b"next"))
+    assert is_told(stream)
+    assert bytes(receive(stream)) == b"next"
+
+
+def test_a_frame_larger_than_its_socket_gets_through(tcp_ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = tcp_ends
+    frame = random.Random(4).randbytes(8 << 20)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(theirs.sendall, framed(frame))
+        assert receive(stream) == frame
+        sent.result()
+
+
+def test_a_connection_that_ends_in_the_middle_of_a_frame_is_told(tcp_ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = tcp_ends
+    theirs.sendall(framed(bytes(60_000))[:30_000])
+    assert is_told(stream)
+    assert stream.receive() is None
+    theirs.close()
+    assert is_told(stream)
+    with pytest.raises(OutcomeUnknown):
+        stream.receive()
 
 
 def test_frames_arrive_whole_however_they_are_cut(ends: tuple[Stream, socket.socket]) -> None:

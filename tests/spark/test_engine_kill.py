@@ -16,7 +16,7 @@ from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, catch_up, finish, under_way
 from tests.support.processes import EngineTree, Process, wait_gone
 
-#: The whole campaign belongs to `make test-long`; each way of killing once to `make test`.
+#: In the long campaigns; the others kill in each way once. `make test` has the demo, which kills its engine half-way.
 LONG_KILLS = 20
 RECORDS = 80_000
 

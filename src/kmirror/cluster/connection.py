@@ -15,6 +15,7 @@ import select
 import socket
 import ssl
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_HANDSHAKE_FRAME_BYTES = 1 << 20
 #: sendmsg takes at most this many buffers at once (IOV_MAX).
 _MAX_BUFFERS = 1024
+#: As much of a large frame is waited for before it is read on.
+_AWAITED_BYTES = 1 << 20
 #: Small answers are read together, up to so many bytes at once.
 _INBOX_BYTES = 64 << 10
 #: So many large buffers are kept for use again.
@@ -263,6 +266,8 @@ class Stream:
         self._inbox_start = self._inbox_end = 0
         #: True when the last read emptied the socket: the next one can wait for the selector's word.
         self._drained = False
+        #: What the socket is to hold before the selector is told.
+        self._awaited = 1
         self._frame: memoryview | None = None
         self._filled = 0
         self._spare: list[bytearray] = []
@@ -334,13 +339,27 @@ class Stream:
                 self._filled += count
                 self._drained = count < wanted and not self._tls
                 if self._drained:
+                    self._await(wanted - count)
                     return None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if self._frame is not None:
+                self._await(len(self._frame) - self._filled)
             return None
         except OSError as error:
             raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
         self._frame = None
+        self._await(1)
         return frame
+
+    def _await(self, count: int) -> None:
+        """Have the selector told when so much is here, or all that the socket can hold: nobody can use less.
+
+        socket(7) on SO_RCVLOWAT; Linux makes room for twice as much, and tells when the room is used up, too.
+        """
+        wanted = min(count, _AWAITED_BYTES)
+        if wanted != self._awaited and not self._tls and sys.platform == "linux":
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self._awaited = wanted
 
     def _begin_frame(self) -> bool:
         """Take the next frame's length and what is here of it from the inbox; many small frames cost one call."""
