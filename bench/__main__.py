@@ -53,7 +53,7 @@ HELP_RUNS = 9
 _LITTLE_WARM_UPS = 2
 _LITTLE_MEGABYTES = 20
 #: As often a contender copies a data set before it is measured: at least, and at most.
-_LEAST_WARM_UPS = 3
+_LEAST_WARM_UPS = 6
 _MOST_WARM_UPS = 12
 CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
 _PARTS = (*DATA_SETS, *(contender.key for contender in CONTENDERS), "throughput", "latency", "logs", *LOG_PARTS)
