@@ -6,13 +6,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo check test test-long lint bench clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
 
+check: lint
+	@$(BIN)/pytest -q -m "not long" -n 2 --max-worker-restart 0 tests/unit tests/cli
+
 test: $(READY)
-	@$(BIN)/pytest -m "not long" -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not long" -n 2 $(PYTEST_ARGS)
 
 test-long: $(READY)
 	@$(BIN)/pytest -m long

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from bench.data import PARTITIONS
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
-from kmirror.engine.lane_control import append_to
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.control import append_to
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 
 _HEAP = "1g"

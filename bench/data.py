@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from kmirror.cluster.records import Record, make_batch
+from kmirror.cluster.protocol.records import Record, make_batch
 
 PARTITIONS = 8
 _VALUE_BYTES = 1000

@@ -26,11 +26,11 @@ from typing import Any
 
 from bench.clusters import Pair
 from bench.measure import CopyFailedError
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.fork import Fork
-from kmirror.engine.fork_search import Question, find_forks, fork_shares
-from kmirror.engine.stretches import Ends
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.histories.fork import Fork
+from kmirror.engine.histories.fork_search import Question, find_forks, fork_shares
+from kmirror.engine.histories.stretches import Ends
 
 PARTITIONS = 1000
 OFFSETS = 1_000_000
@@ -70,8 +70,8 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
     Raises:
         CopyFailedError: an answer is wrong.
     """
-    from kmirror.engine.spark import SparkRuntime
-    from kmirror.engine.spark_conf import SparkOptions
+    from kmirror.engine.spark.application import SparkRuntime
+    from kmirror.engine.spark.conf import SparkOptions
 
     topics = [f"bench-forks-{number}" for number in range(max(1, round(PARTITIONS * scale / _PARTITIONS_A_TOPIC)))]
     places = [TopicPartition(topic, index) for topic in topics for index in range(_PARTITIONS_A_TOPIC)]
@@ -83,7 +83,7 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         slots=_SLOTS,
         log_file=folder / "forks-spark.log",
         app_name="kmirror bench: forks",
-        preload=("kmirror.engine.fork_search",),
+        preload=("kmirror.engine.histories.fork_search",),
     )
     properties = [{"bootstrap.servers": cluster.bootstrap_servers} for cluster in (pair.source, pair.destination)]
     for hinted in (False, True):

@@ -20,7 +20,8 @@ from bench.data import DATA_SETS, PARTITIONS, Amount
 from bench.measure import CopyFailedError
 from bench.processes import Running, last_words
 from bench.transactions import RECORDS_IN_TRANSACTION, VALUE_BYTES, Written, prepare_writer, written
-from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
+from kmirror.engine.clock import now_ms
 
 LOG_PARTS = ("holes", "log-start", "transactions")
 
@@ -197,7 +198,7 @@ def _measure_log_start(pair: Pair, folder: Path, scale: float) -> LogStart:
     topic = "bench-log-start"
     offset = round(_LOG_START * scale / FILLER_RECORDS) * FILLER_RECORDS
     pair.source.create_topic(topic, 1)
-    batch = memoryview(filler_batch(FILLER_RECORDS))
+    batch = memoryview(filler_batch(FILLER_RECORDS, now_ms()))
     for _ in range(offset // FILLER_RECORDS):
         pair.source.append(topic, batch)
     producer: Any = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "log_level": 0})

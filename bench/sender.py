@@ -12,11 +12,11 @@ import sys
 from dataclasses import asdict, dataclass
 
 from bench.data import batch_of, data_set_of
-from kmirror.cluster import produce
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, Stream
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
 
 _ANSWER_BYTES = 64 << 10

@@ -29,13 +29,13 @@ from bench.clusters import Cluster
 from bench.data import PARTITIONS
 from bench.measure import CopyFailedError
 from bench.processes import Running, start
-from kmirror.cluster import markers
-from kmirror.cluster.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, guard
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol import markers
+from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, guard
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
 
 RECORDS_IN_TRANSACTION = 10
 VALUE_BYTES = 100

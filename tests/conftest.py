@@ -1,8 +1,14 @@
-"""Fixtures known to all tests, and the order of the files. Nothing is started before a test asks for it."""
+"""Fixtures known to all tests, and how a run is distributed and reported.
+
+No fixture starts anything before a test asks for it.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
+from xdist.workermanage import WorkerController, parse_tx_spec_config
 
 from tests.support.clusters import (
     cluster_pair,
@@ -10,60 +16,95 @@ from tests.support.clusters import (
     destination_cluster,
     make_cluster,
     make_module_cluster,
+    reaped_session,
     source_cluster,
+)
+from tests.support.file_scheduling import (
+    DURATIONS_FILE,
+    LongestFileFirst,
+    file_of,
+    kill_what_is_left_of,
+    known_durations,
+    record_durations,
+)
+from tests.support.shared_clusters import (
+    busy_cluster,
+    forgetful,
+    guarded_cluster,
+    guarded_pair,
+    installed_logs,
+    lenient_cluster,
+    mortal_cluster,
+    started_guarded_cluster,
+    started_guarded_source,
+    started_lenient_cluster,
+    started_mortal_cluster,
+    started_three_brokers,
+    three_brokers,
 )
 from tests.support.spark_standalone import standalone_spark
 
 __all__ = [
+    "busy_cluster",
     "cluster_pair",
     "clusters_directory",
     "destination_cluster",
+    "forgetful",
+    "guarded_cluster",
+    "guarded_pair",
+    "installed_logs",
+    "lenient_cluster",
     "make_cluster",
     "make_module_cluster",
+    "mortal_cluster",
+    "reaped_session",
     "source_cluster",
     "standalone_spark",
+    "started_guarded_cluster",
+    "started_guarded_source",
+    "started_lenient_cluster",
+    "started_mortal_cluster",
+    "started_three_brokers",
+    "three_brokers",
 ]
 
-#: What takes longest, longest first. The rest follows by folder, what starts Spark before what starts brokers.
-LONGEST = (
-    "spark/test_log_cases",
-    "spark/test_mm2_ported",
-    "kafka/test_failback",
-    "spark/test_least_rights",
-    "kafka/test_killed_verbs",
-    "spark/test_engine_kill",
-    "spark/test_source_histories",
-    "spark/test_source_resets",
-    "kafka/test_archive",
-    "spark/test_source_changes",
-    "spark/test_link_troubles",
-    "spark/test_groups",
-    "spark/test_disaster",
-    "spark/test_runbooks",
-    "kafka/test_groups",
-    "kafka/test_stop",
-    "kafka/test_acl_sync",
-    "spark/test_engine_clusters",
-    "kafka/test_sandbox",
-    "kafka/test_append_at_offset",
-    "spark/test_engine_leaders",
-    "spark/test_engine_lease",
-    "kafka/test_pieces_of_real_logs",
-)
-FOLDERS = ("spark", "kafka", "cli", "unit")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write {DURATIONS_FILE.name} with what was measured"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let pytest-xdist give out files in the order below, not those with the most tests first, as it has it."""
-    config.option.loadscopereorder = False
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RunReport(config), "kmirror-run-report")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first: else one process would be left alone with them when the others have ended."""
-    items.sort(key=_turn)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> LongestFileFirst:
+    return LongestFileFirst(config, len(parse_tx_spec_config(config)), known_durations())
 
 
-def _turn(item: pytest.Item) -> tuple[int, int]:
-    folder = item.path.parent.name
-    name = f"{folder}/{item.path.stem}"
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST), FOLDERS.index(folder)
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    if error:
+        kill_what_is_left_of(node)
+
+
+class RunReport:
+    """Name the tests that were tried again at the end of a run, and keep how long each file took."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[file_of(report.nodeid)] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        retried = sorted({report.nodeid for report in terminalreporter.stats.get("rerun", ())})
+        terminalreporter.write_line(": ".join([f"flaky: {len(retried)}", *([", ".join(retried)] if retried else [])]))
+
+    def pytest_sessionfinish(self) -> None:
+        if self._config.getoption("record_durations"):
+            record_durations(self._seconds)

@@ -5,7 +5,8 @@
 # TOPICS (a list, or @FILE). May be set: KMIRROR_EXPECT_CLUSTER_ID, COPY_TIMEOUT, PROMOTE_TIMEOUT, EVIDENCE (a folder).
 #
 # Ends with 0 when every topic is promoted, at once when it was before; with 5 when trying again later may help;
-# with kmirror's exit code of the failed step otherwise. Started again, it goes on where it was.
+# with kmirror's exit code of the failed step otherwise. Started again, it goes on where it was; the reports of earlier
+# runs stay in EVIDENCE.
 set -euo pipefail
 
 : "${KMIRROR_BOOTSTRAP_SERVER:?}" "${MIRROR:?}" "${SOURCE_CONFIG:?}" "${TOPICS:?}"
@@ -49,7 +50,7 @@ step create --mirror-config "$SOURCE_CONFIG" --if-not-exists
 step add --topics "$TOPICS"
 
 # An engine of this job's own; where one is in charge already, this one ends at once, refused (3), and that is fine.
-kmirror run --mirror "$MIRROR" >"$evidence/engine.log" 2>&1 &
+kmirror run --mirror "$MIRROR" >>"$evidence/engine.log" 2>&1 &
 engine=$!
 
 step wait --topics "$TOPICS" --for caught-up --timeout "$copy_timeout"

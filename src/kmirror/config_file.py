@@ -52,9 +52,9 @@ class ConfigFile:
         if name in self.clusters:
             return self.clusters[name]
         if self.path is None:
-            raise UsageError(f"cluster {name} is not known: there is no kmirror.toml", f"write [clusters.{name}] in it")
+            raise UsageError(f"cluster {name} is unknown: there is no kmirror.toml", f"write [clusters.{name}] in it")
         known = ", ".join(sorted(self.clusters)) or "none"
-        raise UsageError(f"cluster {name} is not known", f"{self.path} names: {known}")
+        raise UsageError(f"cluster {name} is unknown", f"{self.path} names: {known}")
 
 
 def load_config_file(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> ConfigFile:

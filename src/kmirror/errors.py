@@ -34,6 +34,8 @@ class Reason(StrEnum):
     REMOVED = "REMOVED"
     PAUSED_BY_OPERATOR = "PAUSED_BY_OPERATOR"
     NO_ENGINE = "NO_ENGINE"
+    ENGINE_SILENT = "ENGINE_SILENT"
+    NO_WORKERS = "NO_WORKERS"
     OPEN_TRANSACTION = "OPEN_TRANSACTION"
     SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
     DESTINATION_UNREACHABLE = "DESTINATION_UNREACHABLE"
@@ -57,6 +59,9 @@ class Reason(StrEnum):
     LOOP = "LOOP"
     FENCED = "FENCED"
 
+
+#: Reasons that mean that nothing is copied now, whatever is remembered of the partition.
+NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS})
 
 #: Reasons that mean source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(

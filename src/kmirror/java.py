@@ -37,9 +37,9 @@ def find_java(environ: Mapping[str, str]) -> Path:
         raise RefusedError(f"{java} cannot be run: {error}", _HINT) from error
     major = java_major_version(answer.stderr + answer.stdout)
     if answer.returncode != 0 or major is None:
-        raise RefusedError(f"{java} -version does not answer like a Java (exit code {answer.returncode})", _HINT)
+        raise RefusedError(f"{java} -version does not look like Java (exit code {answer.returncode})", _HINT)
     if major < MINIMUM_JAVA:
-        raise RefusedError(f"{java} is Java {major}, and Java {MINIMUM_JAVA} is needed", _HINT)
+        raise RefusedError(f"{java} is Java {major}, but kmirror needs Java {MINIMUM_JAVA} or newer", _HINT)
     return java
 
 
@@ -58,5 +58,5 @@ def _candidate(environ: Mapping[str, str]) -> Path:
         return java
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found is None:
-        raise RefusedError("There is no Java on this machine's PATH, and JAVA_HOME is not set", _HINT)
+        raise RefusedError("no Java found: none on the PATH, and JAVA_HOME is not set", _HINT)
     return Path(found).absolute()

@@ -157,11 +157,13 @@ def test_a_mirror_topic_is_named_with_the_prefix_of_its_mirror() -> None:
         ("--mirror-topic clicks", "name it left.clicks, or name source topics with --topics"),
         ("--mirror-topic right.clicks --source-topic clicks", "name it left.clicks"),
     ):
-        with pytest.raises(RefusedError, match=r"its name starts with left\., this mirror's topic\.prefix") as refused:
+        with pytest.raises(
+            RefusedError, match=r"its name must start with left\., this mirror's topic\.prefix"
+        ) as refused:
             becomes(line)
         assert refused.value.hint == f"{hint}; topic.prefix is fixed when the mirror is created"
     with pytest.raises(
-        RefusedError, match=r"--replication-factor 1 is not the mirror's replication\.factor, which is 3"
+        RefusedError, match=r"--replication-factor 1 differs from the mirror's replication\.factor, which is 3"
     ):
         becomes("--mirror-topic left.clicks --replication-factor 1")
 
@@ -169,39 +171,47 @@ def test_a_mirror_topic_is_named_with_the_prefix_of_its_mirror() -> None:
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
-        ("--mirror m", "no action is named", "give one of --create, --add"),
-        ("--promot --mirror m", "no action is named", "did you mean --promote?"),
-        ("--create --list", "--create and --list are two actions", "give one of them"),
-        ("--start --add --mirror m", "--start and --add are two actions", "give one of them"),
+        ("--mirror m", "the action is missing", "give one of --create, --add"),
+        ("--describ --mirror m", "the action is missing", "did you mean --describe?"),
+        # what ends mirroring is done without a question, and so never guessed
+        ("--failove --mirror m", "the action is missing", "give one of --create, --add"),
+        ("--promot --mirror m", "the action is missing", "give one of --create, --add"),
+        ("--stopp --mirror m --topics t", "the action is missing", "give one of --create, --add"),
+        ("--recover --mirror m --accept-los", "no such option --accept-los", "see `kafka-mirrors --recover --help`"),
+        ("--failback --mirror m", "--failback is not supported", "kafka-mirrors --truncate-and-restore --mirror M"),
+        ("--failbak --mirror m", "the action is missing", "kafka-mirrors --truncate-and-restore --mirror M"),
+        ("--switchover --mirror m", "--switchover is not supported", "give --reverse-and-start"),
+        ("--create --list", "--create and --list exclude each other", "give one of them"),
+        ("--start --add --mirror m", "--start and --add exclude each other", "give one of them"),
         ("--describe --mirrr m", "no such option --mirrr", "did you mean --mirror?"),
-        ("--describe --xyzzy", "no such option --xyzzy", "`kafka-mirrors --describe --help` shows what"),
-        ("--list --exclude t", "--exclude does not go with --list", "`kafka-mirrors --list --help` shows what does"),
-        ("--failover --link l --source-topic t", "--source-topic does not go with --failover", "`kafka-mirrors --f"),
-        ("--delete --mirror m --topics t", "topics do not go with --delete", "leave them out"),
-        ("--failover orders --link l", "got unexpected argument orders", "a flag: --topics orders"),
+        ("--describe --xyzzy", "no such option --xyzzy", "see `kafka-mirrors --describe --help`"),
+        ("--list --exclude t", "--exclude cannot be used with --list", "see `kafka-mirrors --list --help`"),
+        ("--failover --link l --source-topic t", "--source-topic cannot be used with --failover", "see `"),
+        ("--delete --mirror m --topics t", "--delete takes no topics", "leave them out"),
+        ("--failover orders --link l", "got unexpected argument orders", "name topics with --topics orders"),
         ("--describe --topics", "--topics needs a value", "see `kafka-mirrors --describe --help`"),
         ("--topics --describe", "--topics needs a value", "see `kafka-mirrors --describe --help`"),
-        ("--describe --json=yes", "--json takes no value", "write --json alone"),
-        ("--create --link l", "--create needs --mirror-config FILE", "to make topics mirror topics, name them with"),
+        ("--describe --json=yes", "--json takes no value", "write --json without a value"),
+        ("--create --link l", "--create needs --mirror-config FILE", "to add topics to a mirror, name them with"),
         ("--create --mirror-config f", "--create needs --mirror", "give --mirror M, or --link M"),
         (
             "--create --mirror m --mirror-config f --topics t",
-            "--mirror-config makes a mirror, and naming topics makes mirror topics",
-            "give two commands, one for each",
+            "--mirror-config and topics exclude each other",
+            "run two commands",
         ),
-        ("--create --link l --mirror-topic t --config a=b", "--config does not go with topics", "kafka-configs"),
+        ("--create --link l --mirror-topic t --config a=b", "--config cannot be used with topics", "kafka-configs"),
         ("--start --mirror m", "--start needs --topics", "name topics of the source"),
         ("--stop --mirror m", "--stop needs --topics", "give --failover --mirror M"),
         ("--remove --mirror m", "--remove needs --topics", "name mirror topics"),
         ("--failover", "--failover needs --mirror or --topics", "--link M means --mirror M"),
         ("--delete", "--delete needs --mirror", "give --mirror M, or --link M"),
-        ("--add --mirror a --link b --topics t", "a and b are two mirrors, and --add is about one", "name one of them"),
+        ("--add --mirror a --link b --topics t", "--add takes one mirror: a and b are given", "name one of them"),
         (
             "--truncate-and-restore --link l",
             "--truncate-and-restore needs --mirror-config",
-            "the new primary is reached",
+            "connection to the new primary",
         ),
-        ("--reverse-and-start --link l", "--reverse-and-start needs --mirror-config", "this cluster is reached"),
+        ("--reverse-and-start --link l", "--reverse-and-start needs --mirror-config", "reaches this cluster"),
         ("--reverse-and-pause --link l", "--reverse-and-pause is not supported", "at the old source, --pause"),
         ("--delete --mirror m --yes", "no such option --yes", "`kafka-mirrors --delete --help`"),
     ],
@@ -218,14 +228,23 @@ def test_usage(run: Run, capsys: pytest.CaptureFixture[str], line: str, message:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--create --link m --mirror-topic 'a.*'", r"--mirror-topic: 'a\.\*' is not a topic's name"),
-        ("--create --link m --mirror-topic a,b --source-topic a", "name unequal numbers of topics"),
-        ("--create --link m --mirror-topic a --replication-factor many", "'many' is not a number of replicas"),
+        ("--create --link m --mirror-topic 'a.*'", r"--mirror-topic: 'a\.\*' is not a topic name"),
+        ("--create --link m --mirror-topic a,b --source-topic a", "name different numbers of topics"),
+        ("--create --link m --mirror-topic a --replication-factor many", "'many' is not a replication factor"),
     ],
 )
 def test_values_that_are_looked_at_late(line: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         command_lines(read(shlex.split(line)), TWO_LINKS)
+
+
+def test_topics_of_two_mirrors_are_not_promoted_together(
+    mirrors: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_state", lambda _: TWO_LINKS)
+    shown = mirrors("--promote", "--topics", "orders,users", "--together")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("kmirror: --together covers one mirror, but the topics belong to several\n")
 
 
 def test_topics_that_nobody_mirrors_are_refused() -> None:
@@ -250,7 +269,7 @@ def test_errors_are_those_of_the_verbs(mirrors: Callable[..., Ran]) -> None:
     assert mirrors("--list") == Ran(
         2,
         "",
-        "kmirror: no destination is named\n"
+        "kmirror: the destination is missing\n"
         "  give --bootstrap-server HOST:PORT, set KMIRROR_BOOTSTRAP_SERVER, or give --cluster NAME from kmirror.toml\n",
     )
     document = json.loads(mirrors("--start", "--mirror", "m", "--topcs", "t", "--json").out)

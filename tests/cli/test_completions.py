@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import pytest
 
-from kmirror.cli.completions import kafka_mirrors_command, kmirror_command, main, scripts
-from kmirror.cli.kafka_flags import ACTIONS
+from kmirror.cli.completion import answer, kafka_mirrors_command
+from kmirror.cli.kafka_flags import ACTIONS, OWN
 from kmirror.cli.main import VERBS, kmirror
 from kmirror.cli.names import MOST_DESTINATIONS, MOST_LINES, lines_of, names_folder, write_names
 from tests.support.shells import Terminal, find_shell
 
+if TYPE_CHECKING:
+    from .conftest import Run
+
 COMPLETIONS = Path(__file__).parent.parent.parent / "completions"
+FILES = {"bash": "kmirror.bash", "zsh": "_kmirror", "fish": "kmirror.fish"}
 
 #: The commands as functions of the shell: what was typed and completed is what they are called with.
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 STUBS = 'kmirror() { printf \'RAN:%s:END\\n\' "$*"; }; function kafka-mirrors { kmirror "$@"; }'
 
 TYPED = [
@@ -31,6 +38,7 @@ TYPED = [
     ("kmirror describe --topics cli\t", "describe --topics clicks"),
     ("kmirror failover --topics clicks,pay\t", "failover --topics clicks,payments.eu"),
     ("kmirror describe --mirror users-mirror --topics ord\t", "describe --mirror users-mirror --topics ord"),
+    ("kmirror describe --mirror=users-mirror --topics \t", "describe --mirror=users-mirror --topics users"),
     ("kmirror wait --for hea\t", "wait --for healthy"),
     ("kmirror create --mirror-c\tsour\t", "create --mirror-config source.properties"),
     ("kmirror truncate-logs --log-dir fol\t", "truncate-logs --log-dir folder"),
@@ -51,18 +59,50 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_scripts_are_those_of_the_commands(tmp_path: Path) -> None:
-    main(str(tmp_path))
-    kept = {path.name: path.read_text(encoding="utf-8") for path in COMPLETIONS.iterdir()}
-    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert made.keys() == kept.keys()
-    differing = [name for name in made if made[name] != kept[name]]
-    assert differing == [], "run `python -m kmirror.cli.completions completions`"
+@pytest.mark.parametrize("shell", FILES)
+def test_the_kept_scripts_are_those_that_are_printed(run: Run, shell: str) -> None:
+    kept = (COMPLETIONS / FILES[shell]).read_text(encoding="utf-8")
+    shown = run("completion", shell)
+    assert (shown.code, shown.out, shown.err) == (0, kept, ""), (
+        f"kmirror completion {shell} >completions/{FILES[shell]}"
+    )
 
 
-def test_every_verb_and_option_is_completed() -> None:
+def test_click_is_asked_for_a_script_in_its_own_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(kmirror, "zsh_source") == 0
+    assert capsys.readouterr().out == (COMPLETIONS / "_kmirror").read_text(encoding="utf-8")
+    assert answer(kmirror, "tcsh_source") == 1
+
+
+def test_there_is_a_file_for_each_command_and_shell() -> None:
+    assert {path.name for path in COMPLETIONS.iterdir()} == {*FILES.values(), "kafka-mirrors.fish"}
+    assert (COMPLETIONS / "kafka-mirrors.fish").read_text() == (COMPLETIONS / "kmirror.fish").read_text()
+
+
+Offers = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offers:
+    """Ask what may follow these words, the last of which is unfinished: values with their help."""
+
+    def ask(*words: str) -> dict[str, str]:
+        monkeypatch.setenv("COMP_WORDS", "".join(f"{word}\n" for word in words))
+        command = kmirror if words[0] == "kmirror" else kafka_mirrors_command()
+        assert answer(command, "bash_complete") == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        lines = [line.split("\t") for line in shown.out.splitlines() if line]
+        return {value: summary for _, value, summary in lines}
+
+    return ask
+
+
+def test_every_verb_and_option_is_completed(offers: Offers) -> None:
     context = click.Context(kmirror)
-    told = {" ".join(command.words): command for command in kmirror_command().walk()}
+    assert list(offers("kmirror", "")) == list(VERBS)
+    assert offers("kmirror", "pau") == {"pause": VERBS["pause"][1]}
+    assert {"--version", "--help"} <= offers("kmirror", "--").keys()
     for verb in VERBS:
         command = kmirror.get_command(context, verb)
         assert command is not None
@@ -74,22 +114,78 @@ def test_every_verb_and_option_is_completed() -> None:
                 if isinstance(option, click.Option) and not option.hidden
                 for flag in option.opts
             }
-            assert options <= {flag for known in told[name].flags for flag in known.names}
-    of_kafka_mirrors = {name for flag in kafka_mirrors_command().flags for name in flag.names}
-    assert {*ACTIONS, "--link", "--accept-loss", "--timeout", "--version"} <= of_kafka_mirrors
+            assert options | {"--help"} <= offers("kmirror", *name.split(), "-").keys()
+    of_kafka_mirrors = offers("kafka-mirrors", "-")
+    assert {*ACTIONS, *OWN, "--accept-loss", "--timeout", "--version", "--help"} <= of_kafka_mirrors.keys()
+    assert of_kafka_mirrors["--unpause"] == "Same as --resume."
     assert "--yes" not in of_kafka_mirrors
+
+
+def test_options_are_offered_before_a_dash_is_typed(offers: Offers) -> None:
+    assert offers("kmirror", "pause", "") == offers("kmirror", "pause", "-")
+    assert offers("kafka-mirrors", "") == offers("kafka-mirrors", "-")
+    assert set(offers("kmirror", "sandbox", "")) == {"up", "down", "status"}
+    assert list(offers("kmirror", "completion", "")) == list(FILES)
+
+
+@pytest.mark.parametrize("words", [("nonsense", "--"), ("sandbox", "nonsense", ""), ("--nonsense", "x", "")])
+def test_what_is_not_understood_is_passed_over_in_silence(offers: Offers, words: tuple[str, ...]) -> None:
+    assert offers("kmirror", *words).keys() <= {*VERBS, "--version", "--help", "-h", "up", "down", "status"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("create", "--mirror", ""), set()),
+        (("add", "--mirror", "m", "--topics", ""), set()),
+        (("add", "--mirror", "m", "--exclude", ""), set()),
+        (("promote", "--exclude", "us"), {"users"}),
+        (("run", "--mirror", "orders-mirror", "--mirror", "u"), {"users-mirror"}),
+        (("describe", "--mirror", "users-mirror", "--topics", ""), {"users"}),
+        (("describe", "--mirror", "=", "users-mirror", "--topics", "="), {"users"}),
+        (("describe", "--mirror='users-mirror'", "--topics='us"), {"users"}),
+        (("pause", "--topics", "@none", "--mirror", "or"), {"orders-mirror"}),
+        (("--version", "pause", "--mirror", "or"), {"orders-mirror"}),
+    ],
+)
+def test_names_are_offered_where_they_are_meant(
+    offers: Offers, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: set[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    assert offers("kmirror", *words).keys() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--pause", "--links", "far-mirror,us"), {"far-mirror,users-mirror"}),
+        (("--pause", "--links", "far-mirror,users-mirror", "--topic", "c"), {"clicks"}),
+        (("--failover", "--link", "far-mirror", "--mirror-topic", "clicks,"), {"clicks,payments.eu", "clicks,clicks"}),
+        (("--add", "--source-topic", ""), set()),
+    ],
+)
+def test_names_are_offered_to_kafka_mirrors(
+    offers: Offers, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: set[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    assert offers("kafka-mirrors", *words).keys() == expected
 
 
 @contextmanager
 def started(name: str, home: Path) -> Iterator[Terminal]:
     """Start a shell as a user has it, with the completion loaded and no command of kmirror's in PATH."""
-    shell = find_shell(name)
-    environment = {"HOME": str(home), "ZDOTDIR": str(home), "PS1": "", "PROMPT": ""}
+    shell = find_shell(name.split(maxsplit=1)[0])
+    environment = {"HOME": str(home), "PATH": PATH, "PS1": "", "PROMPT": ""}
     if name == "bash":
         arguments = ["--norc", "--noprofile", "-i"]
         setup = f"set +o history; bind 'set bell-style none'; source {COMPLETIONS}/kmirror.bash"
+    elif name == "zsh sourced":
+        (home / ".zshrc").touch()
+        arguments = ["-d", "-i"]
+        setup = "autoload -Uz compinit; compinit -u -D; source <(kmirror completion zsh); unsetopt beep promptsp"
     else:
-        arguments = ["-f", "-i"]
+        (home / ".zshrc").touch()  # else it asks what to put there
+        arguments = ["-d", "-i"]
         setup = f"fpath=({COMPLETIONS} $fpath); autoload -Uz compinit; compinit -u -D; unsetopt beep promptsp"
     with Terminal(shell, *arguments, environment=environment) as terminal:
         terminal.type(f"cd {home}; {setup}; {STUBS}\n")
@@ -98,21 +194,22 @@ def started(name: str, home: Path) -> Iterator[Terminal]:
         yield terminal
 
 
-@pytest.mark.parametrize("name", ["bash", pytest.param("zsh", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["bash", *(pytest.param(name, marks=pytest.mark.long) for name in ("zsh", "zsh sourced"))]
+)
 def test_tab(name: str, home: Path) -> None:
     with started(name, home) as terminal:
         for typed, expected in TYPED:
             terminal.type(f"{typed}\n")
             ran = terminal.read_until("RAN:(.*?):END")
-            # zsh completes an option that takes a value with the = before it
-            assert ran.rstrip("/ ").replace("=", " ") == expected.replace("=", " "), typed
+            assert ran.rstrip("/ ") == expected, typed
 
 
 @pytest.mark.long
 def test_tab_in_fish(home: Path) -> None:
     shell = find_shell("fish")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), **shell.environment}
-    lines = [f"source {COMPLETIONS}/kmirror.fish", f"source {COMPLETIONS}/kafka-mirrors.fish"]
+    environment = {"PATH": PATH, "HOME": str(home), **shell.environment}
+    lines = ["kmirror completion fish | source"]
     # what Tab offers for the last word; where a line has several Tabs, each is the end of a line of its own
     asked = [(typed.split("\t")[0], expected) for typed, expected in TYPED if typed.count("\t") == 1]
     asked += [("kmirror pause --mir", "--mirror"), ("kafka-mirrors --promote --link or", "orders-mirror")]
@@ -132,12 +229,6 @@ def test_tab_in_fish(home: Path) -> None:
         last = expected.split(" ")[-1]
         wanted = set() if typed.endswith(last) else {last}
         assert {word.rstrip("/") for word in offered} == wanted, typed
-
-
-@pytest.mark.parametrize("name", ["kmirror.bash", "_kmirror", "kmirror.fish", "kafka-mirrors.fish"])
-def test_tab_starts_no_python(name: str) -> None:
-    code = [line for line in scripts()[name].splitlines() if not line.lstrip().startswith("#")]
-    assert [line for line in code if "python" in line.lower() or "$(kmirror" in line or "(kmirror " in line] == []
 
 
 def test_names_are_for_the_user_alone(home: Path) -> None:

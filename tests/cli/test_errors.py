@@ -38,7 +38,11 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
     ("arguments", "message", "hint"),
     [
         (("creat",), "no such command creat", "did you mean create?"),
-        (("start",), "no such command start", "`kmirror --help` shows what there is"),
+        (("failove",), "no such command failove", "did you mean failover?"),
+        # not sure enough for a verb that cannot be undone
+        (("fail",), "no such command fail", "`kmirror --help` lists the commands"),
+        (("remote",), "no such command remote", "`kmirror --help` lists the commands"),
+        (("start",), "no such command start", "`kmirror --help` lists the commands"),
         (("--mirror", "m"), "no such option --mirror", "see `kmirror --help`"),
         (("describe", "--topcs", "a"), "no such option --topcs", "did you mean --topics?"),
         (("list", "--frobnicate"), "no such option --frobnicate", "see `kmirror list --help`"),
@@ -57,17 +61,17 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         ),
         (
             ("list",),
-            "no destination is named",
+            "the destination is missing",
             "give --bootstrap-server HOST:PORT, set KMIRROR_BOOTSTRAP_SERVER, or give --cluster NAME from kmirror.toml",
         ),
         (
             ("list", "--cluster", "prod", *DESTINATION),
-            "--bootstrap-server and --cluster both name the destination",
+            "--bootstrap-server and --cluster exclude each other",
             "give one of them",
         ),
         (
             ("list", "--cluster", "prod"),
-            "cluster prod is not known: there is no kmirror.toml",
+            "cluster prod is unknown: there is no kmirror.toml",
             "write [clusters.prod] in it",
         ),
         (
@@ -107,8 +111,8 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         ),
         (
             ("add", "--mirror", "m", "--topics", "a", "--start-from", "yesterday", *DESTINATION),
-            "--start-from=yesterday is not known",
-            "it is one of: earliest, latest, timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds",
+            "invalid value --start-from=yesterday",
+            "use one of: earliest, latest, timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds",
         ),
         (
             ("wait", "--mirror", "m", "--for", "caught-up", "--timeout", "soon", *DESTINATION),
@@ -127,17 +131,17 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
         ),
         (
             ("run", "--mirror", "m", "--timeout", "5s", *DESTINATION),
-            "--timeout goes with --until-caught-up",
-            "to copy for so long, give --for",
+            "--timeout requires --until-caught-up",
+            "to copy for a fixed time, give --for",
         ),
         (
             ("check", "--mirror", "m", "--mirror-config", "f", *DESTINATION),
-            "--mirror and --mirror-config both name a source",
+            "--mirror and --mirror-config exclude each other",
             "give one of them",
         ),
         (
             ("check", "--config", "topics.include=.*", *DESTINATION),
-            "--config adds to --mirror-config, which is missing",
+            "--config requires --mirror-config",
             "give both, or --mirror alone",
         ),
     ],
@@ -168,7 +172,7 @@ def test_a_verb_that_changes_something_fails_with_its_document(run: Run) -> None
         "exitCode": 2,
         "results": [],
         "groups": [],
-        "error": {"code": 2, "message": "no destination is named", "reason": None},
+        "error": {"code": 2, "message": "the destination is missing", "reason": None},
     }
 
 
@@ -202,7 +206,7 @@ def _failing(error: BaseException) -> Callable[[Call], None]:
             OutcomeUnknown("no answer to CreateTopics"),
             1,
             "kmirror: no answer to CreateTopics: it may have happened or not\n"
-            "  look with `kmirror describe` before trying again\n",
+            "  check with `kmirror describe` before trying again\n",
         ),
         (
             ZeroDivisionError("division\nby zero"),
@@ -257,7 +261,7 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path, arguments: tuple[str
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert done.returncode == 2
-        assert done.stderr.startswith("kmirror: no destination is named\n")
+        assert done.stderr.startswith("kmirror: the destination is missing\n")
 
 
 def test_errors_of_ours_pass_unchanged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,38 +19,52 @@ HELP = """\
 Usage: kmirror [OPTIONS] COMMAND [ARGS]...
 
   Mirror Kafka topics between stock clusters with the same offsets, record for
-  record. Commands talk to the destination; a mirror knows its source.
+  record. All commands connect to the destination; the mirror stores how to
+  reach its source.
 
 Options:
   --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
-Commands:
-  create         Store a mirror: a source, filters and settings.
-  add            Make topics of the source mirror topics.
-  run            Copy, until told to stop or until all is copied.
-  list           Show the mirrors of a destination.
-  describe       Show every mirrored partition: offsets, lag, state.
-  wait           Wait until topics are caught up, stopped or healthy.
-  pause          Stop copying for a while.
-  resume         Go on copying what was paused.
-  recover        Have FAILED partitions tried again at once.
-  truncate-logs  Cut a stopped broker's logs where a failback plan says.
-  promote        Stop mirroring to topics as their copies become complete.
-  failover       Make mirror topics ordinary ones, at once.
-  failback       Make the old source a mirror of the new primary.
-  switchover     Change roles with the source, as planned.
-  remove         Stop mirroring to topics, for good.
-  verify         Compare source and destination, record by record.
-  config         Show or change a mirror's settings.
-  events         Show who did what to mirrors, when, with what result.
-  check          Look ahead: do both clusters answer, and are they new enough?
-  delete         Forget a mirror; its topics stay.
-  sandbox        Two real Kafka clusters on this machine, to try things.
-  demo           Watch it work, told step by step.
+Set up:
+  check          Check connections, broker versions, rights and settings.
+  create         Create a mirror: store its source, filters and settings.
+  add            Add source topics to a mirror.
 
-  `kmirror COMMAND --help` shows a command's options and an example. To see it
-  work: kmirror demo
+Copy:
+  run            Copy records until stopped or caught up.
+  pause          Pause copying.
+  resume         Resume copying.
+
+Monitor and verify:
+  list           List the mirrors on a destination.
+  describe       Show offsets, lag and state of each mirrored partition.
+  wait           Wait until topics are caught up, stopped or healthy.
+  verify         Compare source and destination record by record.
+  events         Show who did what to a mirror, when, and the result.
+
+Stop, fail over and fail back:
+  promote        Stop mirroring topics once they are fully copied (planned
+                 migration).
+  failover       Stop mirroring immediately and make the topics writable.
+  remove         Remove topics from a mirror and make them writable.
+  failback       Make the old source a mirror of the new primary.
+  truncate-logs  Truncate a stopped broker's logs as a failback plan says.
+  switchover     Swap source and destination (planned).
+
+Operate:
+  recover        Retry FAILED partitions now.
+  config         Show or change a mirror's settings.
+  delete         Delete a mirror but keep its topics.
+  completion     Print the shell completion script for kmirror and kafka-
+                 mirrors.
+
+Try it out:
+  sandbox        Run two real Kafka clusters on this machine.
+  demo           Watch a copy, crash, failover and failback, step by step.
+
+  `kmirror COMMAND --help` shows the options and examples of a command. To see
+  kmirror work: kmirror demo
 """
 
 WAIT_HELP = """\
@@ -57,30 +72,34 @@ Usage: kmirror wait [OPTIONS]
 
   Wait until topics are caught up, stopped or healthy.
 
-  Ends with 5 when the time runs out, and at once when waiting cannot help.
+  Exits with 5 on --timeout, and immediately if waiting cannot help.
 
 Options:
-  --mirror M                      The mirror's name.  [required]
-  --topics, --topic LIST          Destination topics; every topic by default.
-                                  May be repeated.
+  --mirror M                      Name of the mirror.  [required]
+  --topics, --topic LIST          Destination topics. Default: all topics of
+                                  the mirror.
   --for [caught-up|stopped|healthy]
-                                  What to wait for.  [required]
-  --timeout D                     How long at most: 30s, 5m.  [required]
+                                  Condition to wait for.  [required]
+  --timeout D                     Longest time to wait, such as 30s or 5m.
+                                  [required]
   -h, --help                      Show this message and exit.
 
 Common options:
-  --bootstrap-server HOST:PORT  The destination's brokers, separated by
-                                commas; else KMIRROR_BOOTSTRAP_SERVER.
-  --command-config FILE         Client properties for the destination, as
-                                Kafka's tools take.
-  --cluster NAME                The destination by its name in kmirror.toml.
-  --expect-cluster-id ID        Refuse to work on any other destination.
-  --output [table|json]         For people or for scripts; table by default.
-  --json                        The same as --output json.
-  -v, --verbose                 Tell more on standard error; -vv tells all.
+  --bootstrap-server HOST:PORT  Brokers of the destination, comma-separated.
+                                Default: KMIRROR_BOOTSTRAP_SERVER.
+  --command-config FILE         Client properties for the destination, as for
+                                Kafka's own tools.
+  --cluster NAME                Name of the destination in kmirror.toml.
+  --expect-cluster-id ID        Fail unless the destination has this cluster
+                                ID.
+  --output [table|json]         Output format. Default: table.
+  --json                        Short for --output json.
+  -v, --verbose                 Log to stderr; -vv logs debug messages and
+                                tracebacks.
 
-Example:
-  kmirror wait --mirror m --for caught-up --timeout 5m --bootstrap-server b:9092
+Examples:
+  kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092
+  kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092
 """
 
 
@@ -124,10 +143,31 @@ def test_the_list_of_commands_and_each_command_say_the_same(verb: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "command"), _commands())
-def test_every_example_can_be_typed(run: Run, name: str, command: click.Command) -> None:
+def test_every_verb_has_examples_that_can_be_typed(run: Run, name: str, command: click.Command) -> None:
     shown = run(*name.split(), "--help")
-    example = shown.out.split("Example:\n  ")[1].rstrip("\n")
-    words = shlex.split(example)
-    assert words[: 1 + len(name.split())] == ["kmirror", *name.split()]
-    parsed = command.make_context(name, words[1 + len(name.split()) :])
-    assert parsed.args == []
+    examples = shown.out.split("Examples:\n")[1].splitlines()
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example)
+        assert words[: 1 + len(name.split())] == ["kmirror", *name.split()]
+        parsed = command.make_context(name, words[1 + len(name.split()) :])
+        assert parsed.args == []
+
+
+def test_every_verb_that_acts_takes_yes() -> None:
+    looks = {"list", "describe", "top", "report", "wait", "verify", "events", "check", "completion", "sandbox status"}
+    context = click.Context(kmirror)
+    for name in VERBS:
+        command = kmirror.get_command(context, name)
+        inner = command.commands if isinstance(command, click.Group) else {}
+        for words, one in {f"{name} {sub}": found for sub, found in inner.items()}.items() or [(name, command)]:
+            assert one is not None
+            options = {flag for option in one.params for flag in option.opts}
+            assert ("--yes" in options) is (words not in looks), words
+
+
+def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
+    without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
+    assert without == {"demo", "completion"}
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert "Each verb but `demo` and `completion` takes `--json`" in " ".join(readme.split())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmirror.offline.survey import PlannedCut
-from kmirror.ops.truncation_plan import TruncationPlan, write_plan
+from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID, add_partition, batch, contents, make_log_dir
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_without_a_terminal_it_refuses(run: Run, log_dir: Path) -> None:
     shown = run(*COMMAND)
     assert (shown.code, shown.out) == (3, "")
     assert shown.err.endswith(
-        "kmirror: this cannot be undone, and there is no terminal to ask at\n  give --yes to go ahead\n"
+        "kmirror: this cannot be undone, and there is no terminal to ask on\n  add --yes to proceed\n"
     )
     assert contents(log_dir) == before
 
@@ -58,9 +58,9 @@ def test_it_asks_after_it_has_shown_what_goes(
     assert terminal.getvalue().startswith(
         f"cluster:      {CLUSTER_ID}, broker 1\n"
         f"log dirs:     {log_dir}\n"
-        "orders-0: log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut\n"
+        "orders-0: log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut off\n"
         "orders-1: not in these log directories\n"
-        "Cut these logs? [y/N] "
+        "Truncate these logs? [y/N] "
     )
     assert (contents(log_dir) == before) == (code == 3)
 
@@ -71,10 +71,10 @@ def test_yes_and_undo(run: Run, log_dir: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert shown.out == (
         "TOPIC   PARTITION  RESULT  MESSAGE\n"
-        "orders          0  DONE    log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut\n"
+        "orders          0  DONE    log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut off\n"
         "orders          1  NOOP    not in these log directories\n"
-        f"what was cut is kept in {log_dir}/kmirror-cut-1.*: --undo puts it back until the broker starts;"
-        " remove the files when nobody needs them any more\n"
+        f"what was cut off is kept in {log_dir}/kmirror-cut-1.*: --undo restores it until the broker starts;"
+        " delete the files when they are no longer needed\n"
     )
     undone = run(*COMMAND, "--undo", "--json")
     document = json.loads(undone.out)

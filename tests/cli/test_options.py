@@ -14,8 +14,8 @@ from kmirror.cli.options import Call, Verb, chosen_output, destination_propertie
 from kmirror.cli.output import JsonOutput
 from kmirror.cli.screen import Screen
 from kmirror.errors import RefusedError, UsageError
-from kmirror.patterns import TopicSelector
-from kmirror.settings import StartFrom
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import StartFrom
 
 TOML = """
 [clusters.prod]
@@ -72,7 +72,7 @@ def test_the_file_alone_may_name_the_destination(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     (tmp_path / "kmirror.toml").unlink()
     assert destination_properties(None, "mine.properties", None)["bootstrap.servers"] == "mine:9092"
-    with pytest.raises(UsageError, match="no destination is named"):
+    with pytest.raises(UsageError, match="the destination is missing"):
         destination_properties(None, "bare.properties", None)
 
 
@@ -120,7 +120,7 @@ class Terminal(io.StringIO):
 
 def test_without_a_terminal_nothing_irreversible_is_done_unasked() -> None:
     screen = Screen(io.StringIO(), Terminal(), io.StringIO("y\n"))
-    with pytest.raises(RefusedError, match="there is no terminal to ask at"):
+    with pytest.raises(RefusedError, match="there is no terminal to ask on"):
         Call(JsonOutput(screen)).confirm("Sure?")
     assert Call(JsonOutput(screen), yes=True).confirm("Sure?")
 

@@ -13,10 +13,9 @@ import pytest
 from kmirror.cli.copying import verified
 from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.screen import Screen
-from kmirror.cluster.groups import GroupKind
+from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.describe_groups import GroupRow
-from kmirror.ops.describe_settings import TopicSettingRow
 from kmirror.ops.results import (
     CheckLine,
     CheckReport,
@@ -29,10 +28,13 @@ from kmirror.ops.results import (
     TopicState,
     VerbResult,
 )
-from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
+from kmirror.ops.show.describe_groups import GroupRow
+from kmirror.ops.show.describe_settings import TopicSettingRow
+from kmirror.ops.stop.report import stopped_row, totals_of
+from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
 from kmirror.state.group_records import GroupReason
-from kmirror.state.records import PartitionState
+from kmirror.state.records import AtStop, PartitionRecord, PartitionState
 from kmirror.sync.topic_settings import SettingState
 
 
@@ -159,13 +161,43 @@ def test_a_terminal_that_can_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_describe_says_why_nothing_moves() -> None:
     screen = piped()
-    row = replace(ROW, reason=Reason.NO_ENGINE)
+    row = replace(
+        ROW, reason=Reason.NO_ENGINE, error_message="no engine copies mirror m", topic_state=TopicState.LINK_FAILED
+    )
     silent = replace(ROW, mirror="n", source_offset=None, lag=None, topic_state=TopicState.SOURCE_UNAVAILABLE)
     TableOutput(screen).partitions([row, silent, replace(silent, partition=1, last_known_lag=None)])
     assert written(screen)[1].splitlines() == [
-        "m: no engine is running; `kmirror run --mirror m` starts one",
+        "m: 1 partition not copied: no engine copies mirror m",
         "n: the source does not answer for 2 partitions; the last known lag of these partitions is 7",
     ]
+
+
+def test_describe_never_shows_as_mirroring_what_is_not() -> None:
+    screen = piped()
+    waiting = replace(ROW, topic_state=TopicState.PENDING_STOPPED)
+    idle = replace(ROW, reason=Reason.NO_WORKERS)
+    both = replace(waiting, reason=Reason.ENGINE_SILENT)
+    stopping = replace(waiting, state=PartitionState.STOPPING)
+    TableOutput(screen).partitions([ROW, waiting, idle, both, stopping])
+    heading, *lines = written(screen)[0].splitlines()
+    assert [line[heading.index("STATE") :] for line in lines] == [
+        "MIRRORING",
+        "PENDING_STOPPED",
+        "NO_WORKERS (MIRRORING)",
+        "ENGINE_SILENT (PENDING_STOPPED)",
+        "STOPPING",
+    ]
+
+
+def test_describe_stopped_in_a_pipe() -> None:
+    screen = piped()
+    stopped = replace(ROW, state=PartitionState.STOPPED, reason=Reason.PROMOTED, last_mirrored_offset=1_234_560)
+    TableOutput(screen).partitions([stopped], stopped=True)
+    assert written(screen) == (
+        "MIRROR  TOPIC   PARTITION  LAST-MIRRORED-OFFSET  LAST-MIRRORED-EPOCH  STOPPED               REASON\n"
+        "m       orders          0               1234560                    -  2026-03-01T12:00:00Z  PROMOTED\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,16 +224,20 @@ def test_describe_for_scripts() -> None:
     assert err == ""
 
 
-MIRROR = MirrorRow("m", 2, 9, "cluster-a", "a:9092", TopicState.ACTIVE, "kafka@host since 12:00", 7)
+MIRROR = MirrorRow(
+    "m", 2, 9, "cluster-a", "a:9092", TopicState.LINK_FAILED, "host/app-1", 7, Reason.ENGINE_SILENT, 1, 65_400
+)
 
 
 def test_list() -> None:
     screen = piped()
     TableOutput(screen).mirrors([MIRROR, MirrorRow("other", 0, 0, None, None, None, None, None)])
     assert written(screen) == (
-        "MIRROR  TOPICS  PARTITIONS  STATE   MAX-LAG  SOURCE-CLUSTER-ID  SOURCE  ENGINE\n"
-        "m            2           9  ACTIVE        7  cluster-a          a:9092  kafka@host since 12:00\n"
-        "other        0           0  -             -  -                  -       -\n",
+        "MIRROR  TOPICS  PARTITIONS  STATE        MAX-LAG  SOURCE-CLUSTER-ID  SOURCE  ENGINE      HEARTBEAT-AGE  "
+        "REASON\n"
+        "m            2           9  LINK_FAILED        7  cluster-a          a:9092  host/app-1           1m5s  "
+        "ENGINE_SILENT\n"
+        "other        0           0  -                  -  -                  -       -                       -  -\n",
         "",
     )
 
@@ -253,7 +289,7 @@ def test_settings() -> None:
 
 
 DONE = TopicResult("orders", None, Outcome.DONE, "created with 8 partitions")
-NOOP = TopicResult("payments", None, Outcome.NOOP, "is a mirror topic already")
+NOOP = TopicResult("payments", None, Outcome.NOOP, "is already a mirror topic")
 REFUSED = TopicResult(
     "users", None, Outcome.REFUSED, "exists already", Reason.DESTINATION_WRITTEN, hint="--adopt takes it over"
 )
@@ -265,7 +301,7 @@ def test_a_verb_that_went_well() -> None:
     assert written(screen) == (
         "TOPIC     RESULT  MESSAGE\n"
         "orders    DONE    created with 8 partitions\n"
-        "payments  NOOP    is a mirror topic already\n",
+        "payments  NOOP    is already a mirror topic\n",
         "",
     )
 
@@ -397,6 +433,7 @@ def test_what_the_sandbox_would_do() -> None:
 
 LINES = (
     CheckLine("source", "reachable", ok=True, message="cluster-a answers"),
+    CheckLine("source", "least rights", ok=True, message="what is needed:\nkafka-acls three\nkafka-acls four"),
     CheckLine("destination", "broker 1", ok=False, message="it is Kafka 2.8", hint="3.9 is needed"),
     CheckLine("destination", "filling offsets", ok=True, message="slowly", hint="kafka-acls one\nkafka-acls two"),
 )
@@ -411,12 +448,15 @@ def test_check_as_it_goes() -> None:
     output.check(REPORT)
     assert written(screen)[0] == (
         "ok    source       reachable          cluster-a answers\n"
+        "ok    source       least rights       what is needed:\n"
+        "      kafka-acls three\n"
+        "      kafka-acls four\n"
         "FAIL  destination  broker 1           it is Kafka 2.8\n"
         "      3.9 is needed\n"
         "warn  destination  filling offsets    slowly\n"
         "      kafka-acls one\n"
         "      kafka-acls two\n"
-        "1 of 3 checks failed\n"
+        "1 of 4 checks failed\n"
     )
 
 
@@ -435,7 +475,7 @@ def test_a_failure_is_told_on_standard_error_by_every_output(kind: str) -> None:
     output: Output = output_for(kind, screen)
     output.failure(ErrorInfo.of(RefusedError("no\nway", "try\nthis")), {"error": 1})
     out, err = written(screen)
-    assert err == "kmirror: no way\n  try this\n"
+    assert err == "kmirror: no way\n  try\n  this\n"
     assert out == ('{\n  "error": 1\n}\n' if kind == "json" else "")
 
 
@@ -486,7 +526,7 @@ def test_groups_for_people() -> None:
         ["m", "eu.app", "eu.orders", "0", "50", "40", "1m5s", "HAS_MEMBERS"],
         ["m", "eu.app", "eu.orders", "1", "-", "40", "-", "-"],
     ]
-    assert err == "m: HAS_MEMBERS: somebody is in the group at the destination\n"
+    assert err == "m: HAS_MEMBERS: the group has members on the destination\n"
 
 
 def test_groups_for_scripts() -> None:
@@ -506,7 +546,7 @@ def test_groups_for_scripts() -> None:
             "lastSyncMs": 1_772_366_400_000,
             "lastSyncAgeMs": 65_000,
             "reason": "HAS_MEMBERS",
-            "message": "somebody is in the group at the destination",
+            "message": "the group has members on the destination",
         }
     ]
 
@@ -515,3 +555,42 @@ def test_no_groups() -> None:
     screen = piped()
     TableOutput(screen).groups([])
     assert "no group has committed offsets" in written(screen)[1]
+
+
+def test_a_stop_shows_totals_and_the_rows_that_need_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(partition: int, source_offset: int) -> TopicResult:
+        known = AtStop(2000, 5, 1000, source_offset, source_max_timestamp_ms=1500, source_as_of_ms=2000)
+        record = PartitionRecord(
+            "m", "orders", partition, PartitionState.STOPPED, 2000, last_mirrored_offset=5, at_stop=known
+        )
+        return stopped_row(TopicPartition("orders", partition), record, Outcome.DONE, Reason.FAILED_OVER)
+
+    rows = [row(0, 5), row(1, 8)]
+    result = VerbResult.of("failover", "m", rows, totals=totals_of(rows, None))
+    TableOutput(Screen.of_this_process()).result(result)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[:2] == [
+        "2 partitions: 3 records known lost as of 1970-01-01T00:00:02Z",
+        "RPO: 0.5 s between the last mirrored record and the source's last one",
+    ]
+    assert "orders-1 is stopped at 5; 3 records known lost" in shown.out
+    assert "orders-0" not in shown.out
+    assert "1 row without trouble or loss not shown; -v shows all" in shown.err
+    TableOutput(Screen.of_this_process(), 1).result(result)
+    assert "orders-0" in capsys.readouterr().out
+    output_for("json", Screen.of_this_process()).result(result)
+    document = json.loads(capsys.readouterr().out)
+    assert document["totals"] == {
+        "partitions": 2,
+        "failedPartitions": 0,
+        "knownLostRecords": 3,
+        "partitionsUnknown": 0,
+        "estimatedMoreRecords": 0,
+        "foreignRecords": 0,
+        "rpoMs": 500,
+        "rpoAtLeastMs": 500,
+        "lastMirroredTimestampMs": 1000,
+        "asOf": 2000,
+        "sourceAnswers": True,
+    }
+    assert [one["lag"] for one in document["results"]] == [0, 3]

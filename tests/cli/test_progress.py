@@ -11,10 +11,10 @@ from rich.console import Console
 from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
-from kmirror.engine.driver import RunView, TopicView
+from kmirror.engine.control.driver import RunView, TopicView
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.verify import TopicProgress, VerifyView
+from kmirror.ops.verify.verify import TopicProgress, VerifyView
 
 ORDERS = TopicView("m", "orders", 8, 1_234_567, 42_500_000.0, "ACTIVE", None, None)
 PAYMENTS = TopicView("m", "payments", 1, 3_000_000, 900.0, "ACTIVE", None, None)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 HELP = """\
 Usage: kmirror sandbox [OPTIONS] COMMAND [ARGS]...
 
-  Two real Kafka clusters on this machine, to try things.
+  Run two real Kafka clusters on this machine.
 
 Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  up      Start clusters a and b, and create them first if need be.
-  down    Stop both clusters and remove them with their data.
+  up      Start clusters a and b, creating them if needed.
+  down    Stop both clusters and delete their data.
   status  Show the brokers of both clusters.
 """
 

@@ -9,6 +9,14 @@ import pytest
 
 HEAVY = {"pyspark", "py4j", "confluent_kafka", "kafka", "rich", "re2", "tomli", "cramjam", "kmirror.ops"}
 
+#: After a topic there is a pattern, and the names of mirrors are asked for.
+TAB = """
+import os
+from kmirror.cli.completion import answer, kafka_mirrors_command
+from kmirror.cli.main import kmirror
+os.environ["COMP_WORDS"] = "kmirror\\ndescribe\\n--topics\\na,b.*\\n--mirror\\n\\n"
+"""
+
 
 @pytest.mark.parametrize(
     "code",
@@ -19,6 +27,8 @@ HEAVY = {"pyspark", "py4j", "confluent_kafka", "kafka", "rich", "re2", "tomli", 
         "from kmirror.cli.main import main; assert main(['describe', '--help']) == 0",
         "from kmirror.cli.compat import main; assert main(['--help']) == 0",
         "from kmirror.cli.compat import main; assert main(['--promote', '--help']) == 0",
+        f"{TAB}assert answer(kmirror, 'bash_complete') == 0",
+        f"{TAB}assert answer(kafka_mirrors_command(), 'bash_complete') == 0",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.batch import batch_headers, crc_of, guard
-from kmirror.cluster.codes import Code
-from kmirror.cluster.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
-from kmirror.cluster.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.batch import batch_headers, crc_of, guard
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
 from tests.support.producers import whole_batches
+from tests.support.shared_clusters import forgetful_cluster
 from tests.support.stored import first_difference, stored_batches
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -25,14 +26,9 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time; how long they live is as everywhere, a day."""
-    version: str = request.param
-    return make_module_cluster(
-        f"append-{version}",
-        kafka_version=version,
-        properties={"producer.id.expiration.check.interval.ms": "100"},
-    )
+    return forgetful_cluster(request, request.param)
 
 
 @pytest.fixture
@@ -126,9 +122,9 @@ def test_one_request_for_many_partitions_is_answered_for_each(cluster: SandboxCl
 
 
 def test_requests_on_one_connection_are_carried_out_in_order(leader: Leader) -> None:
-    from kmirror.cluster import produce
     from kmirror.cluster.connection import Stream
-    from kmirror.cluster.wire import INT32
+    from kmirror.cluster.protocol import produce
+    from kmirror.cluster.protocol.wire import INT32
 
     stream = Stream(leader.connection, 1 << 20)
     sent = []
@@ -365,8 +361,15 @@ def leader_epoch(cluster: SandboxCluster, topic: str) -> int:
         return leader.leader_epoch
 
 
-def test_the_leaders_death_leaves_its_memory(cluster: SandboxCluster) -> None:
-    now = young()
+@pytest.fixture
+def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
+    shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
+    return request.getfixturevalue("mortal_cluster") if shared else cluster
+
+
+def test_the_leaders_death_leaves_its_memory(mortal: SandboxCluster) -> None:
+    cluster, now = mortal, young()
     topic = create_topic(cluster)
     with Leader(cluster, topic) as leader:
         first = leader.leader_epoch

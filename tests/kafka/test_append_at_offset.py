@@ -24,35 +24,31 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
-from kmirror.cluster.batch import CorruptBatchError, crc_of
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import API_KEY as PRODUCE
-from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.batch import CorruptBatchError, crc_of
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import free_ports
 from tests.support.acls import create_in_force
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
+from tests.support.shared_clusters import forgetful_cluster, late_wired_cluster
 from tests.support.waiting import wait_until
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time."""
-    return make_module_cluster(
-        f"offsets-{request.param}",
-        kafka_version=request.param,
-        properties={"producer.id.expiration.check.interval.ms": "100"},
-    )
+    return forgetful_cluster(request, request.param)
 
 
 @pytest.fixture
@@ -177,7 +173,7 @@ def test_records_older_than_the_brokers_memory(cluster: SandboxCluster, client: 
 
 
 def test_a_producer_id_that_brokers_may_hand_out_is_refused(client: ClusterClient) -> None:
-    with pytest.raises(UsageError, match="brokers hand out"):
+    with pytest.raises(UsageError, match="in the range that brokers assign"):
         OffsetAppender(client, TopicPartition("t", 0), producer_id=FIRST_OWN_PRODUCER_ID - 1)
 
 
@@ -223,8 +219,8 @@ def test_who_was_shut_out_writes_nothing(cluster: SandboxCluster, client: Cluste
 # -- rights -----------------------------------------------------------------------------------------------------------
 
 
-def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(make_cluster: MakeCluster) -> None:
-    secured = make_cluster("rights", secured=True, authorizer=True)
+def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(guarded_cluster: SandboxCluster) -> None:
+    secured = guarded_cluster
     admin = AdminClient(client_config(secured.client_properties()).librdkafka())
     topic = create_topic(secured)
 
@@ -254,19 +250,9 @@ def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(make_cluste
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(
-    request: pytest.FixtureRequest, make_module_cluster: MakeCluster
-) -> Iterator[tuple[SandboxCluster, LateWire]]:
+def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
     """Return a cluster whose broker is reached through a wire only."""
-    ports = free_ports(2)
-    with closing(LateWire("127.0.0.1", ports[0])) as wire:
-        properties = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}"}
-        yield (
-            make_module_cluster(
-                f"wired-{request.param}", ports=ports, kafka_version=request.param, properties=properties
-            ),
-            wire,
-        )
+    return late_wired_cluster(request, request.param)
 
 
 @pytest.fixture

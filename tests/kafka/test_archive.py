@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from copy import deepcopy
 from threading import Barrier
 from typing import cast
@@ -28,52 +27,65 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import COMPRESSION_TYPES
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.filler import FILLER_KEY, filler_batch
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import API_KEY as PRODUCE
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine import archive_copy
-from kmirror.engine.archive import archive_producer_id
-from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic
+from kmirror.cluster.protocol.batch import COMPRESSION_TYPES
+from kmirror.cluster.protocol.filler import FILLER_KEY, filler_batch
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.archive import copy as archive_copy
+from kmirror.engine.archive.archive_topic import archive_producer_id
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.errors import HistoriesDifferError, KmirrorError, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import free_ports
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.acls import create_in_force
 from tests.support.archiving import ArchiveProcess, assert_holds, check, make_archive, save
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.installed_logs import create_topics, install
-from tests.support.late_wire import Fate, LateWire
+from tests.support.installed_logs import create_topics
+from tests.support.late_wire import Fate
 from tests.support.leader import Leader, create_topic
 from tests.support.log_batches import VisibleRecord
-from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
+from tests.support.logs import BuiltLog
 from tests.support.oracle import dump_log, dump_logs, librdkafka_records
 from tests.support.producers import whole_batches
 from tests.support.real_logs import delete_records, start_at, write
+from tests.support.shared_clusters import FORGETFUL, ForgetfulCluster, forgetful_cluster, installed_in, set_brokers
 from tests.support.transactions import OpenTransaction
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
 DAY_MS = 86_400_000
-FORGETFUL = {"producer.id.expiration.ms": "3000", "producer.id.expiration.check.interval.ms": "100"}
+#: How long brokers remember a producer.
+SHORT_MEMORY = {"producer.id.expiration.ms": "3000"}
 KEEPS_ALL = {
     "retention.ms": "-1",
     "message.timestamp.after.max.ms": str(2**63 - 1),
     "max.message.bytes": "100000000",
 }
 
-#: One at least of every feature.
-LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
-
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
-    """Return a cluster that holds random logs, and forgets producers whose last record is three seconds old."""
-    made = make_module_cluster(f"archives-{request.param}", kafka_version=request.param, properties=FORGETFUL)
-    install(made, LOGS)
-    return made
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a cluster that forgets producers whose last record is three seconds old."""
+    if request.param == DEFAULT_KAFKA_VERSION:
+        request.getfixturevalue("short_memory")
+    return forgetful_cluster(request, request.param, SHORT_MEMORY)
+
+
+@pytest.fixture(scope="module")
+def short_memory(forgetful: ForgetfulCluster) -> Iterator[None]:
+    """Let the shared cluster forget so quickly while this module uses it."""
+    set_brokers(forgetful.cluster, SHORT_MEMORY)
+    yield
+    set_brokers(forgetful.cluster, dict.fromkeys(SHORT_MEMORY))
+
+
+@pytest.fixture(scope="module")
+def logs(cluster: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
+    """Return random logs that the cluster holds."""
+    return installed_in(request, cluster)
 
 
 @pytest.fixture
@@ -85,8 +97,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_to_believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log that shows nothing more be believed at once: there is one broker, and no leader changes."""
-    monkeypatch.setattr("kmirror.engine.visible_log._PATIENCE_S", 0.1)
-    monkeypatch.setattr("kmirror.engine.visible_log._WAIT_MS", 50)
+    monkeypatch.setattr("kmirror.engine.compare.visible_log._PATIENCE_S", 0.1)
+    monkeypatch.setattr("kmirror.engine.compare.visible_log._WAIT_MS", 50)
 
 
 def now_ms() -> int:
@@ -119,7 +131,7 @@ def assert_saved(cluster: SandboxCluster, topic: str, archive: str, ranges: list
 # -- every kind of log -------------------------------------------------------------------------------------------------
 
 
-def test_logs_of_every_kind(cluster: SandboxCluster) -> None:
+def test_logs_of_every_kind(cluster: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     def save_log(topic: str, log: BuiltLog) -> str:
         archive = make_archive(cluster, topic)
         ranges = [(log.log_start_offset, log.last_stable_offset)]
@@ -133,7 +145,7 @@ def test_logs_of_every_kind(cluster: SandboxCluster) -> None:
         return archive
 
     with ThreadPoolExecutor(4) as pool:
-        archives = dict(zip(pool.map(save_log, LOGS, LOGS.values()), LOGS.values(), strict=True))
+        archives = dict(zip(pool.map(save_log, logs, logs.values()), logs.values(), strict=True))
     for archive, batches in dump_logs(cluster, archives).items():
         assert all(batch.is_valid for batch in batches)
         copied = Counter[str]()
@@ -202,8 +214,8 @@ def test_filler_of_ours_is_left_out(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster)
     left_over = Record(0, now_ms(), FILLER_KEY, None)
     with Leader(cluster, topic) as leader:
-        assert leader.append(filler_batch(100_000), 0) == (0, 0)
-        assert leader.append(filler_batch(77), 100_000) == (0, 100_000)
+        assert leader.append(filler_batch(100_000, now_ms()), 0) == (0, 0)
+        assert leader.append(filler_batch(77, now_ms()), 100_000) == (0, 100_000)
         assert leader.append(make_batch([left_over]), 100_077) == (0, 100_077)
     # what an application writes is saved, whatever it is
     write(cluster, topic, [VisibleRecord(0, now_ms(), FILLER_KEY, None), VisibleRecord(0, now_ms(), b"k", b"v")])
@@ -472,7 +484,7 @@ def test_a_producer_of_somebody_else_is_noticed(cluster: SandboxCluster) -> None
     save(cluster, topic, archive, [(0, 10)], interfere)
     found = check(cluster, topic, archive, [(0, 10)])
     assert found.first_difference is not None
-    assert "a record too many" in found.first_difference.what
+    assert "an extra record" in found.first_difference.what
     with pytest.raises(RefusedError, match="not an archive's"):
         save(cluster, topic, archive, [(0, 10)])
 
@@ -574,12 +586,12 @@ def eight(cluster: SandboxCluster) -> tuple[str, Copies]:
         (doubled, 5, "is that of offset 4"),
         (swapped, 4, "is that of offset 5"),
         (cut_off, 4, "which ends before it"),
-        (lambda copies: copies.append(copies[0]), 0, "a record too many"),
-        (lambda copies: copies.append((5, b"k", b"v", [])), None, "a record too many"),
+        (lambda copies: copies.append(copies[0]), 0, "an extra record"),
+        (lambda copies: copies.append((5, b"k", b"v", [])), None, "an extra record"),
         (replaced(0, 1234), 4, "timestamp of the record"),
         (replaced(1, b"another"), 4, "key of the record"),
         (replaced(2, None), 4, "value of the record"),
-        (replaced(3, [("n", b"4")]), 4, "does not say where it stood"),
+        (replaced(3, [("n", b"4")]), 4, "has no header with its original offset"),
         (lambda copies: copies[4][3].insert(1, ("more", b"")), 4, "headers of the record"),
         (
             lambda copies: copies[4][3].__setitem__(-2, ("kmirror.leader.epoch", b"99")),
@@ -661,29 +673,20 @@ def test_a_topic_that_was_created_again_is_not_archived(cluster: SandboxCluster)
     spec = ArchiveSpec(properties, topic, archive, "AAAAAAAAAAAAAAAAAAAAAQ", (PartitionRanges(0, ((0, 5),)),))
     (outcome,) = archive_topic(spec, 0).outcomes
     assert not outcome.saved
-    assert "is not there any more; one with id" in str(outcome.trouble)
+    assert "no longer exists; one with id" in str(outcome.trouble)
     assert librdkafka_records(cluster.bootstrap_servers, archive) == []
 
 
 # -- over a network that loses requests --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wired(make_module_cluster: MakeCluster) -> Iterator[tuple[SandboxCluster, LateWire]]:
-    """Return a cluster whose broker is reached through a wire only."""
-    ports = free_ports(2)
-    with closing(LateWire("127.0.0.1", ports[0])) as wire:
-        properties = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}", **FORGETFUL}
-        yield make_module_cluster("archives-wired", ports=ports, properties=properties), wire
-
-
 @pytest.mark.parametrize(
     "fate", [Fate.LATE, *(pytest.param(fate, marks=pytest.mark.long) for fate in (Fate.LOST, Fate.UNANSWERED))]
 )
-@pytest.mark.usefixtures("small_batches")
-def test_lost_requests(wired: tuple[SandboxCluster, LateWire], monkeypatch: pytest.MonkeyPatch, fate: Fate) -> None:
+@pytest.mark.usefixtures("small_batches", "short_memory")
+def test_lost_requests(forgetful: ForgetfulCluster, monkeypatch: pytest.MonkeyPatch, fate: Fate) -> None:
     monkeypatch.setattr("kmirror.cluster.append._SETTLE_S", 0.3)
-    cluster, wire = wired
+    cluster, wire = forgetful.behind_late_wire, forgetful.late_wire
     topic = make_topic(cluster, 30, old=15)
     archive = make_archive(cluster, topic)
     wire.plan(fate, fate)  # for markers: whoever begins writes one
@@ -701,7 +704,7 @@ def test_lost_requests(wired: tuple[SandboxCluster, LateWire], monkeypatch: pyte
 
 @pytest.mark.long
 def test_without_the_right_to_write_markers(make_cluster: MakeCluster) -> None:
-    secured = make_cluster("rights", secured=True, authorizer=True, properties=FORGETFUL)
+    secured = make_cluster("rights", secured=True, authorizer=True, properties={**FORGETFUL, **SHORT_MEMORY})
     config = client_config(secured.client_properties()).librdkafka()
     topic = create_topic(secured)
     producer = Producer(config)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
 from tests.support.archiving import make_archive

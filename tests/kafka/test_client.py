@@ -13,14 +13,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer, require
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import Append
-from kmirror.cluster.security import client_config
-from kmirror.cluster.wire import parse_topic_id
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import Append
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, freeze, unique_topic
+from tests.support.clusters import freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.wire import closed_port
 
@@ -229,19 +229,13 @@ def test_a_connection_that_broke_is_opened_again(client: ClusterClient, cluster:
     assert client.metadata([]) == found
 
 
-@pytest.fixture(scope="module")
-def two_brokers(make_module_cluster: MakeCluster) -> SandboxCluster:
-    """Return a cluster whose broker 1 is the only controller."""
-    return make_module_cluster("two", brokers=2)
-
-
-def test_the_log_end_is_not_the_high_watermark(two_brokers: SandboxCluster) -> None:
+def test_the_log_end_is_not_the_high_watermark(three_brokers: SandboxCluster) -> None:
     """While a follower is frozen, what it does not have yet is at the leader, and hidden from consumers."""
-    topic = create_topic(two_brokers, replicas=[[1, 2]])
+    topic = create_topic(three_brokers, replicas=[[1, 2]])
     partition = TopicPartition(topic, 0)
-    with Leader(two_brokers, topic) as leader:
+    with Leader(three_brokers, topic) as leader:
         assert leader.append(batch_of(4, timestamp=young()), 0) == (0, 0)
-        freeze(two_brokers, 2)
+        freeze(three_brokers, 2)
         try:
             append = Append(topic, leader.topic_id, 0, batch_of(3))
             ((answer,), client) = (leader.as_is(append, acks=1), leader.client)
@@ -251,18 +245,18 @@ def test_the_log_end_is_not_the_high_watermark(two_brokers: SandboxCluster) -> N
             assert leader.fetch(4).high_watermark == 4
             assert len(leader.fetch(4).records) == 0
         finally:
-            two_brokers.signal(2, signal.SIGCONT)
+            three_brokers.signal(2, signal.SIGCONT)
         wait_until(lambda: client.list_offsets({partition: LATEST})[partition].offset == 7)
 
 
-def test_a_leader_that_moved_is_found_again(two_brokers: SandboxCluster) -> None:
-    topic = create_topic(two_brokers, replicas=[[2, 1]])
+def test_a_leader_that_moved_is_found_again(three_brokers: SandboxCluster) -> None:
+    topic = create_topic(three_brokers, replicas=[[2, 1]])
     partition = TopicPartition(topic, 0)
-    with Leader(two_brokers, topic) as leader:
+    with Leader(three_brokers, topic) as leader:
         client = leader.client
         assert leader.broker.node_id == 2
         assert leader.append(batch_of(4, timestamp=young()), 0) == (0, 0)
-        two_brokers.kill(2)
+        three_brokers.kill(2)
         try:
             assert client.list_offsets({partition: LATEST}, log_end=True)[partition].offset == 4
             moved = client.metadata([topic]).leader(partition)
@@ -270,16 +264,16 @@ def test_a_leader_that_moved_is_found_again(two_brokers: SandboxCluster) -> None
             assert (moved.leader_id, moved.leader_epoch > leader.leader_epoch) == (1, True)
             assert client.describe_producers([partition])[partition].producers[0].last_sequence == 3
         finally:
-            two_brokers.start_broker(2)
+            three_brokers.start_broker(2)
 
 
-def test_a_frozen_leader_is_a_missing_answer_and_no_more(two_brokers: SandboxCluster) -> None:
-    topic = create_topic(two_brokers, partitions=2, replicas=[[1], [2]])
+def test_a_frozen_leader_is_a_missing_answer_and_no_more(three_brokers: SandboxCluster) -> None:
+    topic = create_topic(three_brokers, partitions=2, replicas=[[1], [2]])
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    config = replace(client_config(two_brokers.client_properties()), request_timeout_ms=2000, connect_timeout_ms=500)
+    config = replace(client_config(three_brokers.client_properties()), request_timeout_ms=2000, connect_timeout_ms=500)
     with ClusterClient(config) as client:
         assert client.list_offsets({one: LATEST, other: LATEST})[other].offset == 0
-        freeze(two_brokers, 2)
+        freeze(three_brokers, 2)
         try:
             found = client.list_offsets({one: LATEST, other: LATEST}, timeout=1.0)
             assert found[one].offset == 0
@@ -288,5 +282,5 @@ def test_a_frozen_leader_is_a_missing_answer_and_no_more(two_brokers: SandboxClu
                 OffsetAnswer(Code.LEADER_NOT_AVAILABLE, None, -1),
             }
         finally:
-            two_brokers.signal(2, signal.SIGCONT)
+            three_brokers.signal(2, signal.SIGCONT)
         wait_until(lambda: client.list_offsets({other: LATEST})[other].offset == 0)

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.codes import Code
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.log_dirs import disk_use
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic

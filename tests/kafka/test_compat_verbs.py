@@ -52,7 +52,7 @@ def topics_of(pair: ClusterPair, stem: str, count: int) -> list[str]:
     """Make source topics with three records each."""
     topics = [f"{stem}-{number}" for number in range(count)]
     for topic in topics:
-        # what is produced here is old: brokers would delete it as soon as the topic is no mirror topic any more
+        # what is produced here is old: brokers would delete it as soon as the topic is no longer a mirror topic
         make_topic(pair.source, topic, retention_ms="-1")
         produce(pair.source, topic, ["one", "two", "three"])
     return topics
@@ -135,6 +135,6 @@ def test_as_confluent_documents_it(
         produce(cluster_pair.destination, topic, ["local"])
         values = [record.value for record in shown(cluster_pair.destination, topic)]
         assert values == [b"one", b"two", b"three", b"local"], topic
-    assert "MIRRORING" in column(kafka_mirrors(f"--describe --link {link} {server}"), "STATE")
+    assert "NO_ENGINE (MIRRORING)" in kafka_mirrors(f"--describe --link {link} {server}")
     kafka_mirrors(f"--link {link} --failover {server}")
     assert {*column(kafka_mirrors(f"--describe --link {link} {server}"), "STATE")} == {"STOPPED"}

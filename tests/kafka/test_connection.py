@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from kmirror.cluster import produce
-from kmirror.cluster.batch import batch_headers, guard
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import (
     MAX_FRAME_BYTES,
@@ -28,11 +26,12 @@ from kmirror.cluster.connection import (
     Stream,
     UnsupportedVersionError,
 )
-from kmirror.cluster.security import ClientConfig, client_config
-from kmirror.cluster.wire import FrameError
+from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.batch import batch_headers, guard
+from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.tls import write_tls_files
 from tests.support.wire import Wire, closed_port, cut_to, hang_up, listener, swallow
@@ -162,14 +161,14 @@ def test_half_an_answer_leaves_the_outcome_unknown(connection: Connection, wire:
 @pytest.mark.parametrize("size", [-5, 0, 3, MAX_FRAME_BYTES + 1, 0x7FFFFFFF])
 def test_a_size_that_cannot_be_is_a_frame_error(connection: Connection, wire: Wire, size: int) -> None:
     wire.spoil(lambda frame: struct.pack(">i", size) + frame[4:])
-    with pytest.raises(FrameError, match=f"announces an answer of {size} bytes"):
+    with pytest.raises(FrameError, match=f"sent a response of {size} bytes"):
         connection.request(metadata(), highest=12)
     assert connection.socket.fileno() < 0
 
 
 def test_an_answer_to_another_request_is_a_frame_error(connection: Connection, wire: Wire) -> None:
     wire.spoil(lambda frame: frame[:4] + struct.pack(">i", 4711) + frame[8:])
-    with pytest.raises(FrameError, match="answered another request"):
+    with pytest.raises(FrameError, match="responded to a different request"):
         connection.request(metadata(), highest=12)
     assert connection.socket.fileno() < 0
 
@@ -238,10 +237,10 @@ def test_a_throttle_is_waited_out_before_the_next_request(destination_cluster: S
 # -- TLS and logins ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def secured(make_module_cluster: MakeCluster) -> SandboxCluster:
+@pytest.fixture
+def secured(guarded_cluster: SandboxCluster) -> SandboxCluster:
     """Return a cluster that wants TLS and a login, and ends sessions after a while."""
-    return make_module_cluster("tls", secured=True, properties={"connections.max.reauth.ms": "5000"})
+    return guarded_cluster
 
 
 def config_of(cluster: SandboxCluster, **changes: str) -> ClientConfig:
@@ -276,7 +275,7 @@ def test_a_wrong_login_is_refused_without_telling_the_password(
 
 
 def test_a_mechanism_the_broker_does_not_offer_is_refused_with_those_it_does(secured: SandboxCluster) -> None:
-    with pytest.raises(UnreachableError, match="does not take SASL mechanism SCRAM-SHA-1") as caught:
+    with pytest.raises(UnreachableError, match="does not support SASL mechanism SCRAM-SHA-1") as caught:
         open_at(secured, config_of(secured, sasl_mechanism="SCRAM-SHA-1"))
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
     for offered in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):

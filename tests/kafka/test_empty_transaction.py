@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 from confluent_kafka.admin import (
@@ -16,32 +15,26 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.codes import Code
 from kmirror.cluster.empty_transaction import EmptyTransactions
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import free_ports
 from tests.support.acls import create_in_force
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
+from tests.support.shared_clusters import late_wired_cluster
 
 ADD_PARTITIONS, END, BEGIN = 24, 26, 22
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(
-    request: pytest.FixtureRequest, make_module_cluster: MakeCluster
-) -> Iterator[tuple[SandboxCluster, LateWire]]:
+def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
     """Return a cluster whose broker is reached through a wire only."""
-    ports = free_ports(2)
-    with closing(LateWire("127.0.0.1", ports[0])) as wire:
-        properties = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}"}
-        name = f"transactions-{request.param}"
-        yield make_module_cluster(name, ports=ports, kafka_version=request.param, properties=properties), wire
+    return late_wired_cluster(request, request.param)
 
 
 @pytest.fixture
@@ -166,7 +159,7 @@ def test_what_a_predecessor_left_open_is_ended_by_settling(
         successor.settle()
 
     transactions._add = add_and_be_overtaken  # type: ignore[assignment]
-    with pytest.raises(RefusedError, match="somebody else uses") as caught:
+    with pytest.raises(RefusedError, match="another client uses") as caught:
         transactions.fill_once(places)
     assert caught.value.reason is Reason.FENCED
     assert ends(client, places) == [1, 1]
@@ -185,8 +178,8 @@ def test_a_partition_that_is_not_there(
     assert ends(client, [place]) == [0]
 
 
-def test_the_rights_needed_are_write_on_the_id_and_on_the_topic(make_cluster: MakeCluster) -> None:
-    secured = make_cluster("rights", secured=True, authorizer=True)
+def test_the_rights_needed_are_write_on_the_id_and_on_the_topic(guarded_cluster: SandboxCluster) -> None:
+    secured = guarded_cluster
     admin = AdminClient(client_config(secured.client_properties()).librdkafka())
     topic, name = create_topic(secured), unique_topic("mirror")
 

@@ -16,17 +16,17 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.mirror import MirrorEngine
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import PENDING_ADD, Destination, change, now_ms
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import remove
-from kmirror.ops.pause import pause, resume
+from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.results import Outcome, TopicState, VerbResult
-from kmirror.settings import StartFrom
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import remove
+from kmirror.settings.table import StartFrom
 from kmirror.state.client import client
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import (
@@ -76,6 +76,9 @@ class IdleLanes:
 
     def cancel(self, name: str) -> None:
         raise AssertionError(f"{name} was cancelled")
+
+    def is_waiting(self, name: str) -> bool:
+        return False
 
     def end(self) -> None:
         """Let those that run end clean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,28 +18,28 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kmirror.cli.main import main
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.offline.survey import PlannedCut
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.delete import delete
-from kmirror.ops.describe import describe
-from kmirror.ops.failback import FailbackRequest, Way, failback
-from kmirror.ops.failover import Stopped, failover
-from kmirror.ops.group_sync import GroupSyncJob
-from kmirror.ops.promote import PromoteRequest, promote
+from kmirror.ops.failback.failback import FailbackRequest, Way, failback
+from kmirror.ops.failback.truncate_logs import truncate_logs
+from kmirror.ops.failback.truncation_plan import TruncationPlan, read_plan, write_plan
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.results import Outcome
-from kmirror.ops.switchover import SwitchoverRequest, switchover
-from kmirror.ops.truncate_logs import truncate_logs
-from kmirror.ops.truncation_plan import TruncationPlan, read_plan, write_plan
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import Stopped, failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
-from tests.support.groups import commit, committed, member
+from tests.support.groups import commit, committed, killed_member, member
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import new_mirror, produce, properties_of, selector
 from tests.support.real_logs import set_topic
-from tests.support.visible import assert_mirrored, assert_sound, bounds_of, shown
+from tests.support.visible import assert_intact, assert_mirrored, assert_sound, bounds_of, shown
 from tests.support.waiting import wait_until
 
 
@@ -90,7 +91,7 @@ class Trip:
         """A holds what B does."""
         for partition in range(partitions):
             assert_mirrored(self.b, self.a, topic, partition)
-            assert_sound(self.a, topic, partition)
+            assert_intact(self.a, topic, partition)
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_records_beyond_are_saved_before_the_topic_is_created_again(trip: Trip) 
     assert refused.result.error is not None
     assert "--recreate" in str(refused.result.error.hint)
     assert {row.topic: row.result for row in refused.result.results} == {topic: Outcome.REFUSED, clean: Outcome.NOOP}
-    assert any("2 records lie beyond" in str(row.message) for row in refused.result.results)
+    assert any("2 records after it" in str(row.message) for row in refused.result.results)
     assert trip.back(dry_run=True).result.exit_code == 0
     assert trip.at_a.state().mirror(trip.mirror) is None
     done = trip.back(way=Way.RECREATE)
@@ -212,6 +213,7 @@ def test_records_beyond_are_saved_before_the_topic_is_created_again(trip: Trip) 
         wait_until(lambda: committed(trip.a, synced, topic) == {0: 4})
     trip.assert_same(topic)
     trip.assert_same(clean)
+    assert_sound(trip.a, topic)
     assert committed(trip.a, here_only, topic) == {0: 3}
 
 
@@ -257,7 +259,7 @@ def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
     trim(trip.b, topic, 6)
     (row,) = trip.back(dry_run=True).result.results
     assert "nothing can be compared: the new primary's log starts at 6" in str(row.message)
-    assert "3 records lie beyond" in str(row.message)
+    assert "3 records after it" in str(row.message)
     assert "1 of them from the last mirrored offset 3 on" in str(row.message)
     cut = trip.back(way=Way.OFFLINE, plan="never-written")
     assert cut.result.exit_code == ExitCode.REFUSED
@@ -296,12 +298,38 @@ def test_the_new_primary_remembers_nothing(trip: Trip) -> None:
     trip.go(topic)
     produce(trip.b, topic, ["local"])
     assert delete(trip.at_b, trip.mirror).exit_code == 0
-    with pytest.raises(RefusedError, match="remembers no mirror") as refused:
+    with pytest.raises(RefusedError, match="has no mirror") as refused:
         trip.back()
     assert "--topics" in str(refused.value.hint)
     done = trip.back(topic)
     assert done.result.exit_code == 0, done.result
-    assert any("contents alone" in warning for warning in done.result.warnings)
+    assert any("comparing contents only" in warning for warning in done.result.warnings)
+    trip.copy_to_a()
+    trip.assert_same(topic)
+
+
+def test_a_member_whose_process_was_killed_is_named_until_its_session_is_over(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    trip.go(topic)
+    killed_member(trip.a, group, topic, "billing-7", session_timeout_ms=15_000)
+    with pytest.raises(RefusedError) as refused:
+        trip.back()
+    named = rf"1 group has members at 2\S+Z that .*: group {group} \({topic}\): billing-7 on 127.0.0.1 "
+    assert re.match(named + r"\(member billing-7-\S+\)$", str(refused.value))
+    hint, _, command = (refused.value.hint or "").partition("\n")
+    assert "a dead one leaves the group when its session.timeout.ms has passed" in hint
+    servers = f"--bootstrap-server {trip.a.bootstrap_servers}"
+    assert command == f"kafka-consumer-groups {servers} --describe --members --group {group}"
+
+    def is_refused() -> bool:
+        try:
+            trip.back()
+        except RefusedError as again:
+            return re.match(named, str(again)) is not None
+        return False
+
+    wait_until(lambda: not is_refused())
+    assert trip.back().result.exit_code == 0
     trip.copy_to_a()
     trip.assert_same(topic)
 
@@ -315,10 +343,15 @@ def test_what_is_refused(trip: Trip) -> None:
         trip.back()
     trip.copy_to_b()
     assert failover(trip.at_b, trip.mirror).result.exit_code == 0
-    with member(trip.a, group, topic), pytest.raises(RefusedError, match=group):
-        trip.back()
-    with member(trip.a, group, topic, "consumer"), pytest.raises(RefusedError, match=group):
-        trip.back()
+    for protocol in ("classic", "consumer"):
+        with member(trip.a, group, topic, protocol), pytest.raises(RefusedError) as refused:
+            trip.back()
+        # whoever has died is in the group until its session is over
+        assert re.search(
+            rf"at 2\S+Z that .*: group {group} \({topic}\): rdkafka on 127.0.0.1 \(member \S+\)$", str(refused.value)
+        )
+        assert f"--describe --members --group {group}" in (refused.value.hint or "")
+        assert "session.timeout.ms" in (refused.value.hint or "")
     end = threading.Event()
 
     def write() -> None:
@@ -328,7 +361,7 @@ def test_what_is_refused(trip: Trip) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        with pytest.raises(RefusedError, match=f"somebody writes to {topic}-0"):
+        with pytest.raises(RefusedError, match=f"another client writes to {topic}-0"):
             failback(trip.at_a, FailbackRequest(trip.mirror, properties_of(trip.b), watch_s=1))
     finally:
         end.set()
@@ -341,10 +374,10 @@ def test_what_is_refused(trip: Trip) -> None:
     with pytest.raises(RefusedError, match="a transaction is open"):
         trip.back()
     producer.abort_transaction(30)
-    with pytest.raises(RefusedError, match="remembers no mirror"):
+    with pytest.raises(RefusedError, match="has no mirror"):
         failback(trip.at_b, FailbackRequest(trip.mirror, properties_of(trip.a), watch_s=0.1))
     request = FailbackRequest(trip.mirror, properties_of(trip.b), way=Way.RECREATE, watch_s=0.1)
-    with pytest.raises(RefusedError, match="the answer was no"):
+    with pytest.raises(RefusedError, match="not confirmed"):
         failback(trip.at_a, request, lambda preview: trip.at_a.cluster_id not in preview.old_source)
     assert trip.at_a.state().mirror(trip.mirror) is None
     assert under_way(trip.at_a, trip.mirror) == []
@@ -438,7 +471,7 @@ def fail_back_offline(trip: Trip, plan: Path) -> None:
     assert under_way(trip.at_a, trip.mirror) == []
     (row,) = trip.back(shorter, dry_run=True).result.results
     assert "the same up to offset 1900" in str(row.message)
-    assert "had been copied, and yet they differ from offset 1900 on" in str(row.message)
+    assert "had been copied, but they differ from offset 1900 on" in str(row.message)
     done = trip.back(shorter, way=Way.RECREATE)
     assert done.result.exit_code == 0, done.result
     trip.copy_to_a()
@@ -508,7 +541,7 @@ def test_a_difference_deep_inside_is_found_by_the_proof_and_then_by_the_search(t
     assert trip.back(topic, way=Way.OFFLINE, plan=str(plan)).result.exit_code == 0
     # within a batch nothing can be cut, and what goes beside is at the new primary
     assert read_plan(plan).partitions[0].cut_offset == 500
-    assert "3450 records lie beyond" in str(refused.result.results[0].message)
+    assert "3,450 records after it" in str(refused.result.results[0].message)
     done = trip.back(topic, way=Way.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert under_way(trip.at_a, trip.mirror) == []
@@ -544,13 +577,13 @@ def test_the_command_asks_and_leaves_evidence(trip: Trip, tmp_path: Path, capsys
     verb = ["failback", "--mirror", trip.mirror, "--mirror-config", str(file)]
     verb += ["--bootstrap-server", trip.a.bootstrap_servers]
     assert main(verb) == ExitCode.REFUSED
-    assert "--recreate saves these records" in capsys.readouterr().err
+    assert "--recreate archives these records" in capsys.readouterr().err
     assert main([*verb, "--recreate"]) == ExitCode.REFUSED
     asked = capsys.readouterr().err
     assert f"source:       {trip.at_b.cluster_id} at {trip.b.bootstrap_servers}; it answers" in asked
     assert f"destination:  {trip.at_a.cluster_id} at {trip.a.bootstrap_servers}" in asked
-    assert "1 record lies beyond it" in asked
-    assert "give --yes" in asked
+    assert "1 record after it" in asked
+    assert "add --yes" in asked
     assert main([*verb, "--recreate", "--yes", "--json", "--report", str(report)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["verb"], document["exitCode"], document["error"]) == ("failback", 0, None)

@@ -11,29 +11,30 @@ import pytest
 
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode
-from kmirror.ops.acl_sync import RightsJob
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.create import create
-from kmirror.ops.describe import describe
-from kmirror.ops.failback import FailbackRequest, Way, failback
-from kmirror.ops.failover import failover
-from kmirror.ops.promote import PromoteRequest, promote
-from kmirror.ops.truncate_logs import truncate_logs
-from kmirror.ops.truncation_plan import read_plan
-from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.ops.failback.failback import FailbackRequest, Way, failback
+from kmirror.ops.failback.truncate_logs import truncate_logs
+from kmirror.ops.failback.truncation_plan import read_plan
+from kmirror.ops.mirrors.create import create
+from kmirror.ops.rights.acl_sync import RightsJob
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.kafka.test_failback import Trip, archives_of, under_way
-from tests.support.acls import USERS, acls, give, kmirror_rights, written
+from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.archiving import assert_holds
-from tests.support.clusters import MakeCluster, made_clusters, unique_topic
+from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import selector, settings_of
 from tests.support.oracle import librdkafka_records
 from tests.support.real_logs import BUSY, CompactedTopic
+from tests.support.shared_clusters import GuardedPair
 from tests.support.visible import assert_sound, bounds_of, latest_values, shown, unsuperseded, visible
 from tests.support.waiting import wait_until
 
@@ -44,12 +45,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def busy(clusters_directory: Path) -> Iterator[tuple[SandboxCluster, SandboxCluster]]:
+def busy(busy_cluster: SandboxCluster, make_module_cluster: MakeCluster) -> tuple[SandboxCluster, SandboxCluster]:
     """Return two clusters whose cleaners are at work all the time."""
-    with made_clusters(clusters_directory) as make:
-        pair = [make(name, start=False, properties=BUSY) for name in ("busy-a", "busy-b")]
-        start_together(pair)
-        yield pair[0], pair[1]
+    return busy_cluster, make_module_cluster("busy-b", properties=BUSY)
 
 
 @pytest.fixture
@@ -121,7 +119,7 @@ def test_both_have_written_and_cleaned_and_the_topic_is_created_again(trip: Trip
     topic.at(trip.b).overwrite()
     refused = trip.back(topic.topic)
     assert refused.result.exit_code == ExitCode.REFUSED
-    assert f"{len(lost)} records of 1 topics lie beyond" in str(refused.result.error)
+    assert f"{len(lost)} records of 1 topics exist only on the old source" in str(refused.result.error)
     done = trip.back(topic.topic, way=Way.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert archives_of(done)[topic.topic]["records"] == len(lost)
@@ -154,7 +152,7 @@ def test_a_cut_cannot_bring_back_what_the_cleaner_removed_for_records_that_go(
         assert seen.result.exit_code == ExitCode.HISTORIES_DIFFER, seen.result
         again = trip.back(topic.topic, way=Way.OFFLINE, plan=str(plan))
         assert again.result.exit_code == ExitCode.REFUSED
-        assert "a cut is not enough" in str(again.result.results[0].message)
+        assert "a truncation is not enough" in str(again.result.results[0].message)
         done = trip.back(topic.topic, way=Way.RECREATE)
         assert done.result.exit_code == 0, done.result
         assert under_way(trip.at_a, trip.mirror) == []
@@ -186,11 +184,9 @@ class Secured:
 
 
 @pytest.fixture
-def secured(clusters_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
-    with made_clusters(clusters_directory) as make, ExitStack() as stack:
-        pair = [make(f"safe-{n}", start=False, secured=True, authorizer=True, users=USERS) for n in "ab"]
-        start_together(pair)
-        made = Secured(pair[0], pair[1], unique_topic())
+def secured(guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
+    with ExitStack() as stack:
+        made = Secured(guarded_pair.source, guarded_pair.destination, unique_topic())
         for name, cluster in (("A", made.a), ("B", made.b)):
             monkeypatch.setenv(f"KM_LOGIN_{name}", cluster.client_properties("kmirror")["sasl.jaas.config"])
             admin = stack.enter_context(ClusterClient(client_config(cluster.client_properties())))
@@ -208,7 +204,7 @@ def file_for(cluster: SandboxCluster, name: str) -> dict[str, str]:
 
 
 def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
-    a, b, topic, mirror = secured.a, secured.b, secured.topic, "m"
+    a, b, topic, mirror = secured.a, secured.b, secured.topic, unique_topic("m")
     with (
         Destination.open(a.client_properties("kmirror")) as at_a,
         Destination.open(b.client_properties("kmirror")) as at_b,

@@ -12,21 +12,22 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster import markers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine.fork import Fork
-from kmirror.engine.fork_search import Found, Question, fork_shares, search_forks, search_share
-from kmirror.engine.lane_control import append_to
-from kmirror.engine.stretches import Ends
+from kmirror.cluster.protocol import markers
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.histories.fork import Fork
+from kmirror.engine.histories.fork_search import Found, Question, fork_shares, search_forks, search_share
+from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
-from tests.support.installed_logs import install
+from tests.support.clusters import ClusterPair
 from tests.support.leader import OWN_ID, Leader, create_topic
-from tests.support.logs import QUICK_SEEDS, build_log
+from tests.support.logs import BuiltLog
+from tests.support.mirrors import create_anew
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -178,20 +179,19 @@ def test_transactions_and_the_markers_that_stand_for_them(twins: Twins) -> None:
     assert twins.find(topic, 1).fork == Fork(250, True, 99)
 
 
-def test_logs_of_all_kinds(make_cluster: MakeCluster, destination_cluster: SandboxCluster) -> None:
+def test_logs_of_all_kinds(
+    forgetful: ForgetfulCluster, installed_logs: dict[str, BuiltLog], destination_cluster: SandboxCluster
+) -> None:
     """Logs with everything a broker may have in them, and what a mirror would have copied of them, up to somewhere."""
-    logs = {unique_topic(): build_log(seed) for seed in QUICK_SEEDS}
-    cluster = make_cluster()
-    install(cluster, logs)
-    twins = Twins(ClusterPair(cluster, destination_cluster))
+    twins = Twins(ClusterPair(forgetful.cluster, destination_cluster))
     try:
         places, expected = [], []
-        for number, (topic, log) in enumerate(logs.items()):
+        for number, (topic, log) in enumerate(installed_logs.items()):
             shown = [Record(*one) for one in log.expected]
             if not shown:
                 continue
             place = TopicPartition(topic, 0)
-            create_topic(destination_cluster, name=topic)
+            create_anew(destination_cluster, topic)
             first, fork = shown[0].offset, random.Random(number).choice(shown).offset
             # nobody compares what is below the source's first record
             append(twins.destination, place, [record(offset, "filler") for offset in range(first)], 50_000, "zstd")
@@ -216,7 +216,7 @@ def test_logs_of_all_kinds(make_cluster: MakeCluster, destination_cluster: Sandb
 
 
 def test_many_partitions_share_their_requests(twins: Twins) -> None:
-    partitions, length = 40, 2_000
+    partitions, length = 40, 500
     topic = twins.topic(partitions)
     rng = random.Random(1)
     forks = [rng.randint(0, length) for _ in range(partitions)]

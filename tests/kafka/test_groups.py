@@ -13,25 +13,33 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups import ClusterGroups, Committed, GroupKind
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import delete_records
+from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import Reason, UnreachableError, UsageError
-from kmirror.ops import group_commit, group_look, group_sync
-from kmirror.ops.config import change_config
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
-from kmirror.ops.create import create
-from kmirror.ops.describe_groups import describe_groups
-from kmirror.ops.group_sync import clamp_groups, final_sync
-from kmirror.ops.results import GroupResult, Outcome
+from kmirror.ops.groups import commit as group_commit
+from kmirror.ops.groups import facts as group_look
+from kmirror.ops.groups import sync as group_sync
+from kmirror.ops.groups.sync import clamp_groups, final_sync
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.mirrors.create import create
+from kmirror.ops.results import GroupResult, Outcome, VerbResult
+from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
+from kmirror.ops.run.run import RunRequest, run
+from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import GroupScene, commit, committed, delete_offsets, member, metadata_of
-from tests.support.mirrors import delete_topic, make_topic, produce, properties_of
+from tests.support.local_engine import Threads
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.oracle import kafka_tool
 
 MakeScene = Callable[..., GroupScene]
@@ -171,7 +179,7 @@ def test_names_with_a_prefix(make_scene: MakeScene) -> None:
 
 def test_a_group_prefix_needs_a_topic_prefix(cluster_pair: ClusterPair, destination: Destination) -> None:
     properties = {**properties_of(cluster_pair.source), "group.prefix.enable": "true"}
-    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true needs topic\.prefix"):
+    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true requires topic\.prefix"):
         create(destination, unique_topic("m"), properties)
 
 
@@ -366,8 +374,8 @@ def test_share_groups(scene: GroupScene) -> None:
 # -- several brokers ---------------------------------------------------------------------------------------------------
 
 
-def test_coordinators_on_several_brokers(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("groups", brokers=3)
+def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
+    cluster = three_brokers
     topic, names = unique_topic(), [unique_topic("g") for _ in range(12)]
     make_topic(cluster, topic)
     place = TopicPartition(topic, 0)
@@ -383,3 +391,53 @@ def test_coordinators_on_several_brokers(make_cluster: MakeCluster) -> None:
         cluster.stop_broker(coordinators.most_common()[0][0])
         found = groups.committed(dict.fromkeys(names, GroupKind.CONSUMER))
     assert found == {name: {place: Committed(number)} for number, name in enumerate(names)}
+
+
+class ThreadsForSpark(Threads):
+    """Threads that `run` takes for Spark."""
+
+    is_lost = False
+
+    def __init__(self, options: SparkOptions) -> None:
+        super().__init__()
+
+    def start(self) -> None:
+        """Have nothing to start."""
+
+    def stop(self) -> None:
+        """Have nothing to end."""
+
+
+def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_with_0(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    produce(cluster_pair.source, topic, ["one", "two"])
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+
+    def lead_astray(state: State) -> Changes:
+        record = state.mirror(mirror)
+        assert record is not None
+        return Changes((replace(record, source={"bootstrap.servers": "127.0.0.1:1"}),))
+
+    def without_the_source(destination: Destination, mirror: str) -> SyncedGroups:
+        change(destination, mirror, lead_astray)
+        return last_group_sync(destination, mirror)
+
+    def catch_up() -> VerbResult:
+        request = RunRequest((mirror,), until_caught_up=True, timeout_ms=60_000)
+        return run(lambda: Destination.open(properties_of(cluster_pair.destination)), request, lambda view: None)
+
+    monkeypatch.setattr("kmirror.ops.run.run.SparkRuntime", ThreadsForSpark)
+    fine = catch_up()
+    assert (fine.exit_code, [(row.result, row.lag) for row in fine.results]) == (0, [(Outcome.DONE, 0)])
+    monkeypatch.setattr("kmirror.ops.run.run.last_group_sync", without_the_source)
+    done = catch_up()
+    assert done.exit_code == 4
+    copied, trouble = done.results
+    assert (copied.topic, copied.result, copied.lag) == (topic, Outcome.DONE, 0)
+    assert trouble.result is Outcome.FAILED
+    told = f"group offsets of {mirror}: not synced at the end: the source: cannot connect"
+    assert (trouble.message or "").startswith(told)

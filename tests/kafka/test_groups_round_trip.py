@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.describe import describe
-from kmirror.ops.group_sync import GroupSyncJob
-from kmirror.ops.switchover import SwitchoverRequest, switchover
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.group_members import JavaMember, LibrdkafkaMember, Load, Member

@@ -15,28 +15,29 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster import fetch, markers
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import SEQUENCE_MASK, batch_headers
 from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
-from kmirror.cluster.codes import Code
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.records import Record
-from kmirror.cluster.security import client_config
-from kmirror.engine.inspection import Inspector
-from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Verdict, Wait, judge
+from kmirror.cluster.protocol import fetch, markers
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.clock import now_ms
+from kmirror.engine.histories.inspection import Inspector
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Verdict, Wait, judge
+from kmirror.engine.histories.tail_reader import Obstacle, TailReader
+from kmirror.engine.histories.tails import Ends
 from kmirror.engine.spec import Assignment
-from kmirror.engine.tail_reader import Obstacle, TailReader
-from kmirror.engine.tails import Ends
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster
-from tests.support.installed_logs import install
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
-from tests.support.logs import QUICK_SEEDS, build_log
+from tests.support.logs import BuiltLog
+from tests.support.mirrors import create_anew
 from tests.support.oracle import librdkafka_records, segment_files
 from tests.support.producers import whole_batches
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.waiting import wait_until
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "100"}
@@ -121,7 +122,7 @@ def mark(leader: Leader, number: int) -> None:
 def fill(leader: Leader, end: int) -> None:
     """Append filler up to `end`."""
     while (at := leader.log_end) < end:
-        batch = filler_batch(min(end - at, FILLER_RECORDS), base_offset=at)
+        batch = filler_batch(min(end - at, FILLER_RECORDS), now_ms(), base_offset=at)
         assert leader.append(batch, at & SEQUENCE_MASK) == (0, at)
 
 
@@ -468,19 +469,19 @@ def test_a_log_start_is_built_step_by_step_and_may_move_on_meanwhile(pair: Pair)
     topic = pair.topic()
     produce(pair.source, topic, 900)
     delete_records(pair.source, topic, 500)
-    assert pair.look(topic)[1] == Raise(500)
+    assert pair.look(topic)[1] == AdvanceStart(500)
     with pair.at_copy(topic) as copy:
         fill(copy, 200)
-        assert pair.look(topic)[1] == Raise(500)
+        assert pair.look(topic)[1] == AdvanceStart(500)
         fill(copy, 500)
-        assert pair.look(topic)[1] == Raise(500)
+        assert pair.look(topic)[1] == AdvanceStart(500)
         delete_records(pair.source, topic, 600)
-        assert pair.look(topic)[1] == Raise(600)
+        assert pair.look(topic)[1] == AdvanceStart(600)
         fill(copy, 600)
         delete_records(pair.destination, topic, 600)
         assert pair.look(topic)[1] == Copy(600)
         delete_records(pair.source, topic, 650)
-        assert pair.look(topic)[1] == Raise(650)
+        assert pair.look(topic)[1] == AdvanceStart(650)
         fill(copy, 650)
         delete_records(pair.destination, topic, 650)
     pair.copy(topic, 700)
@@ -526,15 +527,10 @@ def test_filler_is_not_built_upon_where_the_source_has_records(pair: Pair) -> No
 # -- compaction --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cleaning(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("cleaning", properties={"log.cleaner.backoff.ms": "100"})
-
-
 @pytest.fixture
-def cleaned(cleaning: SandboxCluster) -> Iterator[Pair]:
+def cleaned(forgetful: ForgetfulCluster) -> Iterator[Pair]:
     """Return a pair of topics of one cluster, whose cleaner does not wait."""
-    with closing(Pair(cleaning, cleaning)) as made:
+    with closing(Pair(forgetful.cluster, forgetful.cluster)) as made:
         yield made
 
 
@@ -612,15 +608,12 @@ def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
 
 
 def test_a_true_copy_of_any_log_is_found_to_be_one(
-    make_cluster: MakeCluster, destination_cluster: SandboxCluster
+    forgetful: ForgetfulCluster, installed_logs: dict[str, BuiltLog], destination_cluster: SandboxCluster
 ) -> None:
     """Holes, old formats, transactions, LogAppendTime, starts above 0: as a real broker reads them from its disk."""
-    source = make_cluster("built")
-    logs = {f"built-{seed}": build_log(seed) for seed in QUICK_SEEDS}
-    install(source, logs)
-    with closing(Pair(source, destination_cluster)) as pair:
-        for topic, log in logs.items():
-            create_topic(destination_cluster, name=topic, settings={"max.message.bytes": "20000000"})
+    with closing(Pair(forgetful.cluster, destination_cluster)) as pair:
+        for topic, log in installed_logs.items():
+            create_anew(destination_cluster, topic, {"max.message.bytes": "20000000"})
             with pair.at_copy(topic) as copy:
                 fill(copy, log.log_start_offset)
                 if log.log_start_offset:

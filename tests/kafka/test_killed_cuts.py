@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import ExitCode
-from kmirror.ops.add import add
-from kmirror.ops.failback import Way
-from kmirror.ops.failover import failover
-from kmirror.ops.truncation_plan import read_plan
+from kmirror.ops.add.add import add
+from kmirror.ops.failback.failback import Way
+from kmirror.ops.failback.truncation_plan import read_plan
+from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.kafka.test_failback import Trip, archives_of, make_old_topic, under_way
 from tests.support.archiving import assert_holds

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.ops.context import change
-from kmirror.ops.pause import pause
+from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.results import Outcome
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import DesiredState, PartitionState
@@ -39,6 +39,7 @@ def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, mom
         was_killed, killed = run_killed(moment, story.command)
         print(f"{kind.__name__} {moment}:\n{killed.stderr}{killed.stdout}")  # noqa: T201 - shown with a failure
         if was_killed:
+            assert story.is_whole()
             again = subprocess.run(story.command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=180)
             print(f"again: {again.returncode}\n{again.stderr}{again.stdout}")  # noqa: T201 - shown with a failure
             assert again.returncode == 0
@@ -91,7 +92,7 @@ def test_a_pause_that_was_recorded_by_somebody_who_is_gone_is_waited_for(
     with (
         killed_verbs.PromotingAlone(cluster_pair, tmp_path) as story,
         ThreadPoolExecutor(1) as operator,
-        closing(StateStore(story.at_b.config.librdkafka())) as store,
+        closing(StateStore(story.at_b.config)) as store,
     ):
         story.copy(story.at_b)
         topic = story.topics[0]

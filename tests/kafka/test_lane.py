@@ -16,18 +16,17 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from crc32c import crc32c
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
-from kmirror.cluster.batch import batch_headers
+from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.engine.clock import now
-from kmirror.engine.lane import Lane
-from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import free_ports
 from kmirror.state.records import EngineState, Incarnation, PartitionState, ProgressRecord
-from tests.support.clusters import MakeCluster
 from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
 from tests.support.oracle import librdkafka_records, raw_log_bytes, segment_files
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.stored import first_difference
 from tests.support.visible import COMMITTED, bounds_of, shown
 from tests.support.wire import FETCH, PRODUCE, Fault, Wire, cut_to, hang_up
@@ -438,30 +437,17 @@ def test_a_source_topic_that_is_gone_fails_after_the_retry_time(mirror: Mirror) 
 # -- a bad network -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wired(make_module_cluster: MakeCluster) -> Iterator[tuple[SandboxCluster, Wire]]:
-    """Return a cluster whose broker is reached through a wire only; its log cleaner is never idle."""
-    ports = free_ports(2)
-    with closing(Wire("127.0.0.1", ports[0])) as wire:
-        properties = {
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}",
-            "log.cleaner.backoff.ms": "100",
-        }
-        yield make_module_cluster("wired", ports=ports, properties=properties), wire
+@pytest.fixture
+def wire(forgetful: ForgetfulCluster) -> Wire:
+    return forgetful.wire
 
 
 @pytest.fixture
-def wire(wired: tuple[SandboxCluster, Wire]) -> Wire:
-    return wired[1]
-
-
-@pytest.fixture
-def looped(wired: tuple[SandboxCluster, Wire]) -> Iterator[Mirror]:
-    """Return a mirror from topics to topics of the same cluster."""
-    cluster, wire = wired
-    with closing(Mirror(cluster, cluster)) as made:
+def looped(forgetful: ForgetfulCluster) -> Iterator[Mirror]:
+    """Return a mirror from topics to topics of the same cluster, whose broker is reached through a wire only."""
+    with closing(Mirror(forgetful.behind_wire, forgetful.behind_wire)) as made:
         yield made
-    assert wire.all_fired
+    assert forgetful.wire.all_fired
 
 
 def test_records_that_compaction_removed_are_missing_in_the_mirror_too(looped: Mirror) -> None:

@@ -14,15 +14,15 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.lane import Lane
-from kmirror.engine.lane_partition import PartitionCopy
-from kmirror.ops.add import add
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.failover import remove
-from kmirror.ops.pause import pause, resume
-from kmirror.ops.recover import Consent, recover
+from kmirror.ops.mirrors.pause import pause, resume
+from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.results import Outcome
+from kmirror.ops.stop.failover import remove
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import Incarnation, LaneChangeRecord
 from tests.support.clusters import ClusterPair, unique_topic

@@ -19,25 +19,24 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import API_KEY as PRODUCE
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
+from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import read_batches
-from kmirror.cluster.records import Record
-from kmirror.cluster.security import client_config
-from kmirror.engine.lane_control import STATE_PARTITION
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.ports import free_ports
 from tests.support.acls import create_in_force
-from tests.support.clusters import MakeCluster
 from tests.support.lane import Mirror
 from tests.support.late_wire import MARKERS, Fate, LateWire
 from tests.support.leader import OWN_ID
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
+from tests.support.shared_clusters import late_wired_cluster
 from tests.support.visible import COMMITTED, UNCOMMITTED, visible
 from tests.support.waiting import wait_until
 
@@ -90,18 +89,9 @@ def assert_alike(mirror: Mirror, topic: str, partitions: int = 1) -> None:
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(
-    request: pytest.FixtureRequest, make_module_cluster: MakeCluster
-) -> Iterator[tuple[SandboxCluster, LateWire]]:
+def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
     """Return a cluster whose broker is reached through a wire only, and forgets producers quickly."""
-    ports = free_ports(2)
-    with closing(LateWire("127.0.0.1", ports[0])) as wire:
-        properties = {
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{wire.port}",
-            "producer.id.expiration.check.interval.ms": "100",
-        }
-        name = f"fills-{request.param}"
-        yield make_module_cluster(name, ports=ports, kafka_version=request.param, properties=properties), wire
+    return late_wired_cluster(request, request.param)
 
 
 @pytest.fixture
@@ -194,12 +184,6 @@ def test_markers_and_batches_lost_at_random(mirror: Mirror, wire: LateWire) -> N
 # -- without the right to write markers --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def guarded(make_module_cluster: MakeCluster) -> SandboxCluster:
-    """Return a cluster with TLS, logins and ACLs."""
-    return make_module_cluster("guarded", secured=True, authorizer=True)
-
-
 def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: str) -> None:
     """Give rights to the user `kmirror`."""
     admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
@@ -219,8 +203,9 @@ def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: s
 
 
 @pytest.fixture
-def restricted(guarded: SandboxCluster) -> Iterator[Mirror]:
+def restricted(guarded_cluster: SandboxCluster) -> Iterator[Mirror]:
     """Return a mirror written by the user `kmirror`, who may not write markers."""
+    guarded = guarded_cluster
     properties: dict[str, Any] = {"destination_properties": {**guarded.client_properties("kmirror")}}
     with closing(Mirror(guarded, guarded, **properties, retry_timeout_ms=1500)) as made:
         allow(guarded, ResourceType.TOPIC, STATE_PARTITION.topic, "READ", "WRITE")

@@ -8,28 +8,25 @@ from typing import NamedTuple
 
 import pytest
 
-from kmirror.cluster import log_end, markers
-from kmirror.cluster.batch import batch_headers
-from kmirror.cluster.codes import Code
-from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED, Fill
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol import log_end, markers
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records
+from tests.support.shared_clusters import forgetful_cluster
 from tests.support.waiting import wait_until
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time; how long they live is as everywhere, a day."""
-    return make_module_cluster(
-        f"markers-{request.param}",
-        kafka_version=request.param,
-        properties={"producer.id.expiration.check.interval.ms": "100"},
-    )
+    return forgetful_cluster(request, request.param)
 
 
 class Marking(NamedTuple):
@@ -221,7 +218,15 @@ def test_of_two_rivals_only_one_is_ever_written(marking: Marking, first: str, kn
     assert (state.producer_epoch, state.coordinator_epoch) == one
 
 
-def test_who_is_shut_out_stays_shut_out_when_the_leader_is_killed(cluster: SandboxCluster) -> None:
+@pytest.fixture
+def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
+    shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
+    return request.getfixturevalue("mortal_cluster") if shared else cluster
+
+
+def test_who_is_shut_out_stays_shut_out_when_the_leader_is_killed(mortal: SandboxCluster) -> None:
+    cluster = mortal
     topic = create_topic(cluster)
     with Leader(cluster, topic) as leader:
         assert leader.append(batch_of(2, timestamp=young()), 0) == (0, 0)

@@ -14,13 +14,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
-from kmirror.ops import add_steps
-from kmirror.ops.add import add
-from kmirror.ops.admin import TopicAdmin
-from kmirror.ops.config import change_config
+from kmirror.ops.add import steps as add_steps
+from kmirror.ops.add.add import add
+from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import PENDING_ADD, Destination, change
-from kmirror.ops.create import create
-from kmirror.ops.describe import describe
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.mirrors.create import create
+from kmirror.ops.show.describe import describe
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
@@ -149,11 +149,31 @@ def test_a_dry_run_says_the_same_and_changes_nothing(cluster_pair: ClusterPair, 
     make_topic(cluster_pair.source, topic)
     name = new_mirror(destination, cluster_pair.source)
     before = destination.state().records
-    dry = add(destination, name, selector(topic, f"{topic}-later.*"), dry_run=True)
+    patterns = selector(topic, f"{topic}-later.*")
+    dry = add(destination, name, patterns, allow_missing=True, dry_run=True)
     assert destination.state().records == before
     assert topic not in topics_of(destination)
-    real = add(destination, name, selector(topic, f"{topic}-later.*"))
+    real = add(destination, name, patterns, allow_missing=True)
     assert (dry.exit_code, outcomes(dry)) == (real.exit_code, outcomes(real)) == (0, {None: "DONE", topic: "DONE"})
+
+
+def test_an_expression_that_matches_nothing_is_refused_and_leaves_nothing(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    name = new_mirror(destination, cluster_pair.source)
+    before = destination.state().records
+    for dry_run in (True, False):
+        result = add(destination, name, selector(f"{topic}.*"), dry_run=dry_run)
+        assert (result.exit_code, outcomes(result)) == (ExitCode.REFUSED, {None: "REFUSED"})
+    assert destination.state().records == before
+    # beside one that matches
+    make_topic(cluster_pair.source, topic)
+    mixed = add(destination, name, selector(f"{topic}.*", f"no-{topic}.*"))
+    assert mixed.exit_code == ExitCode.PARTLY_DONE
+    found = destination.state().mirror(name)
+    assert found is not None
+    assert found.settings["topics.include"] == f"{topic}.*"
 
 
 def test_adding_again_changes_nothing(cluster_pair: ClusterPair, destination: Destination) -> None:
@@ -174,7 +194,7 @@ def test_expressions_are_kept_in_the_filters_and_names_only_when_missing(
     topic = unique_topic()
     make_topic(cluster_pair.source, topic)
     name = new_mirror(destination, cluster_pair.source)
-    add(destination, name, selector(topic, f"{topic}-[ab]"), exclude=selector(f"{topic}-b"))
+    add(destination, name, selector(topic, f"{topic}-[ab]"), exclude=selector(f"{topic}-b"), allow_missing=True)
     add(destination, name, selector(f"{topic}-later"), allow_missing=True)
     mirror = destination.state().mirror(name)
     assert mirror is not None

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.state.records import TopicOrigin
+from kmirror.words import counted
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, properties_of, selector, settings_of
 from tests.support.real_logs import delete_records
@@ -70,8 +71,8 @@ def test_where_the_logs_part_it_is_refused_with_the_number_of_records(
     result = add(destination, name, selector(topic), adopt=True)
     (row,) = result.results
     assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.DESTINATION_WRITTEN)
-    assert f"{topic}-1 is not the beginning of its source: they part at offset {fork}" in (row.message or "")
-    assert f"{beyond} records lie beyond" in (row.message or "")
+    assert f"{topic}-1 is not a prefix of its source: they fork at offset {fork}" in (row.message or "")
+    assert f"{counted(beyond, 'record')} after it" in (row.message or "")
     assert f"kmirror failback --mirror {name}" in (row.hint or "")
     assert destination.state().records == before
     assert settings_of(cluster_pair.destination, topic) == settings
@@ -85,7 +86,7 @@ def test_what_the_source_has_nothing_left_of_is_refused(
     result = add(destination, new_mirror(destination, cluster_pair.source), selector(topic), adopt=True)
     (row,) = result.results
     assert (result.exit_code, row.reason) == (ExitCode.REFUSED, Reason.SOURCE_TRUNCATED)
-    assert f"nothing of {topic}-1 can be compared: it ends at offset 1, and its source starts at 15" in str(row.message)
+    assert f"{topic}-1 cannot be compared: it ends at offset 1, but its source starts at 15" in str(row.message)
     assert destination.state().topics(result.mirror) == ()
 
 

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.add import add
-from kmirror.ops.check import check
+from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.results import CheckLine
 from tests.support.clusters import ClusterPair, unique_topic
@@ -64,5 +64,5 @@ def test_what_would_be_refused_is_a_line_too(cluster_pair: ClusterPair) -> None:
     other = check(here, expect_cluster_id="another")
     assert problems(other.lines) == [("destination", "expected cluster", None)]
     assert (missing.exit_code, other.exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
-    with pytest.raises(RefusedError, match="a secret stands here in clear"):
+    with pytest.raises(RefusedError, match="plaintext secrets are not stored"):
         check(here, properties={**here, "ssl.key.password": "x"})

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.config import change_config, show_config
 from kmirror.ops.context import Destination
-from kmirror.ops.create import create
+from kmirror.ops.mirrors.config import change_config, show_config
+from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.ports import free_ports
 from tests.support.clusters import ClusterPair
 from tests.support.mirrors import outcomes, properties_of
@@ -64,7 +64,7 @@ def test_if_not_exists_is_content_with_the_same_and_names_what_differs(
     destination: Destination, source: dict[str, str], name: str
 ) -> None:
     create(destination, name, {**source, "copy.lanes": "3"})
-    with pytest.raises(RefusedError, match="exists already"):
+    with pytest.raises(RefusedError, match="already exists"):
         create(destination, name, {**source, "copy.lanes": "3"})
     again = create(destination, name, {**source, "copy.lanes": "3"}, if_not_exists=True)
     assert outcomes(again) == {None: "NOOP"}
@@ -91,7 +91,7 @@ BAD_INPUT = {
         ExitCode.USAGE,
         "topics.include and topics.exclude contradict",
     ),
-    "a password in clear": ({"ssl.key.password": PASSWORD}, ExitCode.REFUSED, "ssl.key.password: a secret"),
+    "a password in clear": ({"ssl.key.password": PASSWORD}, ExitCode.REFUSED, "ssl.key.password: plaintext secrets"),
     "a secret that is not there": (
         {"client.id": "${env:KM_NO_SUCH}"},
         ExitCode.UNREACHABLE,
@@ -179,7 +179,12 @@ def test_config_shows_and_changes_settings(destination: Destination, source: dic
         ({"retry.timeout": "5"}, [], ExitCode.USAGE, "unknown setting retry.timeout"),
         ({}, ["nothing.like.it"], ExitCode.USAGE, "unknown setting nothing.like.it"),
         ({"copy.lanes": "2"}, ["copy.lanes"], ExitCode.USAGE, "copy.lanes: both set and unset"),
-        ({"sasl.oauthbearer.client.credentials.client.secret": "x"}, [], ExitCode.REFUSED, "a secret stands here"),
+        (
+            {"sasl.oauthbearer.client.credentials.client.secret": "x"},
+            [],
+            ExitCode.REFUSED,
+            "plaintext secrets are not stored",
+        ),
         ({"bootstrap.servers": "DESTINATION"}, [], ExitCode.REFUSED, "the same cluster"),
         ({}, ["bootstrap.servers"], ExitCode.USAGE, "bootstrap.servers is missing"),
     ],

@@ -12,20 +12,21 @@ import pytest
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change, now_ms
-from kmirror.ops.delete import delete
-from kmirror.ops.describe import describe
-from kmirror.ops.listing import list_mirrors
+from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.results import MirrorRow, Outcome, PartitionRow, TopicState
-from kmirror.ops.wait import Condition, wait
+from kmirror.ops.show.describe import describe
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import (
     DesiredState,
+    Incarnation,
     PartitionRecord,
     PartitionState,
     ProgressRecord,
@@ -33,7 +34,7 @@ from kmirror.state.records import (
     Record,
 )
 from kmirror.state.snapshot import Changes
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.transactions import OpenTransaction
 
@@ -73,9 +74,9 @@ def list_row(destination: Destination, mirror: str) -> MirrorRow:
     return next(row for row in list_mirrors(destination) if row.mirror == mirror)
 
 
-def progress(mirror: str, topic: str, at_ms: int) -> ProgressRecord:
+def progress(mirror: str, topic: str, at_ms: int, lease_id: str = "gone") -> ProgressRecord:
     row = ProgressRow(topic, 1, 4, 4, 0, 3, 1_700_000_000_000, PartitionState.MIRRORING)
-    return ProgressRecord(mirror, 0, "gone", 1, 0, "h", 1, at_ms, (row,))
+    return ProgressRecord(mirror, 0, lease_id, 1, 0, "h", 1, at_ms, (row,))
 
 
 def test_offsets_are_read_live_on_both_sides(
@@ -117,19 +118,22 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
     with OpenTransaction(cluster_pair.source, topic, partitions=2) as transaction:
         lagging, held = describe(destination, mirror, transactions_after_ms=0)[::-1]
         assert (lagging.reason, lagging.lag) == (Reason.NO_ENGINE, 1)
-        assert (held.reason, held.source_offset, held.source_high_watermark) == (Reason.OPEN_TRANSACTION, 0, 10)
+        assert (held.reason, held.source_offset, held.source_high_watermark) == (Reason.NO_ENGINE, 0, 10)
+        assert "by an open transaction of producer id" in (held.error_message or "")
         assert exit_code_of_describe(cluster_pair, mirror) == 0
 
         produce(cluster_pair.destination, topic, ["value 4"], partition=1)
         row = describe(destination, mirror, transactions_after_ms=0)[1]
-        assert (row.state, row.topic_state, row.lag) == (PartitionState.MIRRORING, TopicState.ACTIVE, 0)
-        assert row.reason is Reason.OPEN_TRANSACTION
+        assert (row.state, row.topic_state, row.lag) == (PartitionState.MIRRORING, TopicState.LINK_FAILED, 0)
+        assert row.reason is Reason.NO_ENGINE
         producer_id = open_producer(cluster_pair.source, TopicPartition(topic, 1))
         message = row.error_message or ""
-        assert f"held back at offset 5 by an open transaction of producer id {producer_id}, begun " in message
-        assert "ago at offset 5; its application has to end it, or: kafka-transactions.sh " in message
+        assert f"blocked at offset 5 by an open transaction of producer id {producer_id}, begun " in message
+        assert "ago at offset 5; let its application end it, or run: kafka-transactions.sh " in message
         assert f"abort --topic {topic} --partition 1 --start-offset 5" in message
-        assert "besides, no engine copies" in message
+        assert message.startswith(
+            f"no engine copies mirror {mirror}; `kmirror run --mirror {mirror}` starts one; it is also"
+        )
         # an application that is at work is nothing to tell, nor is it a failure to anybody
         assert row_of(destination, mirror).reason is Reason.NO_ENGINE
         assert describe(destination, mirror, failed=True, transactions_after_ms=0) == ()
@@ -161,7 +165,11 @@ def test_a_look_for_transactions_that_fails_spoils_nothing(
 
         monkeypatch.setattr(ClusterClient, "describe_producers", refuse)
         row = describe(destination, mirror, transactions_after_ms=0)[0]
-        assert (row.reason, row.source_high_watermark, row.topic_state) == (Reason.NO_ENGINE, 10, TopicState.ACTIVE)
+        assert (row.reason, row.source_high_watermark, row.topic_state) == (
+            Reason.NO_ENGINE,
+            10,
+            TopicState.LINK_FAILED,
+        )
 
 
 def test_rows_are_sorted_and_filtered_by_destination_name(
@@ -183,11 +191,16 @@ def test_rows_are_sorted_and_filtered_by_destination_name(
         describe(destination, f"{name}-not")
 
 
-def test_with_an_engine_in_charge_there_is_no_reason(destination: Destination, mirror: str, topic: str) -> None:
+def test_with_an_engine_in_charge_whose_lane_reports_there_is_no_reason(
+    destination: Destination, mirror: str, topic: str
+) -> None:
     remember(destination, mirror, progress(mirror, topic, now_ms()))
     assert list_row(destination, mirror).engine is None
     lease = Lease.acquire(destination.store, mirror, EngineIdentity.of_this_process("app-7", "local[2]"))
     try:
+        assert row_of(destination, mirror).reason is Reason.NO_WORKERS
+        lease.heartbeat({0: Incarnation(1, 0)})
+        remember(destination, mirror, progress(mirror, topic, now_ms(), lease.lease_id))
         row = row_of(destination, mirror)
         assert (row.state, row.reason, row.error_message) == (PartitionState.MIRRORING, None, None)
         assert (list_row(destination, mirror).engine or "").endswith("/app-7")
@@ -345,7 +358,7 @@ def test_delete_forgets_a_mirror_whose_topics_are_stopped_or_gone(
     for dry_run in (True, False):
         (row,) = delete(destination, mirror, dry_run=dry_run).results
         assert row.result is Outcome.NOOP
-        assert str(row.message).startswith(f"mirror {mirror} was forgotten already, by ")
+        assert str(row.message).startswith(f"mirror {mirror} was already deleted by ")
     assert destination.store.read_events(mirror) == told
     with pytest.raises(RefusedError, match="there is no mirror nobody-knows-it"):
         delete(destination, "nobody-knows-it")
@@ -365,13 +378,18 @@ def test_list_shows_every_mirror_once(
         "state": "PENDING_MIRROR",
         "engine": None,
         "maxLag": 5,
+        "reason": "NO_ENGINE",
+        "engineLastSeenMs": None,
+        "engineAgeMs": None,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)
 
 
-def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_told(make_cluster: MakeCluster) -> None:
-    own = make_cluster()
+def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_told(
+    mortal_cluster: SandboxCluster,
+) -> None:
+    own = mortal_cluster
     with Destination.open(properties_of(own)) as destination:
         assert describe(destination) == ()
         assert list_mirrors(destination) == ()

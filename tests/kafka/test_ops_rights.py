@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,35 +18,29 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.add import add
-from kmirror.ops.check import check
+from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination, change
-from kmirror.ops.create import create
-from kmirror.ops.describe import describe
+from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import TopicState
+from kmirror.ops.show.describe import describe
+from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from tests.support.acls import create_in_force, delete_in_force
-from tests.support.clusters import ClusterPair, made_clusters, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, outcomes, properties_of, selector
 
 Grant = Callable[..., None]
 ANY_RULE = AclPermissionType.ANY
 
 
-@pytest.fixture(scope="module")
-def guarded(clusters_directory: Any) -> Iterator[SandboxCluster]:
-    """Return a cluster with TLS, logins and ACLs; the user `kmirror` may do nothing at first."""
-    with made_clusters(clusters_directory) as make:
-        yield make("guarded", secured=True, authorizer=True)
-
-
-@pytest.fixture(scope="module")
-def admin(guarded: SandboxCluster) -> AdminClient:
-    return AdminClient(client_config(guarded.client_properties()).librdkafka())
+@pytest.fixture
+def admin(guarded_cluster: SandboxCluster) -> AdminClient:
+    return AdminClient(client_config(guarded_cluster.client_properties()).librdkafka())
 
 
 @pytest.fixture
@@ -63,11 +57,17 @@ def grant(admin: AdminClient) -> Grant:
 
 
 @pytest.fixture
-def as_kmirror(guarded: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def as_kmirror(guarded_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return properties for the user `kmirror` that may be stored: the login is a reference."""
-    properties = guarded.client_properties("kmirror")
+    properties = guarded_cluster.client_properties("kmirror")
     monkeypatch.setenv("KM_TEST_LOGIN", properties["sasl.jaas.config"])
     return {**properties, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"}
+
+
+def granting(properties: dict[str, str]) -> str:
+    """Return how a command begins that an administrator copies."""
+    servers = f"--bootstrap-server {properties['bootstrap.servers']} --command-config admin.properties"
+    return f"kafka-acls {servers} --add --allow-principal User:kmirror"
 
 
 def test_missing_rights_on_the_source_are_named(
@@ -79,9 +79,14 @@ def test_missing_rights_on_the_source_are_named(
         name = f"m-{topic}"
         create(destination, name, as_kmirror)
 
+        acls = granting(as_kmirror)
+
         def attempt() -> tuple[ExitCode, Reason | None, str]:
             result = add(destination, name, selector(topic))
             (row,) = result.results
+            if row.reason is not None:
+                assert (row.hint or "").startswith(f"{acls} --operation ")
+                assert (row.hint or "").endswith(f" --topic {topic}")
             return result.exit_code, row.reason, row.message or ""
 
         refused = ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED
@@ -101,10 +106,13 @@ def test_missing_rights_on_the_source_are_named(
 
 
 def test_missing_rights_on_the_destination_are_named(
-    cluster_pair: ClusterPair, guarded: SandboxCluster, grant: Grant, as_kmirror: dict[str, str]
+    cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
     topic = unique_topic()
     make_topic(cluster_pair.source, topic)
+    hints = [said for line in check(as_kmirror, mirror="m").lines for said in (line.hint or "").splitlines()]
+    assert [said for said in hints if "kafka-acls" not in said and not said.endswith(":")] == []
+    assert [said for said in hints if "User:NAME" in said or "kmirror check" in said] == []
     grant("__kmirror_", "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS", prefixed=True)
     grant("kmirror-", "WRITE", "DESCRIBE", kind=ResourceType.TRANSACTIONAL_ID, prefixed=True)
     grant(topic, "DESCRIBE")
@@ -116,7 +124,7 @@ def test_missing_rights_on_the_destination_are_named(
             (row,) = result.results
             assert (result.exit_code, row.reason) == (ExitCode.UNREACHABLE, Reason.NOT_AUTHORIZED)
             assert f"does not grant us CREATE on topic {topic}" in (row.message or "")
-            assert "--operation Create --topic" in (row.hint or "")
+            assert row.hint == f"{granting(as_kmirror)} --operation Create --topic {topic}"
         assert destination.state().topics(name) == ()
 
         grant(topic, "CREATE")
@@ -124,6 +132,8 @@ def test_missing_rights_on_the_destination_are_named(
         (row,) = result.results
         assert (row.result, row.reason) == ("FAILED", Reason.NOT_AUTHORIZED)
         assert "does not grant us READ and WRITE on topic" in (row.message or "")
+        hint = f"{granting(as_kmirror)} --operation Read --operation Write --topic {topic}"
+        assert (row.hint or "").splitlines()[1:] == [hint]
 
         def problems() -> dict[str, str]:
             return {line.what: line.message for line in check(as_kmirror, mirror=name).lines if not line.ok}
@@ -134,6 +144,10 @@ def test_missing_rights_on_the_destination_are_named(
         assert check(as_kmirror, mirror=name).exit_code == ExitCode.UNREACHABLE
         grant("kafka-cluster", "DESCRIBE", kind=ResourceType.BROKER)
         assert problems() == on_topic
+        (line,) = [line for line in check(as_kmirror, mirror=name).lines if line.what in on_topic]
+        needed = ("Read", "Write", "Alter", "DescribeConfigs", "AlterConfigs")
+        flags = " ".join(f"--operation {operation}" for operation in needed)
+        assert line.hint == f"{granting(as_kmirror)} {flags} --topic {topic}"
         (line,) = [line for line in check(as_kmirror, mirror=name).lines if line.what == "rights on cluster"]
         assert line.message == "we lack CREATE; it is enough to have it on the topics that are to be created"
         assert "--operation Create --cluster" in (line.hint or "")
@@ -141,6 +155,28 @@ def test_missing_rights_on_the_destination_are_named(
         grant(topic, "READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
         assert problems() == {}
         assert outcomes(add(destination, name, selector(topic))) == {topic: "NOOP"}
+
+
+def test_what_verify_may_not_see_is_named_with_the_commands(
+    cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
+) -> None:
+    topic = unique_topic()
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    grant(topic, "READ", "DESCRIBE_CONFIGS")
+    with Destination.open(properties_of(cluster_pair.destination)) as destination:
+        name = f"m-{topic}"
+        create(destination, name, as_kmirror)
+        assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
+        mine = AclBindingFilter(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:kmirror", "*", AclOperation.ANY, ANY_RULE
+        )
+        delete_in_force(admin, mine)
+        (row,) = verify(destination, VerifyRequest(name), lambda view: None).rows
+        assert (row.reason, row.message) == (
+            Reason.NOT_AUTHORIZED,
+            f"could not be compared: no right to DESCRIBE topic {topic} of the source",
+        )
+        assert row.hint == f"{granting(as_kmirror)} --operation Read --operation DescribeConfigs --topic {topic}"
 
 
 def test_how_offsets_will_be_filled_is_told(
@@ -171,8 +207,8 @@ def test_how_offsets_will_be_filled_is_told(
         create(destination, name, properties_of(cluster_pair.source))
         assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
 
-    acls = "kafka-acls --add --allow-principal User:NAME"
-    slow = "by empty transactions, which is slow: about 100 offsets a second per partition"
+    acls = granting(as_kmirror)
+    slow = "by empty transactions (slow: about 100 offsets a second per partition)"
     only("DESCRIBE", "CREATE")
     message, hint = told("filling offsets")
     assert message.startswith(f"{slow} (neither ALTER nor CLUSTER_ACTION on the cluster is granted)")
@@ -192,7 +228,8 @@ def test_how_offsets_will_be_filled_is_told(
     ]
     only()
     message, hint = told("filling offsets")
-    assert message.startswith(f"{slow} (unless ALTER or CLUSTER_ACTION on the cluster is granted, not told to")
+    unseen = "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without"
+    assert message.startswith(f"{slow} ({unseen}")
     assert f"{acls} --operation Alter --cluster" in hint
     for either in ("ALTER", "CLUSTER_ACTION"):
         only(either, "DESCRIBE", "CREATE")
@@ -208,12 +245,16 @@ def test_how_offsets_will_be_filled_is_told(
 
 
 def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
-    cluster_pair: ClusterPair, guarded: SandboxCluster, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
+    cluster_pair: ClusterPair,
+    guarded_cluster: SandboxCluster,
+    admin: AdminClient,
+    grant: Grant,
+    as_kmirror: dict[str, str],
 ) -> None:
     topic = unique_topic()
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
     grant(topic, "READ", "DESCRIBE_CONFIGS")
-    login = client_config(guarded.client_properties()).librdkafka()
+    login = client_config(guarded_cluster.client_properties()).librdkafka()
     producer = Producer({**login, "transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -226,7 +267,7 @@ def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
         aligned = PartitionRecord(name, topic, 0, PartitionState.MIRRORING, 0)
         change(destination, name, lambda _: Changes((aligned,)))
         (row,) = describe(destination, name, transactions_after_ms=0)
-        assert row.reason is Reason.OPEN_TRANSACTION
+        assert "blocked at offset 0 by an open transaction" in (row.error_message or "")
         take_back = AclBindingFilter(
             ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:kmirror", "*", AclOperation.READ, ANY_RULE
         )
@@ -234,6 +275,7 @@ def test_without_read_on_the_source_nobody_is_named_for_holding_a_copy_back(
         grant(topic, "DESCRIBE")
         (row,) = describe(destination, name, transactions_after_ms=0)
         assert (row.reason, row.lag, row.source_high_watermark) == (Reason.NO_ENGINE, 0, 1)
+        assert "open transaction" not in (row.error_message or "")
     producer.abort_transaction(30)
 
 

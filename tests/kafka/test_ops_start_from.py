@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.errors import ExitCode
-from kmirror.ops import add_steps
-from kmirror.ops.add import add
+from kmirror.ops.add import steps as add_steps
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.settings import parse_start_from
+from kmirror.settings.table import parse_start_from
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
@@ -119,7 +119,7 @@ def test_adding_again_with_another_start_changes_nothing_and_says_so(
         row = add_from(destination, name, topic, start)
         assert row.result is Outcome.NOOP
         assert row.message == (
-            f"{topic} is a mirror topic already; --start-from {start} does not change where it began"
+            f"{topic} is already a mirror topic; --start-from {start} does not change where it started"
         )
     assert destination.state().records == before
 
@@ -180,8 +180,8 @@ def test_what_an_adopted_topic_holds_decides_where_it_goes_on(
     name = new_mirror(destination, cluster_pair.source, start_from="latest")
     row = add_from(destination, name, topic, "latest", adopt=True)
     assert row.result is Outcome.REFUSED
-    assert "holds records already" in (row.message or "")
-    assert "leave --start-from latest out" in (row.hint or "")
+    assert "already holds records" in (row.message or "")
+    assert "omit --start-from latest" in (row.hint or "")
     done = add(destination, name, selector(topic), adopt=True)
     assert done.exit_code == ExitCode.OK
     assert any("start.from=latest does not apply to it" in warning for warning in done.warnings)
@@ -203,7 +203,7 @@ def test_a_source_that_does_not_tell_where_is_refused(
     cluster_pair: ClusterPair, destination: Destination, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kmirror.cluster.client import ClusterClient, OffsetAnswer
-    from kmirror.cluster.codes import Code
+    from kmirror.cluster.protocol.codes import Code
 
     ask = ClusterClient.list_offsets
 
@@ -216,7 +216,5 @@ def test_a_source_that_does_not_tell_where_is_refused(
     name = new_mirror(destination, cluster_pair.source)
     row = add_from(destination, name, topic, "latest")
     assert row.result is Outcome.REFUSED
-    assert f"the source does not say where {topic}-1 begins with start.from=latest: LEADER_NOT_AVAILABLE" in (
-        row.message or ""
-    )
+    assert f"cannot resolve start.from=latest for {topic}-1: LEADER_NOT_AVAILABLE" in (row.message or "")
     assert destination.state().topics(name) == ()

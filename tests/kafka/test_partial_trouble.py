@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import pytest
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import failover
-from kmirror.ops.promote import PromoteRequest, promote
 from kmirror.ops.results import Outcome, TopicState, VerbResult
-from kmirror.ops.stop import stop
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.stop import stop
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
@@ -172,7 +172,7 @@ def test_promote_loses_a_leader_in_the_middle_of_the_stop(
             return stop(*arguments)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
-            patched.setattr("kmirror.ops.promote.stop", lose_and_stop)
+            patched.setattr("kmirror.ops.stop.promote.stop", lose_and_stop)
             done = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=60_000)).result
         assert done.exit_code == ExitCode.PARTLY_DONE, done
         assert stage.outcomes(done) == {"safe": {Outcome.DONE}, "spread": {Outcome.FAILED}, "away": {Outcome.FAILED}}

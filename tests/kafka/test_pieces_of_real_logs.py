@@ -9,35 +9,39 @@ from collections.abc import Iterator
 import pytest
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.isolation import Isolation, Kind
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.pieces import Hole, Run, pieces
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import delete_records
+from kmirror.engine.clock import now_ms
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.installed_logs import install
+from tests.support.clusters import unique_topic
 from tests.support.leader import OWN_ID, Leader, create_topic
-from tests.support.logs import QUICK_SEEDS, build_log
+from tests.support.logs import QUICK_SEEDS, BuiltLog
 from tests.support.oracle import dump_log
-from tests.support.real_logs import BUSY, CODECS, CompactedTopic, producer_of
+from tests.support.real_logs import CODECS, CompactedTopic, producer_of
+from tests.support.shared_clusters import forgetful_cluster, installed_in
 from tests.support.visible import COMMITTED, Bounds, assert_shows, assert_sound, bounds_of, shown
 
-LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
 #: Beyond this many offsets a log's beginning is made of filler, as a mirror's is.
 FEW = 300
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
-    """Return a cluster that holds the built logs, and whose cleaner is never idle."""
-    made = make_module_cluster(f"pieces-{request.param}", kafka_version=request.param, properties=BUSY)
-    install(made, LOGS)
-    return made
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a cluster whose cleaner is never idle."""
+    return forgetful_cluster(request, request.param)
+
+
+@pytest.fixture(scope="module")
+def logs(cluster: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
+    """Return random logs that the cluster holds."""
+    return installed_in(request, cluster)
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
     filler = start if start > FEW else 0
     with Leader(cluster, copy) as leader:
         for offset in range(0, filler, FILLER_RECORDS):
-            assert leader.append(filler_batch(min(FILLER_RECORDS, filler - offset)), offset)[0] == 0
+            assert leader.append(filler_batch(min(FILLER_RECORDS, filler - offset), now_ms()), offset)[0] == 0
     found: Counter[str] = Counter()
     reader = PartitionReader(client, source, read_committed=True)
     position = start
@@ -88,9 +92,9 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
     return copy, found
 
 
-@pytest.mark.parametrize("topic", LOGS, ids=[f"seed {log.seed}" for log in LOGS.values()])
-def test_built_logs(cluster: SandboxCluster, client: ClusterClient, topic: str) -> None:
-    log = LOGS[topic]
+@pytest.mark.parametrize("seed", QUICK_SEEDS)
+def test_built_logs(cluster: SandboxCluster, client: ClusterClient, logs: dict[str, BuiltLog], seed: int) -> None:
+    topic, log = next((topic, log) for topic, log in logs.items() if log.seed == seed)
     copy, _ = copied(cluster, client, topic)
     assert_shows(cluster, copy, 0, log.expected)
     assert bounds_of(cluster, copy) == Bounds(log.log_start_offset, log.last_stable_offset)

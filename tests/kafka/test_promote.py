@@ -10,13 +10,14 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import failover
-from kmirror.ops.promote import PromoteRequest, PromoteView, promote
 from kmirror.ops.results import Outcome, TopicState
-from kmirror.ops.stop import stop
+from kmirror.ops.run.run import LEASE_TTL_MS
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
+from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
@@ -95,6 +96,40 @@ def test_a_producer_that_goes_on_keeps_its_topic_only(cluster_pair: ClusterPair,
         assert again.result.exit_code == 0, again.result
 
 
+def test_a_dry_run_beside_a_running_producer_names_no_transaction_and_knows_the_engine(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    end = threading.Event()
+    # the default of Java clients: idempotent, without transactions
+    producer = Producer({**properties_of(cluster_pair.source), "enable.idempotence": True, "linger.ms": 1})
+
+    def write() -> None:
+        while not end.wait(1 / 200):
+            for partition in range(2):
+                producer.produce(topic, "more", partition=partition)
+            producer.poll(0)
+        producer.flush(30)
+
+    writer = threading.Thread(target=write)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        writer.start()
+        try:
+            drills = [promote(destination, PromoteRequest(mirror, idle_ms=0), dry_run=True) for _ in range(10)]
+        finally:
+            end.set()
+            writer.join()
+        # waits for longer than the engine's lease lasts, while the engine renews it
+        drills.append(promote(destination, PromoteRequest(mirror, idle_ms=LEASE_TTL_MS + 1_000), dry_run=True))
+    for drill in drills:
+        (row,) = drill.result.results
+        assert "transaction" not in str(row.message)
+        assert drill.result.warnings == ()
+    assert drills[-1].result.exit_code == 0
+
+
 def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic = unique_topic()
     mirror = mirrored(cluster_pair, destination, topic)
@@ -135,7 +170,7 @@ def test_records_that_come_after_all_are_told(
         produce(cluster_pair.source, topic, ["late", "later"])
         return done
 
-    monkeypatch.setattr("kmirror.ops.promote.stop", stop_and_write)
+    monkeypatch.setattr("kmirror.ops.stop.promote.stop", stop_and_write)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
         done = promote(destination, PromoteRequest(mirror, idle_ms=None, timeout_ms=60_000))

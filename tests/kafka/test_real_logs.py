@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import dump_log
-from tests.support.real_logs import BUSY, NEVER_COMPACTED, CompactedTopic, set_topic, start_at, write
+from tests.support.real_logs import NEVER_COMPACTED, CompactedTopic, set_topic, start_at, write
 from tests.support.streams import INPUT, OUTPUT, WordCount
 from tests.support.transactions import KEPT, OpenTransaction, TransactionWriters
 from tests.support.visible import (
@@ -27,9 +27,9 @@ from tests.support.visible import (
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def busy(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("busy", properties=BUSY)
+@pytest.fixture
+def busy(busy_cluster: SandboxCluster) -> SandboxCluster:
+    return busy_cluster
 
 
 def test_a_compacted_topic_has_holes_tombstones_and_emptied_batches(busy: SandboxCluster) -> None:

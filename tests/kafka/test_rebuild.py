@@ -7,20 +7,18 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition as Place
-from kmirror.engine import archiving
-from kmirror.engine.archive import Range
-from kmirror.engine.archive_copy import Archived, archive_partition
+from kmirror.cluster.protocol.metadata import TopicPartition as Place
+from kmirror.engine.archive import archiving
+from kmirror.engine.archive.archive_topic import Range
+from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import failover
 from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, TopicRecord
 from kmirror.state.snapshot import Changes
@@ -65,10 +63,7 @@ class Scene:
         produce(pair.destination, self.topic, OLD)
         self.old = shown(pair.destination, self.topic)
         self.group = unique_topic("group")
-        self._admin = AdminClient(properties_of(pair.destination))
-        place = TopicPartition(self.topic, 0, 20)
-        asked = self._admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group, [place])])
-        asked[self.group].result(30)
+        commit(pair.destination, self.group, self.topic, {0: 20})
         delete_topic(pair.source, self.topic)
         make_topic(pair.source, self.topic, partitions=2)
         self.rebuilder = TopicRebuilder(destination.properties, self.mirror, HereAndNow())
@@ -84,9 +79,7 @@ class Scene:
         return f"{self.topic}.kmirror-archive.1"
 
     def committed(self) -> dict[int, int]:
-        found = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group)])
-        places = found[self.group].result(30).topic_partitions
-        return {place.partition: place.offset for place in places if place.topic == self.topic}
+        return committed(self.pair.destination, self.group, self.topic)
 
     def assert_rebuilt(self) -> None:
         record = self.record
@@ -154,7 +147,7 @@ def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.M
             if (name, after) == ("_complete", True):
                 break
     scene.assert_rebuilt()
-    with pytest.raises(RefusedError, match="is not being rebuilt any more"):
+    with pytest.raises(RefusedError, match="is no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
 
 
@@ -181,7 +174,7 @@ def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
 
 def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
-    # somebody else writes to the archive
+    # another client writes to the archive
     scene.destination.client.create_topic(scene.archive, 1, 1, {})
     produce(scene.pair.destination, scene.archive, ["not ours"])
     with pytest.raises(KmirrorError):
@@ -223,7 +216,7 @@ def test_a_topic_that_somebody_creates_meanwhile_is_left_alone(scene: Scene, mon
             scene.rebuilder.carry_out(scene.topic)
     make_topic(scene.pair.destination, scene.topic, partitions=2)
     produce(scene.pair.destination, scene.topic, ["somebody's"])
-    with pytest.raises(RefusedError, match="was created by somebody else"):
+    with pytest.raises(RefusedError, match="another client created"):
         scene.rebuilder.carry_out(scene.topic)
     assert [record.value for record in shown(scene.pair.destination, scene.topic)] == [b"somebody's"]
     delete_topic(scene.pair.destination, scene.topic)
@@ -233,7 +226,7 @@ def test_a_topic_that_somebody_creates_meanwhile_is_left_alone(scene: Scene, mon
 
 def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene = Scene(cluster_pair, destination, source_reset_auto_max_topics="0")
-    with pytest.raises(RefusedError, match="no more are without being asked for"):
+    with pytest.raises(RefusedError, match="no more are rebuilt automatically"):
         scene.rebuilder.begin(scene.topic, RESET, consented=False)
     assert scene.record.pending_operation is None
     scene.rebuilder.begin(scene.topic, RESET, consented=True)
@@ -245,10 +238,10 @@ def test_a_failover_in_the_middle_keeps_what_stands(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     done = failover(scene.destination, scene.mirror).result
     assert done.exit_code == 0, done
-    assert any("what it held before stands" in warning for warning in done.warnings)
+    assert any("its old records are still in it" in warning for warning in done.warnings)
     assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
     # whoever was rebuilding it finds that it is nobody's to rebuild any more
-    with pytest.raises(RefusedError, match="not being rebuilt any more"):
+    with pytest.raises(RefusedError, match="no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
     produce(scene.pair.destination, scene.topic, ["local"])
     assert len(shown(scene.pair.destination, scene.topic)) == len(OLD) + 1
@@ -261,7 +254,7 @@ def test_a_failover_when_all_is_archived_names_the_archive(scene: Scene, monkeyp
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
     assert failover(scene.destination, scene.mirror).result.exit_code == 0
-    with pytest.raises(RefusedError, match="not being rebuilt any more"):
+    with pytest.raises(RefusedError, match="no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
     assert [one.value for one in shown(scene.pair.destination, scene.topic)] == [one.value for one in scene.old]
     assert scene.record.archive == scene.archive

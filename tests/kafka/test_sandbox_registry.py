@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.acls import describe_acls
-from kmirror.cluster.properties import literal_secrets, read_properties
+from kmirror.cluster.security.properties import literal_secrets, read_properties
 from kmirror.errors import RefusedError, UsageError
-from kmirror.ops.check import check
+from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
-from kmirror.ops.create import create
+from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
 from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
 from tests.support.clusters import broker_processes
+
+
+def typed(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run what a terminal would."""
+    assert program == "kmirror"
+    command = [sys.executable, "-m", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
 def free_base_port() -> int:
@@ -118,6 +128,12 @@ def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> N
     assert "--add --allow-principal User:kmirror --operation Create" in least.message
     assert up(directory, secured=True).steps == ()
     assert up(directory).status.client_files == files
+    told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
+    create_line, check_line = (line[line.index("kmirror c") :] for line in told if "kmirror c" in line)
+    refused = typed(*shlex.split(create_line))
+    assert (refused.returncode, "--allow-principal User:kmirror" in refused.stderr) == (6, True), refused
+    checked = typed(*shlex.split(check_line))
+    assert "kafka-acls --bootstrap-server" in checked.stdout, checked
     down(directory)
     assert not directory.exists()
 

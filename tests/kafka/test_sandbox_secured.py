@@ -18,15 +18,14 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster
+from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.oracle import console_consumer
+from tests.support.shared_clusters import GUARDED_USERS
 
-ODD_PASSWORD = 'p=a,s"s\\w ;'
 
-
-@pytest.fixture(scope="module")
-def secured(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("secured", secured=True, authorizer=True, users={"odd": ODD_PASSWORD})
+@pytest.fixture
+def secured(guarded_cluster: SandboxCluster) -> SandboxCluster:
+    return guarded_cluster
 
 
 def login(cluster: SandboxCluster, user: str, password: str, mechanism: str, errors: list[Any]) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def login(cluster: SandboxCluster, user: str, password: str, mechanism: str, err
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"])
 def test_the_right_password_opens_and_a_wrong_one_does_not(secured: SandboxCluster, mechanism: str) -> None:
-    for user, password in (("kmirror", "kmirror-secret"), ("odd", ODD_PASSWORD)):
+    for user, password in (("kmirror", "kmirror-secret"), ("odd", GUARDED_USERS["odd"])):
         metadata = AdminClient(login(secured, user, password, mechanism, [])).list_topics(timeout=30)
         assert metadata.cluster_id == secured.cluster_id
 
@@ -73,12 +72,13 @@ def test_java_clients_use_the_written_properties_and_rights_are_checked(
     assert "security.protocol=SASL_SSL\n" in file.read_text()
 
     admin = AdminClient(login(secured, "admin", "admin-secret", "SCRAM-SHA-512", []))
-    admin.create_topics([NewTopic("t", 1)])["t"].result()
+    topic = unique_topic()
+    admin.create_topics([NewTopic(topic, 1)])[topic].result()
     outcome: list[KafkaError | None] = []
 
     def write() -> KafkaError | None:
         producer = Producer(login(secured, "kmirror", "kmirror-secret", "SCRAM-SHA-512", []))
-        producer.produce("t", b"v", on_delivery=lambda error, message: outcome.append(error))
+        producer.produce(topic, b"v", on_delivery=lambda error, message: outcome.append(error))
         assert producer.flush(30) == 0
         return outcome.pop()
 
@@ -86,13 +86,13 @@ def test_java_clients_use_the_written_properties_and_rights_are_checked(
     assert error is not None
     assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     allowed = AclBinding(
-        *(ResourceType.TOPIC, "t", ResourcePatternType.LITERAL),
+        *(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
         *("User:kmirror", "*", AclOperation.WRITE, AclPermissionType.ALLOW),
     )
     admin.create_acls([allowed])[allowed].result()
     while (error := write()) is not None:  # until the broker has heard of the new right
         assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    assert [record.value for record in console_consumer(secured, "t", max_messages=1)] == [b"v"]
+    assert [record.value for record in console_consumer(secured, topic, max_messages=1)] == [b"v"]
 
 
 @pytest.mark.long

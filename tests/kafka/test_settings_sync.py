@@ -8,24 +8,25 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from kmirror.engine.side_jobs import Told
-from kmirror.ops.add import add
-from kmirror.ops.admin import TopicAdmin, topic_settings
-from kmirror.ops.config import change_config
+from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.topic_settings import topic_defaults, topic_settings
+from kmirror.engine.control.side_jobs import JobEvent
+from kmirror.ops.add.add import add
+from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import Destination, change
-from kmirror.ops.describe_settings import describe_settings
-from kmirror.ops.settings_sync import SettingsSyncJob
-from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.show.describe_settings import describe_settings
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingState, TopicSettings, settings_at_stop
+from kmirror.sync.topic_settings import SettingState, settings_at_stop
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.engine import kmirror
+from tests.support.engine import typed
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of
 from tests.support.side_jobs import run_once
+from tests.support.topics import alter_topic
 
 
 @pytest.fixture
@@ -41,12 +42,12 @@ class Synced:
         self.pair, self.destination, self.job, self.mirror, self.topic = pair, destination, job, mirror, topic
 
     def at_source(self, **settings: str | None) -> None:
-        alter(self.pair.source, self.topic, settings)
+        alter_topic(self.pair.source, self.topic, **settings)
 
     def here(self, **settings: str | None) -> None:
-        alter(self.pair.destination, self.topic, settings)
+        alter_topic(self.pair.destination, self.topic, **settings)
 
-    def sync(self) -> list[Told]:
+    def sync(self) -> list[JobEvent]:
         return run_once(self.job, self.destination, self.mirror)
 
     def values(self) -> dict[str, str]:
@@ -72,20 +73,6 @@ def synced(cluster_pair: ClusterPair, destination: Destination) -> Iterator[Sync
     assert add(destination, mirror, selector(topic)).exit_code == 0
     with closing(SettingsSyncJob(mirror, properties_of(cluster_pair.destination))) as job:
         yield Synced(cluster_pair, destination, job, mirror, topic)
-
-
-def alter(cluster: SandboxCluster, topic: str, settings: dict[str, str | None]) -> None:
-    entries = [
-        ConfigEntry(
-            key.replace("_", "."),
-            value or "",
-            incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
-        )
-        for key, value in settings.items()
-    ]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = AdminClient(properties_of(cluster))
-    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def settings_here(destination: Destination, topic: str) -> TopicSettings:
@@ -163,17 +150,15 @@ def test_another_topic_of_the_name_here_is_not_touched(synced: Synced) -> None:
 
 def test_the_stop_gives_back_what_was_held(synced: Synced) -> None:
     admin = TopicAdmin(synced.destination.store)
-    defaults = settings_here(synced.destination, STATE_TOPIC)
+    defaults = topic_defaults(synced.destination.client, STATE_TOPIC)
     for _ in range(2):
         present = settings_here(synced.destination, synced.topic)
         changes = settings_at_stop(synced.record(), present, defaults)
         assert set(admin.set_settings({synced.topic: changes}).values() if changes else ()) <= {None}
     overrides = synced.overrides()
     assert (overrides["retention.ms"], overrides["compression.type"]) == ("60000", "zstd")
-    # the source leaves these to its brokers, and the brokers here would do the same
-    assert not [
-        key for key in overrides if key.startswith("message.") or key in ("max.message.bytes", "retention.bytes")
-    ]
+    # the source leaves all others to its brokers, and the brokers here do the same
+    assert set(overrides) == {"retention.ms", "compression.type", "segment.ms"}
     values = synced.values()
     assert (values["message.timestamp.type"], values["max.message.bytes"]) == ("CreateTime", "1048588")
     assert changes == {}
@@ -195,7 +180,7 @@ def test_describe_says_what_differs_and_why(synced: Synced) -> None:
     held = rows["retention.ms"]
     assert (held.source_value, held.destination_value, held.state) == ("60000", "-1", SettingState.HELD_BACK)
 
-    printed = kmirror(synced.pair.destination, "describe", "--mirror", synced.mirror, "--settings", "--json")
+    printed = typed(synced.pair.destination, "describe", "--mirror", synced.mirror, "--settings", "--json")
     assert printed.returncode == 0, printed.stderr
     row = next(row for row in json.loads(printed.stdout) if row["key"] == "compression.type")
     assert row == {
@@ -208,10 +193,10 @@ def test_describe_says_what_differs_and_why(synced: Synced) -> None:
         "state": "HELD_BACK",
         "why": row["why"],
     }
-    table = kmirror(synced.pair.destination, "describe", "--mirror", synced.mirror, "--settings").stdout.splitlines()
+    table = typed(synced.pair.destination, "describe", "--mirror", synced.mirror, "--settings").stdout.splitlines()
     assert table[0].split() == ["MIRROR", "TOPIC", "KEY", "SOURCE", "DESTINATION", "STATE", "WHY"]
     assert [synced.mirror, synced.topic, "flush.ms"] in [line.split()[:3] for line in table]
-    both = kmirror(synced.pair.destination, "describe", "--settings", "--failed")
+    both = typed(synced.pair.destination, "describe", "--settings", "--failed")
     assert both.returncode == 2
 
 

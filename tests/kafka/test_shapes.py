@@ -9,18 +9,19 @@ from dataclasses import replace
 import pytest
 
 from kmirror.errors import Reason, RefusedError, UsageError
-from kmirror.ops.add import add
-from kmirror.ops.check import check
-from kmirror.ops.config import change_config
+from kmirror.ops.add.add import add
+from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination, change
-from kmirror.ops.create import create
-from kmirror.ops.discovery import DiscoveryJob
+from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import CheckLine
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, TopicOrigin
 from kmirror.state.snapshot import Changes
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.side_jobs import run_once
 
 
@@ -35,9 +36,9 @@ class Three:
 
 
 @pytest.fixture(scope="module")
-def three(cluster_pair: ClusterPair, make_module_cluster: MakeCluster) -> Iterator[Three]:
+def three(cluster_pair: ClusterPair, forgetful: ForgetfulCluster) -> Iterator[Three]:
     with ExitStack() as stack:
-        yield Three(cluster_pair.source, cluster_pair.destination, make_module_cluster("third"), stack)
+        yield Three(cluster_pair.source, cluster_pair.destination, forgetful.cluster, stack)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_prefix_is_literal_and_fixed_and_does_not_go_with_synced_acls(three: T
     assert outcomes(add(three.at_b, mirror, selector(topic))) == {f"eu.west_1-{topic}": "DONE"}
     with pytest.raises(RefusedError, match=r"topic\.prefix cannot be changed"):
         change_config(three.at_b, mirror, {"topic.prefix": "us."})
-    with pytest.raises(UsageError, match=r"topic\.prefix and sync\.topic\.acls\.enabled contradict each other"):
+    with pytest.raises(UsageError, match=r"topic\.prefix and sync\.topic\.acls\.enabled exclude each other"):
         change_config(three.at_b, mirror, {"sync.topic.acls.enabled": "true"})
     with pytest.raises(UsageError, match=r"topic\.prefix and sync\.topic\.acls\.enabled"):
         create(three.at_b, "m", {**properties_of(three.a), "topic.prefix": "x", "sync.topic.acls.enabled": "true"})
@@ -124,7 +125,7 @@ def test_where_a_chain_cannot_be_followed_add_warns(three: Three, topic: str) ->
     added = add(three.at_c, new_mirror(three.at_c, three.b), selector(topic))
     assert outcomes(added) == {topic: "DONE"}
     (warning,) = added.warnings
-    assert f"mirrors on cluster {three.at_a.cluster_id} that may lead back here cannot be seen" in warning
+    assert f"mirrors on cluster {three.at_a.cluster_id} that may lead back here are not visible" in warning
 
 
 def test_both_directions_and_fan_in_work_for_different_topics(three: Three, topic: str) -> None:

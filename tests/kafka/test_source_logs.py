@@ -5,39 +5,37 @@ Kafka's own log dump, its console consumer and librdkafka are asked, on a broker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
-from kmirror.engine.visible_log import VisibleLog
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import MakeCluster
 from tests.support.installed_logs import install
 from tests.support.log_batches import VisibleRecord
 from tests.support.log_features import FEATURES
-from tests.support.logs import LONG_SEEDS, QUICK_SEEDS, BuiltLog, build_log
+from tests.support.logs import LONG_SEEDS, BuiltLog, build_log
 from tests.support.oracle import dump_logs
+from tests.support.shared_clusters import forgetful_cluster, installed_in
 from tests.support.visible import COMMITTED, Bounds, bounds_of, difference, shown, shown_by_console
 
-#: One at least of every feature.
-LOGS = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in QUICK_SEEDS}
+
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+def holder(request: pytest.FixtureRequest) -> SandboxCluster:
+    return forgetful_cluster(request, request.param)
 
 
-@pytest.fixture(
-    scope="module", params=[None, pytest.param("3.9.2", marks=pytest.mark.long)], ids=["default version", "3.9.2"]
-)
-def holder(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> Iterator[SandboxCluster]:
-    cluster = make_module_cluster("holder", kafka_version=request.param)
-    install(cluster, LOGS)
-    yield cluster
-    cluster.stop()
+@pytest.fixture(scope="module")
+def logs(holder: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
+    """Return random logs that the cluster holds, one at least of every feature."""
+    return installed_in(request, holder)
 
 
-def test_consumers_see_what_is_expected(holder: SandboxCluster) -> None:
+def test_consumers_see_what_is_expected(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     def check(topic: str, log: BuiltLog) -> None:
         seen = shown(holder, topic)
         assert difference(log.expected, seen) is None, difference(log.expected, seen, f"seed {log.seed}")
@@ -45,15 +43,15 @@ def test_consumers_see_what_is_expected(holder: SandboxCluster) -> None:
         assert bounds_of(holder, topic, isolation=COMMITTED) == Bounds(log.log_start_offset, log.last_stable_offset)
 
     with ThreadPoolExecutor(8) as pool:  # it is mostly waiting
-        list(pool.map(check, LOGS, LOGS.values()))
+        list(pool.map(check, logs, logs.values()))
 
 
-def test_the_console_consumer_agrees(holder: SandboxCluster) -> None:
+def test_the_console_consumer_agrees(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     def seen(topic: str, log: BuiltLog) -> str | None:
         records = shown_by_console(holder, topic, records=len(log.expected))
         return difference(log.expected, records, f"seed {log.seed}")
 
-    chosen = dict(list(LOGS.items())[:: 1 if holder.kafka_version.startswith("4") else 9])
+    chosen = dict(list(logs.items())[:: 1 if holder.kafka_version.startswith("4") else 9])
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(seen, chosen, chosen.values())) == {None}
 
@@ -67,8 +65,8 @@ def read_by_verify(holder: SandboxCluster, topic: str, log: BuiltLog) -> list[Vi
     return [VisibleRecord(one.offset, one.timestamp, one.key, one.value, one.headers) for one in records]
 
 
-def test_verify_reads_what_consumers_see(holder: SandboxCluster) -> None:
-    for topic, log in LOGS.items():
+def test_verify_reads_what_consumers_see(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
+    for topic, log in logs.items():
         seen = read_by_verify(holder, topic, log)
         assert difference(log.expected, seen, f"seed {log.seed}") is None, difference(log.expected, seen)
 
@@ -90,10 +88,10 @@ def test_two_hundred_logs(make_cluster: MakeCluster) -> None:
         list(pool.map(check, logs, logs.values()))
 
 
-def test_the_log_dump_finds_the_features(holder: SandboxCluster) -> None:
+def test_the_log_dump_finds_the_features(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     # it tells other things of old formats, and nothing of an empty log
-    chosen = {topic: log for topic, log in LOGS.items() if not log.has_old_format and any(log.segments.values())}
-    assert len(chosen) >= len(LOGS) // 2
+    chosen = {topic: log for topic, log in logs.items() if not log.has_old_format and any(log.segments.values())}
+    assert len(chosen) >= len(logs) // 2
     for topic, dumped in dump_logs(holder, chosen).items():
         log = chosen[topic]
         batches = [batch for batch in dumped if batch.last_offset >= log.log_start_offset]

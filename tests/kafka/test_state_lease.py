@@ -31,6 +31,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Writer
+from tests.support.stores import state_store
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
 OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
@@ -43,7 +44,7 @@ def config(destination_cluster: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def store(config: dict[str, Any]) -> Iterator[StateStore]:
-    made = StateStore(config)
+    made = state_store(config)
     yield made
     made.close()
 
@@ -131,7 +132,7 @@ def test_a_heartbeat_writes_everything_in_one_transaction(store: StateStore, nam
 def test_a_second_engine_is_refused_and_told_who_is_in_charge(store: StateStore, config: Any, name: str) -> None:
     first = Lease.acquire(store, name, ME)
     with heartbeats(first), pytest.raises(RefusedError) as refused:
-        Lease.acquire(StateStore(config), name, OTHER_HOST)
+        Lease.acquire(state_store(config), name, OTHER_HOST)
     assert f"process {os.getpid()} on {ME.host}, Spark application app-me, since 20" in refused.value.message
     assert "last heartbeat" in refused.value.message
     assert refused.value.hint is not None
@@ -161,7 +162,7 @@ def heartbeats(lease: Lease) -> Iterator[None]:
 def test_taking_over_ends_the_first_engine_with_a_clear_message(store: StateStore, config: Any, name: str) -> None:
     first = Lease.acquire(store, name, ME, ttl_ms=5_000)
     before = boottime()
-    second = Lease.acquire(StateStore(config), name, OTHER_HOST, take_over=True)
+    second = Lease.acquire(state_store(config), name, OTHER_HOST, take_over=True)
     assert second.predecessor == first.record
     assert before + 5 < second.predecessor_may_write_until < boottime() + 5
 
@@ -181,7 +182,7 @@ def test_taking_over_ends_the_first_engine_with_a_clear_message(store: StateStor
 
 def test_a_released_lease_is_free_at_once_and_its_lanes_are_gone(store: StateStore, config: Any, name: str) -> None:
     Lease.acquire(store, name, ME).release()
-    second = Lease.acquire(StateStore(config), name, OTHER_HOST)
+    second = Lease.acquire(state_store(config), name, OTHER_HOST)
     assert second.predecessor is not None
     assert second.predecessor.state is EngineState.RELEASED
     assert second.predecessor_may_write_until == 0.0
@@ -200,7 +201,7 @@ def test_a_release_does_not_speak_for_lanes_of_the_engine_before(store: StateSto
 
 
 def acquire_and_die(config: dict[str, Any], name: str) -> None:
-    Lease.acquire(StateStore(config), name, EngineIdentity.of_this_process()).heartbeat({0: Incarnation(1, 0)})
+    Lease.acquire(state_store(config), name, EngineIdentity.of_this_process()).heartbeat({0: Incarnation(1, 0)})
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -249,7 +250,7 @@ def test_an_engine_elsewhere_that_was_silent_for_a_moment_keeps_its_lease(
 def test_an_engine_whose_clock_is_an_hour_late_is_seen_alive(store: StateStore, config: Any, name: str) -> None:
     write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(3600))
     elsewhere = threading.Timer(
-        0.5, write_engine, (StateStore(config), name, OTHER_HOST), {"last_seen_ms": now_ms(3599)}
+        0.5, write_engine, (state_store(config), name, OTHER_HOST), {"last_seen_ms": now_ms(3599)}
     )
     elsewhere.start()
     with pytest.raises(RefusedError, match="process 7 on far-away"):
@@ -259,7 +260,7 @@ def test_an_engine_whose_clock_is_an_hour_late_is_seen_alive(store: StateStore, 
 
 def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStore, config: Any, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
-    stray = Writer(StateStore(config), "engine", name)
+    stray = Writer(state_store(config), "engine", name)
     stray.open(Deadline(30))
     lease.heartbeat({0: Incarnation(1, 0)}, (partition(name, 0, 5),))
     assert engine_of(store, name) == lease.record
@@ -273,7 +274,7 @@ def test_an_engine_whose_mirror_was_deleted_is_told(
 ) -> None:
     monkeypatch.setattr("kmirror.state.lease._BELIEVED_GONE_S", 2.0)
     lease = Lease.acquire(store, name, ME)
-    writer = Writer(StateStore(config), "engine", name)
+    writer = Writer(state_store(config), "engine", name)
     writer.open(Deadline(30))
     writer.commit(Changes(tombstones=(("mirror", name), ("engine", name))), Deadline(30))
     with pytest.raises(UnreachableError, match="cannot be read at the moment"):
@@ -296,7 +297,7 @@ def test_of_many_engines_at_once_one_gets_the_lease(store: StateStore, config: A
 
     def begin(number: int) -> None:
         try:
-            Lease.acquire(StateStore(config), name, replace(OTHER_HOST, host=f"far-{number}"), timeout=60)
+            Lease.acquire(state_store(config), name, replace(OTHER_HOST, host=f"far-{number}"), timeout=60)
             outcomes.append("in charge")
         except RefusedError as refused:
             outcomes.append(str(refused.reason))
@@ -312,7 +313,7 @@ def test_of_many_engines_at_once_one_gets_the_lease(store: StateStore, config: A
 def test_a_standby_waits_for_the_release(store: StateStore, config: Any, name: str) -> None:
     first = Lease.acquire(store, name, ME)
     found: list[Lease | None] = []
-    waiting = threading.Thread(target=lambda: found.append(Lease.standby(StateStore(config), name, OTHER_HOST)))
+    waiting = threading.Thread(target=lambda: found.append(Lease.standby(state_store(config), name, OTHER_HOST)))
     waiting.start()
     with heartbeats(first):
         waiting.join(2.5)

@@ -20,6 +20,7 @@ from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
+from tests.support.stores import state_store
 
 PROCESSES, INCREMENTS = 8, 6
 
@@ -31,7 +32,7 @@ def config(destination_cluster: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def store(config: dict[str, Any]) -> Iterator[StateStore]:
-    made = StateStore(config)
+    made = state_store(config)
     yield made
     made.close()
 
@@ -55,7 +56,7 @@ def increment(store: StateStore, name: str, timeout: float = 120) -> None:
 
 
 def increment_often(config: dict[str, Any], name: str) -> None:
-    store = StateStore(config)
+    store = state_store(config)
     for _ in range(INCREMENTS):
         increment(store, name)
 
@@ -82,7 +83,7 @@ def test_who_was_overtaken_decides_again(store: StateStore, config: dict[str, An
         found = state.mirror(name)
         seen.append(None if found is None else found.created_at_ms)
         if len(seen) == 1:
-            increment(StateStore(config), name)
+            increment(state_store(config), name)
         return Changes((counter(name, 100 + (found.created_at_ms if found else 0)),))
 
     written = transact(store, name, decide)
@@ -100,7 +101,7 @@ def test_who_was_overtaken_and_may_no_longer_is_fenced(store: StateStore, config
         if state.mirror(name) is not None:
             raise RefusedError(f"mirror {name!r} exists", "choose another name")
         if looks == 1:
-            increment(StateStore(config), name)
+            increment(state_store(config), name)
         return Changes((counter(name, 99),))
 
     with pytest.raises(RefusedError, match="exists") as fenced:
@@ -119,13 +120,13 @@ def test_deciding_to_do_nothing_writes_nothing(store: StateStore, name: str) -> 
 
 
 def test_who_is_always_overtaken_gives_up_in_time(store: StateStore, config: dict[str, Any], name: str) -> None:
-    rival = StateStore(config)
+    rival = state_store(config)
 
     def decide(state: State) -> Changes:
         increment(rival, name)
         return Changes((counter(name, 0),))
 
-    with pytest.raises(TimedOutError, match="others kept writing") as gave_up:
+    with pytest.raises(TimedOutError, match="other processes kept changing") as gave_up:
         transact(store, name, decide, timeout=4)
     assert "nothing was changed" in str(gave_up.value.hint)
     found = store.read().mirror(name)
@@ -156,7 +157,7 @@ def die_in_the_middle(config: dict[str, Any], name: str) -> None:
     import confluent_kafka
 
     confluent_kafka.Producer = Dying
-    increment(StateStore(config), name)
+    increment(state_store(config), name)
 
 
 def test_a_command_killed_in_the_middle_leaves_nothing_and_stops_nobody(
@@ -238,8 +239,8 @@ def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore,
 
 
 def test_an_unreachable_cluster_is_told_at_once(name: str) -> None:
-    with pytest.raises(UnreachableError, match="Connection refused"):
-        transact(StateStore({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
+    with pytest.raises(UnreachableError, match="connection refused"):
+        transact(state_store({"bootstrap.servers": "127.0.0.1:1"}), name, lambda state: Changes(), timeout=250)
 
 
 def test_whoever_is_shut_out_before_a_record_is_produced_decides_again(

@@ -7,11 +7,12 @@ import signal
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
@@ -21,19 +22,19 @@ from kmirror.state.records import Incarnation, MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 from tests.support.acls import create_in_force
-from tests.support.clusters import MakeCluster
+from tests.support.stores import state_store
 
+MEMORY = "--operation Create --operation Read --operation Write --operation DescribeConfigs"
 LONG = 250.0  # seconds; a test that waited for it would run into its own time-out
 
 
-@pytest.fixture(scope="module")
-def cluster(make_module_cluster: MakeCluster) -> SandboxCluster:
-    users = {"nobody": "right", "reader": "right", "writer": "right"}
-    return make_module_cluster("state", secured=True, authorizer=True, users=users)
+@pytest.fixture
+def cluster(guarded_cluster: SandboxCluster) -> SandboxCluster:
+    return guarded_cluster
 
 
-def config_of(cluster: SandboxCluster, user: str = "admin", **changed: str) -> dict[str, Any]:
-    return dict(client_config({**cluster.client_properties(user), **changed}).librdkafka())
+def config_of(cluster: SandboxCluster, user: str = "admin", **changed: str) -> ClientConfig:
+    return client_config({**cluster.client_properties(user), **changed})
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def admin(cluster: SandboxCluster) -> Any:
     """Return an administrator of a cluster that kmirror has never written to."""
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient({**config_of(cluster), "log_level": 0})
+    client = AdminClient(config_of(cluster).librdkafka(log_level=0))
     there = {STATE_TOPIC, EVENTS_TOPIC} & set(client.list_topics(timeout=30).topics)
     for future in client.delete_topics(list(there)).values() if there else ():
         future.result()
@@ -50,7 +51,7 @@ def admin(cluster: SandboxCluster) -> Any:
 
 @pytest.fixture
 def store(cluster: SandboxCluster) -> Iterator[StateStore]:
-    made = StateStore(config_of(cluster))
+    made = state_store(config_of(cluster))
     yield made
     made.close()
 
@@ -79,7 +80,7 @@ def test_the_topics_are_made_once_with_the_shape_they_need(
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     store.ensure_topics()
-    StateStore(config_of(cluster)).ensure_topics()
+    state_store(config_of(cluster)).ensure_topics()
     assert store.read() == State()
     found = {}
     for topic in (STATE_TOPIC, EVENTS_TOPIC):
@@ -91,6 +92,19 @@ def test_the_topics_are_made_once_with_the_shape_they_need(
     assert found[EVENTS_TOPIC]["retention.ms"].value == "-1"
 
 
+def test_a_topic_of_which_brokers_know_no_partitions_yet_is_waited_for(
+    admin: Any, store: StateStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ensure_topics()
+    known = store._described(STATE_TOPIC, Deadline(LONG))
+    assert known is not None
+    looks = iter([known, None, replace(known, partitions={}), known, known, known])
+    later = state_store(store.client_config)
+    monkeypatch.setattr(later, "_described", lambda topic, deadline: next(looks))
+    later.ensure_topics()
+    assert list(looks) == []
+
+
 @pytest.mark.parametrize(
     ("topic", "partitions", "policy", "message"),
     [
@@ -100,30 +114,35 @@ def test_the_topics_are_made_once_with_the_shape_they_need(
     ],
 )
 def test_a_topic_of_another_shape_is_refused(
-    admin: Any, store: StateStore, topic: str, partitions: int, policy: str, message: str
+    cluster: SandboxCluster, admin: Any, store: StateStore, topic: str, partitions: int, policy: str, message: str
 ) -> None:
     from confluent_kafka.admin import NewTopic
 
     admin.create_topics([NewTopic(topic, partitions, 1, config={"cleanup.policy": policy})])[topic].result()
     with pytest.raises(RefusedError, match=message) as refused:
         write_mirror(store, "m")
+    if "policy" in message:
+        tool = f"kafka-configs --bootstrap-server {cluster.bootstrap_servers} --command-config admin.properties"
+        right = "compact" if topic == STATE_TOPIC else "delete"
+        change = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy={right}"
+        assert refused.value.hint == f"{tool} {change}"
     assert refused.value.hint
 
 
 def test_a_wrong_password_is_told_at_once(cluster: SandboxCluster, admin: Any) -> None:
-    login = cluster.client_properties("writer")["sasl.jaas.config"].replace("right", "wrong")
-    store = StateStore(config_of(cluster, "writer", **{"sasl.jaas.config": login}))
+    login = cluster.client_properties("writer")["sasl.jaas.config"].replace("writer-secret", "wrong-secret")
+    store = state_store(config_of(cluster, "writer", **{"sasl.jaas.config": login}))
     for use in (store.read, store.read_events, store.ensure_topics):
         with pytest.raises(UnreachableError, match="Authentication failed") as refused:
             use(timeout=LONG)
         assert refused.value.reason is Reason.AUTHENTICATION_FAILED
-        assert "wrong" not in str(refused.value)
+        assert "wrong-secret" not in str(refused.value)
     with pytest.raises(UnreachableError, match="Authentication failed"):
         write_mirror(store, "m", LONG)
 
 
 def test_a_client_without_tls_is_told_at_once(cluster: SandboxCluster) -> None:
-    store = StateStore({"bootstrap.servers": cluster.bootstrap_servers})
+    store = state_store({"bootstrap.servers": cluster.bootstrap_servers})
     with pytest.raises(UnreachableError) as refused:
         store.read(timeout=LONG)
     assert refused.value.reason is Reason.DESTINATION_UNREACHABLE
@@ -153,13 +172,21 @@ def allow(admin: Any, user: str, *rights: tuple[str, str, str]) -> None:
     create_in_force(admin, bindings)
 
 
+def granting(user: str, cluster: SandboxCluster, operations: str, resource: str) -> str:
+    """Return the command that an administrator copies."""
+    servers = f"--bootstrap-server {cluster.bootstrap_servers} --command-config admin.properties"
+    rule = f"--add --allow-principal User:{user} {operations} {resource} --resource-pattern-type prefixed"
+    return f"kafka-acls {servers} {rule}"
+
+
 def test_a_missing_right_is_named_at_once(cluster: SandboxCluster, admin: Any, store: StateStore, name: str) -> None:
     write_mirror(store, name)
-    outsider = StateStore(config_of(cluster, "nobody"))
+    outsider = state_store(config_of(cluster, "nobody"))
     for use in (outsider.read, outsider.ensure_topics):
         with pytest.raises(UnreachableError, match=r"topic __kmirror_state: .*[Aa]uthorization failed") as refused:
             use(timeout=LONG)
         assert refused.value.reason is Reason.NOT_AUTHORIZED
+        assert refused.value.hint == granting("nobody", cluster, MEMORY, "--topic __kmirror_")
 
 
 def test_who_may_only_read_reads_without_any_right_to_groups(
@@ -167,11 +194,12 @@ def test_who_may_only_read_reads_without_any_right_to_groups(
 ) -> None:
     write_mirror(store, name)
     allow(admin, "reader", ("TOPIC", "__kmirror", "READ"), ("TOPIC", "__kmirror", "DESCRIBE_CONFIGS"))
-    reader = StateStore(config_of(cluster, "reader"))
+    reader = state_store(config_of(cluster, "reader"))
     assert reader.read().mirror(name) == mirror(name)
     with pytest.raises(UnreachableError, match="transactional id kmirror-operator-m: ") as refused:
         write_mirror(reader, "m", LONG)
     assert refused.value.reason is Reason.NOT_AUTHORIZED
+    assert refused.value.hint == granting("reader", cluster, "--operation Write", "--transactional-id kmirror-")
 
 
 def test_these_rights_are_enough_to_write_and_lacking_one_is_told_at_once(
@@ -185,10 +213,11 @@ def test_these_rights_are_enough_to_write_and_lacking_one_is_told_at_once(
         ("TOPIC", "__kmirror", "DESCRIBE_CONFIGS"),
         ("TRANSACTIONAL_ID", "kmirror-", "WRITE"),
     )
-    writer = StateStore(config_of(cluster, "writer"))
+    writer = state_store(config_of(cluster, "writer"))
     with pytest.raises(UnreachableError, match="writing to __kmirror_state and __kmirror_events: ") as refused:
         write_mirror(writer, name, LONG)
     assert refused.value.reason is Reason.NOT_AUTHORIZED
+    assert refused.value.hint == granting("writer", cluster, MEMORY, "--topic __kmirror_")
     allow(admin, "writer", ("TOPIC", "__kmirror", "WRITE"))
     write_mirror(writer, name)
     assert writer.read().mirror(name) == mirror(name)

@@ -10,21 +10,22 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import guard
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.fence import Fenced, Writer, fence
-from kmirror.cluster.filler import filler_batch
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.lane_control import append_to
+from kmirror.cluster.protocol.batch import guard
+from kmirror.cluster.protocol.filler import filler_batch
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.clock import now_ms
+from kmirror.engine.lane.control import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import failover, remove
-from kmirror.ops.pause import pause, resume
+from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.results import Outcome, TopicState
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover, remove
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
@@ -281,7 +282,7 @@ def test_filler_of_a_copy_that_was_never_finished_is_not_left_to_readers(
     with OffsetAppender(
         destination.client, TopicPartition(topic, 0), producer_id=own_producer_id(mirror, topic, 0)
     ) as out:
-        filler = filler_batch(1000)
+        filler = filler_batch(1000, now_ms())
         guard(memoryview(filler), own_producer_id(mirror, topic, 0), 0, 0)
         append_to(destination.client, TopicPartition(topic, 0), memoryview(filler))
         assert out is not None

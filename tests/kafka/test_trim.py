@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.codes import Code
-from kmirror.cluster.filler import FILLER_RECORDS, filler_batch, is_filler
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch, is_filler
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.reader import read_batch_at
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import (
     POLICY_VIOLATION,
     Trimmed,
@@ -29,11 +29,14 @@ from kmirror.cluster.trim import (
     trim_compacted,
     unfinished_trims,
 )
+from kmirror.engine.clock import now_ms
 from kmirror.errors import RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
+from tests.support.real_logs import BUSY
 from tests.support.waiting import wait_until
 
 TRIMMED_SETTINGS = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -41,13 +44,12 @@ MILLION = 1_000_000
 
 
 @pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
-def cluster(request: pytest.FixtureRequest, make_module_cluster: MakeCluster) -> SandboxCluster:
+def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for segments to delete all the time."""
-    return make_module_cluster(
-        f"trim-{request.param}",
-        kafka_version=request.param,
-        properties={"log.retention.check.interval.ms": "100", "log.initial.task.delay.ms": "100"},
-    )
+    if request.param == DEFAULT_KAFKA_VERSION:
+        return request.getfixturevalue("busy_cluster")  # type: ignore[no-any-return]
+    make: MakeCluster = request.getfixturevalue("make_module_cluster")
+    return make(f"trim-{request.param}", kafka_version=request.param, properties=BUSY)
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def filled(cluster: SandboxCluster, topic: str, partition: int = 0, *, end: int,
     with Leader(cluster, topic, partition) as leader:
         for offset in range(0, end, FILLER_RECORDS):
             count = min(FILLER_RECORDS, end - offset)
-            assert leader.append(filler_batch(count, base_offset=offset), offset) == (0, offset)
+            assert leader.append(filler_batch(count, now_ms(), base_offset=offset), offset) == (0, offset)
         if last:
             assert leader.append(make_batch(last), end) == (0, end)
 
@@ -165,7 +167,7 @@ def test_a_compacted_topic_is_trimmed_and_its_settings_are_the_same_again(
     refused = delete_records(client, dict.fromkeys(places, 1000))
     assert {trimmed.error_code for trimmed in refused.values()} == {POLICY_VIOLATION}
     assert trim_compacted(client, dict.fromkeys(places, 1000)) == dict.fromkeys(places, Trimmed(0, 1000))
-    assert own_settings(cluster, topic) == own
+    wait_until(lambda: own_settings(cluster, topic) == own)
     assert unfinished_trims(client, [topic]) == []
     for partition in places:
         assert bounds(client, partition) == (1000, 1005)
@@ -191,7 +193,7 @@ def test_a_setting_that_could_not_be_put_back_is_refused_before_anything_changes
     filled(cluster, topic, end=100)
     with pytest.raises(RefusedError, match=r"retention\.ms is 1125899906842624"):
         trim_compacted(client, {TopicPartition(topic, 0): 60})
-    assert own_settings(cluster, topic) == own
+    wait_until(lambda: own_settings(cluster, topic) == own)
     assert bounds(client, TopicPartition(topic, 0)) == (0, 100)
 
 
@@ -225,8 +227,8 @@ CRASH = """
 import os, signal, sys
 from kmirror.cluster import trim
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 
 servers, topic, offset = sys.argv[1:]
 with ClusterClient(client_config({"bootstrap.servers": servers})) as client:

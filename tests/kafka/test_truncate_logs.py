@@ -11,11 +11,11 @@ import pytest
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import UnreachableError
 from kmirror.offline.log_dir import locked, open_log_dirs
 from kmirror.offline.survey import PlannedCut
-from kmirror.ops.truncation_plan import TruncationPlan, write_plan
+from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic

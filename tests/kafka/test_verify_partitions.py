@@ -16,21 +16,25 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, CorruptBatchError, batch_headers
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.filler import filler_batch
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, CorruptBatchError, batch_headers
+from kmirror.cluster.protocol.filler import filler_batch
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.reader import read_batches
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine.compare import compare_partition, filler_at_start
-from kmirror.engine.difference import Difference, Kind, PartitionComparison
-from kmirror.engine.lane_control import append_to
-from kmirror.engine.verification import Piece, Share, compare_share, partition_sizes
-from kmirror.engine.visible_log import VisibleLog
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.clock import now_ms
+from kmirror.engine.compare.difference import Difference, Kind, PartitionComparison
+from kmirror.engine.compare.logs import compare_partition, filler_at_start
+from kmirror.engine.compare.verification import Piece, WorkUnit, compare_share
+from kmirror.engine.compare.visible_log import VisibleLog
+from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BASE_TIME = 1_700_000_000_000
@@ -151,7 +155,7 @@ def make_twins(cluster_pair: ClusterPair) -> Iterator[Callable[..., Twins]]:
 @pytest.fixture
 def twins(make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch) -> Twins:
     """Return twins on brokers without followers: where a log seems to end, it does."""
-    monkeypatch.setattr("kmirror.engine.visible_log._PATIENCE_S", 0.5)
+    monkeypatch.setattr("kmirror.engine.compare.visible_log._PATIENCE_S", 0.5)
     return make_twins()
 
 
@@ -379,7 +383,7 @@ def test_a_byte_that_rotted_on_disk(twins: Twins, side: str) -> None:
 
 def test_filler_that_was_left_at_the_start(twins: Twins) -> None:
     destination = twins.destination
-    append_to(destination.client, destination.partition, memoryview(filler_batch(30)))
+    append_to(destination.client, destination.partition, memoryview(filler_batch(30, now_ms())))
     destination.append(RECORDS[30:])
 
     def left(start: int, end: int = 30) -> int | None:
@@ -440,10 +444,10 @@ def test_a_topic_that_does_not_exist(twins: Twins) -> None:
         compare_partition(twins.source.client, hasty, elsewhere, elsewhere)
 
 
-def test_a_cleaner_at_work(make_cluster: MakeCluster, make_twins: Callable[..., Twins]) -> None:
+def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[..., Twins]) -> None:
     """The destination's cleaner has removed what later records of the same keys supersede; the source's has not."""
-    eager = make_cluster(properties={"log.cleaner.backoff.ms": "200"})
-    twins = make_twins({"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}, destination=eager)
+    lazy = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
+    twins = make_twins(lazy, destination=forgetful.cluster)
     log = [Record(i, BASE_TIME + i, b"k%d" % (i % 9), b"v%d" % i) for i in range(300)]
     twins.both(lambda side: side.append(log))
     assert twins.compare().equal
@@ -468,17 +472,16 @@ def test_a_cleaner_at_work(make_cluster: MakeCluster, make_twins: Callable[..., 
 
 
 def test_a_source_that_dies_meanwhile(
-    make_cluster: MakeCluster, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
+    mortal_cluster: SandboxCluster, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kmirror.cluster.reader._TRIES", 2)
-    mortal = make_cluster()
-    twins = make_twins(source=mortal)
+    twins = make_twins(source=mortal_cluster)
     twins.both(lambda side: side.append(RECORDS))
     topic = twins.source.partition.topic
     pieces = tuple(Piece(topic, 0, topic, start, start + 50) for start in (0, 50))
-    share = Share(twins.source.properties, twins.destination.properties, pieces)
+    share = WorkUnit(twins.source.properties, twins.destination.properties, pieces)
     assert [finding.comparison and finding.comparison.equal for finding in compare_share(share, 0)] == [True, True]
-    mortal.kill(1)
+    mortal_cluster.kill(1)
     for finding in compare_share(share, 0):
         assert finding.comparison is None
         assert isinstance(finding.trouble, UnreachableError)
@@ -493,7 +496,7 @@ def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
         "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
         'username="u" password="${env:KMIRROR_NO_SUCH_SECRET}";',
     }
-    share = Share(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
+    share = WorkUnit(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
     (finding,) = compare_share(share, 0)
     assert finding.trouble
     assert finding.trouble.reason is Reason.SECRET_UNRESOLVED
@@ -503,7 +506,9 @@ def test_sizes_are_asked_of_the_leaders(twins: Twins) -> None:
     twins.destination.append(RECORDS)
     empty = unique_topic()
     twins.destination.admin.create_topics([NewTopic(empty, 1, 1)])[empty].result(30)
-    sizes = partition_sizes(twins.destination.client, [twins.destination.partition, TopicPartition(empty, 0)])
+    places = [twins.destination.partition, TopicPartition(empty, 0)]
+    # a leader tells of a new partition once it has made its log
+    wait_until(lambda: len(partition_sizes(twins.destination.client, places)) == 2)
     stored = sum(path.stat().st_size for path in twins.destination.log_files())
-    assert sizes == {twins.destination.partition: stored, TopicPartition(empty, 0): 0}
+    assert partition_sizes(twins.destination.client, places) == dict(zip(places, (stored, 0), strict=True))
     twins.destination.admin.delete_topics([empty])[empty].result(30)

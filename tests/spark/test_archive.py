@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
-from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds, make_archive
 from tests.support.clusters import unique_topic
@@ -31,7 +31,7 @@ def test_partitions_are_archived_by_several_workers(destination_cluster: Sandbox
     wanted = tuple(PartitionRanges(index, ((10, 100 * (index + 1)),) if index < 4 else ()) for index in range(5))
     spec = ArchiveSpec(destination_cluster.client_properties(), topic, archive, topic_id, wanted)
     options = SparkOptions(
-        slots=2, log_file=tmp_path / "spark.log", app_name="archive", preload=("kmirror.engine.archiving",)
+        slots=2, log_file=tmp_path / "spark.log", app_name="archive", preload=("kmirror.engine.archive.archiving",)
     )
     with SparkRuntime(options) as runtime:
         results = list(runtime.map("archive", archive_topic, divided(spec, runtime.slots)))

@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
-from tests.support.engine import command, kmirror
+from tests.support.engine import command, kmirror, typed
+from tests.support.groups import commit
 
 PARTITIONS, RECORDS = 2, 500
 
@@ -32,15 +33,18 @@ def mirrored(
     assert producer.flush(30) == 0
     file = tmp_path_factory.mktemp("mirror") / "source.properties"
     file.write_text(f"bootstrap.servers={source_cluster.bootstrap_servers}\n", encoding="utf-8")
-    assert kmirror(destination_cluster, "create", "--mirror", mirror, "--mirror-config", str(file)).returncode == 0
-    assert kmirror(destination_cluster, "add", "--mirror", mirror, "--topics", topic).returncode == 0
+    assert typed(destination_cluster, "create", "--mirror", mirror, "--mirror-config", str(file)).returncode == 0
+    assert typed(destination_cluster, "add", "--mirror", mirror, "--topics", topic).returncode == 0
     return mirror, topic
 
 
 def test_run_until_caught_up_then_verify(
-    destination_cluster: SandboxCluster, mirrored: tuple[str, str], tmp_path: Path
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, mirrored: tuple[str, str], tmp_path: Path
 ) -> None:
     mirror, topic = mirrored
+    group = unique_topic("group")
+    commit(source_cluster, group, topic, {0: 10})
+    commit(destination_cluster, group, topic, {0: 0})
     ran = kmirror(destination_cluster, "run", "--mirror", mirror, "--until-caught-up", "--timeout", "2m", "--json")
     assert ran.returncode == 0, ran.stderr
     document = json.loads(ran.stdout)
@@ -49,7 +53,10 @@ def test_run_until_caught_up_then_verify(
         (topic, 0, "DONE", 0),
         (topic, 1, "DONE", 0),
     ]
-    waited = kmirror(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s")
+    # the group was committed here too: it is left alone, and that is told
+    assert [(row["group"], row["result"]) for row in document["groups"]] == [(group, "REFUSED")]
+    assert f"group {group} of {mirror} is not in sync with the source" in ran.stderr
+    waited = typed(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s")
     assert waited.returncode == 0
 
     evidence = tmp_path / "evidence.json"
@@ -65,13 +72,13 @@ def test_run_until_caught_up_then_verify(
     assert list(tmp_path.iterdir()) == [evidence]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "with_spark"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_run_ends_when_it_is_told_to(
-    destination_cluster: SandboxCluster, mirrored: tuple[str, str], number: signal.Signals
+    destination_cluster: SandboxCluster, mirrored: tuple[str, str], number: signal.Signals, with_spark: bool
 ) -> None:
     mirror, _ = mirrored
     engine = subprocess.Popen(
-        command(destination_cluster, "run", "--mirror", mirror),
+        command(destination_cluster, "run", "--mirror", mirror, with_spark=with_spark),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,7 +89,7 @@ def test_a_run_ends_when_it_is_told_to(
         assert engine.stdout.readline().split()[1:] == ["starting", mirror]
         assert any("copying  1 topic, 2 partitions" in line for line in engine.stdout)
         if number is signal.SIGINT:
-            second = kmirror(destination_cluster, "run", "--mirror", mirror)
+            second = kmirror(destination_cluster, "run", "--mirror", mirror, with_spark=False)
             assert second.returncode == 3
             assert second.stderr.startswith("kmirror: ")
         engine.send_signal(number)

@@ -14,16 +14,16 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.ops.context import Destination
-from kmirror.ops.stop_report import last_seen
+from kmirror.ops.stop.report import last_seen
 from tests.spark.conftest import MakePair
 from tests.support.clusters import MakeCluster
-from tests.support.engine import Pair, kmirror
+from tests.support.engine import Pair, typed
 from tests.support.mirrors import properties_of
 from tests.support.processes import wait_gone
 from tests.support.stored import log_dir_of, stored_batches
 from tests.support.waiting import wait_until
 
-RECORDS = 60_000
+RECORDS = 20_000
 
 
 class Load:
@@ -85,12 +85,12 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
     source.kill(1)
     load.end()
     report = tmp_path / "report.json"
-    failed_over = kmirror(destination, "failover", "--mirror", pair.mirror, "--yes", "--json", "--report", str(report))
+    failed_over = typed(destination, "failover", "--mirror", pair.mirror, "--yes", "--json", "--report", str(report))
     assert failed_over.returncode == 0, failed_over.stderr
     rows = {row["partition"]: row for row in json.loads(failed_over.stdout)["results"]}
     assert set(rows) == set(range(4))
     assert json.loads(report.read_text())["exitCode"] == 0
-    described = json.loads(kmirror(destination, "describe", "--mirror", pair.mirror, "--json").stdout)
+    described = json.loads(typed(destination, "describe", "--mirror", pair.mirror, "--json").stdout)
     as_of = {row["partition"]: row["asOf"] for row in described}
     assert {row["state"] for row in described} == {"STOPPED"}
     # what others write from now on stays where it is

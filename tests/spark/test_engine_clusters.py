@@ -36,9 +36,9 @@ def test_local_cluster(
 @pytest.mark.parametrize(
     ("whole", "said"),
     [
-        pytest.param(True, "has fallen silent and is replaced", id="with its workers"),
+        pytest.param(True, "stopped responding and is replaced", id="with its workers"),
         # its worker copies on until Spark gives the executor up and starts the lane again elsewhere
-        pytest.param(False, "died; another one goes on", id="its JVM alone"),
+        pytest.param(False, "died; another worker continues", id="its JVM alone"),
     ],
 )
 def test_executor_frozen_and_continued_after_its_successor_took_over(
@@ -90,5 +90,5 @@ def test_standalone_cluster_with_a_worker_killed_in_the_middle(
     executor.kill()
     assert not wait_gone(workers, 10), "a worker outlives its executor"
     pair.wait_until_all_partitions_move(engine, seconds=60)
-    assert "died; another one goes on" in engine.output
+    assert "died; another worker continues" in engine.output
     catch_up(pair, engine)

@@ -50,7 +50,7 @@ def produce_live(pair: Pair, codec: str, stop: threading.Event) -> int:
                         partition=number % len(pair.partitions),
                     )
         producer.poll(0)
-        stop.wait(0.05)
+        stop.wait(0.2)
     assert producer.flush(60) == 0
     return number
 
@@ -65,32 +65,31 @@ def test_live_topic_of_every_codec(
         producers = [pool.submit(produce_live, pair, codec, stop) for codec in CODECS]
         engine = pair.engine()
         start = pair.wait_until_copying(engine)
-        while pair.destination_end() < start + 20_000:
+        while pair.destination_end() < start + 5_000:
             assert engine.process.poll() is None, engine.output
             stop.wait(0.2)
         stop.set()
         produced = sum(producer.result() for producer in producers)
     assert engine.stop() == 0
-    last = pair.engine("--until-caught-up", "--timeout", "60s")
+    last = pair.engine("--until-caught-up", "--timeout", "60s", with_spark=False)
     assert last.wait(90) == 0, last.output
     assert pair.destination_end() == produced
 
     pair.assert_equal()
-    for partition in pair.partitions[:2]:
-        theirs = dump_log(pair.source, *partition)
-        ours = dump_log(pair.destination, *partition)
-        assert all(batch.is_valid for batch in ours)
-        assert [(b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in ours] == [
-            (b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in theirs
-        ]
-        assert {b.compression.lower() for b in theirs} == set(CODECS)
+    theirs = dump_log(pair.source, *pair.partitions[0])
+    ours = dump_log(pair.destination, *pair.partitions[0])
+    assert all(batch.is_valid for batch in ours)
+    assert [(b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in ours] == [
+        (b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in theirs
+    ]
+    assert {b.compression.lower() for b in theirs} == set(CODECS)
     for partition in pair.partitions:
         assert librdkafka_records(pair.destination.bootstrap_servers, *partition) == librdkafka_records(
             pair.source.bootstrap_servers, *partition
         )
-    read = console_consumer(pair.source, *pair.partitions[0], max_messages=2000)
-    assert len(read) == 2000
-    assert console_consumer(pair.destination, *pair.partitions[0], max_messages=2000) == read
+    read = console_consumer(pair.source, *pair.partitions[0], max_messages=500)
+    assert len(read) == 500
+    assert console_consumer(pair.destination, *pair.partitions[0], max_messages=500) == read
 
 
 @pytest.mark.long

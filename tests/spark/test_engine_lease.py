@@ -20,14 +20,14 @@ def test_second_engine_is_refused_and_take_over_ends_the_first(
     first = pair.engine()
     under_way(pair, first, chance)
 
-    second = pair.engine()
+    second = pair.engine(with_spark=False)
     assert second.wait(90) == 3
     assert f"process {first.process.pid}" in second.output
     assert "--standby" in second.output
     assert "--take-over" in second.output
     assert first.process.poll() is None
 
-    third = pair.engine("--take-over")
+    third = pair.engine("--take-over", with_spark=False)
     assert first.wait(90) == 3
     assert "took over" in first.output
     under_way(pair, third, chance)

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.test_engine_kill import WAYS
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
-from tests.support.engine import Engine, kmirror, limit_writes
+from tests.support.engine import Engine, limit_writes, typed
 from tests.support.installed_logs import create_topics
 from tests.support.mirrored import Mirrored, Place
 from tests.support.mixed_logs import Doing, Helping, Scene, look, make_helpings
@@ -78,7 +78,7 @@ class Campaign:
         mirror, chance = self.mirror, self.chance
         engine = self.engine = self.engine or mirror.engine()
         self.write_large()
-        added = kmirror(mirror.destination, "add", "--mirror", mirror.name, "--topics", ",".join(helping.topics))
+        added = typed(mirror.destination, "add", "--mirror", mirror.name, "--topics", ",".join(helping.topics))
         assert added.returncode == 0, added.stderr
         mirror.topics |= dict.fromkeys(helping.topics, 1)
         self.watched, self.served = self.served | helping, helping
@@ -208,7 +208,7 @@ def campaign(
 ) -> Campaign:
     """Kill in each of these ways, one after the other, while all is copied; compare."""
     helpings = make_helpings(source, chance, len(ways), built=2)
-    with Mirrored(source, destination, folder, {}) as mirror:
+    with Mirrored(source, destination, folder, {}, with_spark=True) as mirror:
         done = Campaign(mirror, helpings, chance)
         done.begin()
         done.run(ways)
@@ -233,7 +233,7 @@ def test_a_log_start_made_just_before_its_broker_dies(make_cluster: MakeCluster,
     topic = unique_topic("late")
     create_topics(source, {topic: {"retention.ms": "-1"}})
     start_at(source, topic, 300_000, 400)
-    with Mirrored(source, destination, tmp_path, {topic: 1}) as mirror:
+    with Mirrored(source, destination, tmp_path, {topic: 1}, with_spark=True) as mirror:
         mirror.create()
         mirror.copy()
         mirror.compare()

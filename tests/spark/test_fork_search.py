@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine.fork import Fork
-from kmirror.engine.fork_search import Question, find_forks, fork_shares
-from kmirror.engine.lane_control import append_to
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
-from kmirror.engine.stretches import Ends
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.histories.fork import Fork
+from kmirror.engine.histories.fork_search import Question, find_forks, fork_shares
+from kmirror.engine.histories.stretches import Ends
+from kmirror.engine.lane.control import append_to
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
 from tests.support.clusters import ClusterPair
 from tests.support.leader import create_topic
 

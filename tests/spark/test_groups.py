@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from kmirror.ops.context import Destination
-from kmirror.ops.group_sync import final_sync
+from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.results import Outcome
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
@@ -63,12 +63,12 @@ def read_in_group(cluster: SandboxCluster, group: str, topic: str, count: int) -
 class Story:
     """One mirror with an engine that looks at groups every second."""
 
-    def __init__(self, pair: ClusterPair, folder: Path, topics: dict[str, int]) -> None:
+    def __init__(self, pair: ClusterPair, folder: Path, topics: dict[str, int], *, with_spark: bool = False) -> None:
         self.pair = pair
         self.topics = list(topics)
         for topic, partitions in topics.items():
             make_topic(pair.source, topic, partitions, retention_ms="-1")
-        self.mirrored = Mirrored(pair.source, pair.destination, folder, topics)
+        self.mirrored = Mirrored(pair.source, pair.destination, folder, topics, with_spark=with_spark)
         self.mirrored.create("sync.group.offsets.interval.seconds=1")
         self.engine: Engine | None = None
 
@@ -88,7 +88,7 @@ class Story:
 
 @pytest.fixture
 def story(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Story]:
-    made = Story(cluster_pair, tmp_path, {unique_topic(): PARTITIONS, unique_topic(): PARTITIONS})
+    made = Story(cluster_pair, tmp_path, {unique_topic(): PARTITIONS, unique_topic(): PARTITIONS}, with_spark=True)
     with made.mirrored:
         yield made
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from kmirror.engine import gateway
-from kmirror.engine.classes import ClassArchive
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
+from kmirror.engine.spark import gateway
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.class_archive import ClassArchive
+from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import RefusedError
 from kmirror.java import find_java
 from tests.support.processes import tree

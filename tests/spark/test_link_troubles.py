@@ -27,12 +27,12 @@ from confluent_kafka.admin import (
 from confluent_kafka.admin import NewTopic as Topic
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import MakeCluster
-from tests.support.engine import Engine, kmirror
+from tests.support.engine import Engine, kmirror, typed
 from tests.support.installed_logs import create_topics
 from tests.support.mirrored import Mirrored
 from tests.support.real_logs import write
@@ -69,7 +69,7 @@ def without_time(message: str) -> str:
 
 
 def mirror_state(mirror: Mirrored) -> str:
-    (row,) = json.loads(kmirror(mirror.destination, "list", "--json").stdout)
+    (row,) = json.loads(typed(mirror.destination, "list", "--json").stdout)
     return str(row["state"])
 
 
@@ -93,7 +93,7 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
     node = source.spec.nodes[0]
     create_topics(source, {"t": {}})
     write(source, "t", 10)
-    with Mirrored(source, destination, tmp_path, {"t": 1}) as mirror:
+    with Mirrored(source, destination, tmp_path, {"t": 1}, with_spark=True) as mirror:
         mirror.create("retry.timeout.ms=1000", "refresh.interval.seconds=1")
         engine = mirror.engine()
         mirror.wait_until_equal(engine)
@@ -116,8 +116,8 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
         assert row["reason"] == "SOURCE_CLUSTER_CHANGED"
         assert without_time(row["errorMessage"]) == (
             f"the source: another cluster answers at its address: the id is {other.cluster_id}, and this mirror was "
-            f"made from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and the copy goes on "
-            f"by itself when the right one is there again; if that has moved: kmirror config --mirror {mirror.name} "
+            f"made from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
+            f"automatically once the right cluster is back; if that has moved: kmirror config --mirror {mirror.name} "
             f"--set bootstrap.servers=HOST:PORT, then kmirror run --mirror {mirror.name} --take-over"
         )
         assert mirror_state(mirror) == "LINK_FAILED"
@@ -192,9 +192,9 @@ class Guarded:
         return (
             f"the source: {place} refuses user kmirror: Authentication failed during authentication due to invalid "
             "credentials with SASL mechanism SCRAM-SHA-512; LINK_FAILED since WHEN; "
-            f"`kmirror check --mirror {name}` says more; the copy goes on by itself when the source lets it in; "
-            f"to change how it logs in: kmirror config --mirror {name} --set KEY=VALUE, or where its secrets are kept, "
-            f"then kmirror run --mirror {name} --take-over"
+            f"`kmirror check --mirror {name}` shows the cause; copying resumes automatically once the source "
+            f"accepts the connection; to change its credentials: kmirror config --mirror {name} --set KEY=VALUE, or "
+            f"change where its secrets are stored, then kmirror run --mirror {name} --take-over"
         )
 
 
@@ -215,7 +215,9 @@ def guarded(make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.Monke
             destination = make_cluster("destination", start=False)
             start_together([source, destination])
             admin = AdminClient({**client_config(source.client_properties()).librdkafka(), "log_level": 0})
-            mirror = stack.enter_context(Mirrored(source, destination, tmp_path, dict.fromkeys(topics, 1)))
+            mirror = stack.enter_context(
+                Mirrored(source, destination, tmp_path, dict.fromkeys(topics, 1), with_spark=True)
+            )
             made = Guarded(mirror, admin)
             made.create(topics)
             made.write(*topics)
@@ -277,9 +279,11 @@ def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
 
     made.grant("unread", "READ")
     made.grant("unseen", "READ", "DESCRIBE")
-    done = kmirror(mirror.destination, "recover", "--mirror", mirror.name, "--json")
+    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json")
     results = {row["topic"]: row["result"] for row in json.loads(done.stdout)["results"]}
-    assert results == {"unread": "DONE", "unseen": "DONE", "gone": "FAILED", "gone-unseen": "FAILED"}
+    # the engine may have tried those two again by itself a moment before, and is copying them
+    assert {results.get("unread", "DONE"), results.get("unseen", "DONE")} == {"DONE"}
+    assert (results["gone"], results["gone-unseen"]) == ("FAILED", "FAILED")
     assert done.returncode == 4
     for topic in ("unread", "unseen"):
         made.wait_for_end(engine, topic, 20)
@@ -292,18 +296,11 @@ def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
     assert f"source topic gone ({ids['gone']}) does not exist any more" in engine.output
     assert bounds_of(mirror.destination, "good").end == 30
 
-    # whoever describes may log in; the engine may not, and that is what counts
+    # an engine whose login is refused at its start ends at once: waiting does not help
     monkeypatch.setenv(LOGIN, login("wrong"))
-    engine = mirror.engine()
-    monkeypatch.setenv(LOGIN, login("kmirror-secret"))
-    row = row_when(mirror, "good", lambda row: row["topicState"] == "LINK_FAILED")
-    assert (row["reason"], row["lag"]) == ("AUTHENTICATION_FAILED", 0)
-    assert without_time(row["errorMessage"]) == made.refused_message()
-    mirror.wait(engine, lambda: "cannot be mirrored: " in engine.output, topics=["good"])
-    assert engine.stop() in (0, 4)
-    monkeypatch.setenv(LOGIN, login("wrong"))
-    refused = kmirror(mirror.destination, "run", "--mirror", mirror.name, "--until-caught-up")
-    assert (refused.returncode, "refuses user kmirror" in refused.stderr) == (6, True), refused
+    for options in ([], ["--until-caught-up"]):
+        refused = kmirror(mirror.destination, "run", "--mirror", mirror.name, *options)
+        assert (refused.returncode, "refuses user kmirror" in refused.stderr) == (6, True), refused
 
     # a broker that is down does not hide that another one refuses us
     properties = {**mirror.source.client_properties("kmirror"), "sasl.jaas.config": login("wrong")}
@@ -344,7 +341,7 @@ def test_an_engine_that_starts_before_its_source(make_cluster: MakeCluster, tmp_
     source, destination = make_cluster("source"), make_cluster("destination")
     create_topics(source, {"t": {}})
     write(source, "t", 10)
-    with Mirrored(source, destination, tmp_path, {"t": 1}) as mirror:
+    with Mirrored(source, destination, tmp_path, {"t": 1}, with_spark=True) as mirror:
         mirror.create("retry.timeout.ms=1000")
         source.stop()
         refused = kmirror(destination, "run", "--mirror", mirror.name, "--until-caught-up")

@@ -12,15 +12,15 @@ from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
-from kmirror.ops.admin import await_topics
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.ops.add.topic_admin import await_topics
 from kmirror.ops.context import Destination
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
 from kmirror.state.records import Incarnation, PartitionState
 from tests.support.clusters import MakeCluster
-from tests.support.engine import Engine, kmirror
+from tests.support.engine import Engine, typed
 from tests.support.mirrors import properties_of
 
 TOPICS = 2000
@@ -92,7 +92,7 @@ def test_two_thousand_topics_and_one_more(
     file.write_text(
         f"bootstrap.servers={source.bootstrap_servers}\ntopics.include=many-.*\nrefresh.interval.seconds=2\n"
     )
-    made = kmirror(destination, "create", "--mirror", "m", "--mirror-config", str(file))
+    made = typed(destination, "create", "--mirror", "m", "--mirror-config", str(file))
     assert made.returncode == 0, made.stderr
     engine = Engine(destination, "m", tmp_path / "engine.out")
     engines.append(engine)
@@ -130,7 +130,7 @@ def test_two_thousand_topics_and_one_more(
         assert failed == []
         events = [event for event in opened.store.read_events("m") if event.what == "discovery"]
         assert sum(event.details["count"] for event in events) == TOPICS + 1
-    rows = json.loads(kmirror(destination, "describe", "--mirror", "m", "--json").stdout)
+    rows = json.loads(typed(destination, "describe", "--mirror", "m", "--json").stdout)
     assert {row["state"] for row in rows} == {"MIRRORING"}
     assert len(rows) == TOPICS + 1
     assert engine.stop(60) == 0, engine.output[-4000:]

@@ -25,10 +25,10 @@ from confluent_kafka.admin import (
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.engine import Engine, kmirror
+from tests.support.engine import Engine, typed
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import make_topic, produce, properties_of, settings_of
-from tests.support.visible import assert_mirrored, bounds_of, difference, shown
+from tests.support.visible import assert_mirrored, bounds, difference, shown
 
 #: As MirrorMaker's tests have it.
 PARTITIONS, RECORDS = 10, 10
@@ -64,7 +64,7 @@ def create(source: SandboxCluster, destination: SandboxCluster, folder: Path, **
     lines = {**properties_of(source), **{key.replace("_", "."): value for key, value in settings.items()}}
     file = folder / f"{mirror}.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    done = kmirror(destination, "create", "--mirror", mirror, "--mirror-config", str(file))
+    done = typed(destination, "create", "--mirror", mirror, "--mirror-config", str(file))
     assert done.returncode == 0, done.stderr
     return mirror
 
@@ -111,7 +111,7 @@ def same(source: SandboxCluster, destination: SandboxCluster, topic: str, partit
 
 
 def ends(cluster: SandboxCluster, topic: str, partitions: int = PARTITIONS) -> list[int]:
-    return [bounds_of(cluster, topic, partition).end for partition in range(partitions)]
+    return [found.end for found in bounds(cluster, [topic], partitions).values()]
 
 
 def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
@@ -143,10 +143,10 @@ def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
     fill(source, one_way, "first")
     fill(source, empty, "first", without=0)
     fill(source, late, "before")
-    added = kmirror(destination, "add", "--mirror", latest, "--topics", late)
+    added = typed(destination, "add", "--mirror", latest, "--topics", late)
     assert added.returncode == 0, added.stderr
 
-    engine = Engine(destination, mirror, tmp_path / "engine.out", "--mirror", latest)
+    engine = Engine(destination, mirror, tmp_path / "engine.out", "--mirror", latest, with_spark=False)
     engines.append(engine)
     # … is found, and what comes while the engine runs
     for topic in odd:
@@ -201,14 +201,14 @@ def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
     assert found_settings["max.compaction.lag.ms"] not in ("80000000", "90000000")
     # records outlive what the source would delete, until the mirror is stopped
     assert (found_settings["retention.ms"], found_settings["retention.bytes"]) == ("-1", "-1")
-    rows = json.loads(kmirror(destination, "describe", "--mirror", mirror, "--settings", "--json").stdout)
+    rows = json.loads(typed(destination, "describe", "--mirror", mirror, "--settings", "--json").stdout)
     states = {row["key"]: (row["state"], row["sourceValue"]) for row in rows if row["topic"] == configured}
     assert states["retention.ms"] == ("HELD_BACK", "864000000")
     assert states["retention.bytes"] == ("HELD_BACK", "1000")
     assert states["max.compaction.lag.ms"] == ("EXCLUDED", "80000000")
     assert states["segment.ms"] == ("SYNCED", "3600000")
     assert engine.stop() == 0, engine.output[-4000:]
-    assert f"new topics of the source are mirrored from now on: {min(wanted)}" in engine.output.replace("\n", " ")
+    assert f"now mirroring new source topics: {min(wanted)}" in engine.output.replace("\n", " ")
 
 
 def topics_text(cluster: SandboxCluster, topic: str) -> str:

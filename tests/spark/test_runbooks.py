@@ -15,24 +15,24 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
-from kmirror.ops.add import add
-from kmirror.ops.admin import topic_settings
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.create import create
+from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.ports import free_ports, is_free
 from kmirror.sandbox.registry import down
 from tests.support.acls import USERS, acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
-from tests.support.engine import Engine, kmirror
-from tests.support.groups import commit
+from tests.support.engine import Engine, typed
+from tests.support.groups import commit, committed
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
 from tests.support.waiting import wait_until
 
 MIRROR = "orders-dr"
-TOPICS = ("orders", "payments")
 RECORDS = 200
 
 
@@ -40,23 +40,35 @@ def values(label: str, count: int = RECORDS) -> list[str]:
     return [f"{label}-{number}" for number in range(count)]
 
 
-def two_clusters(make_cluster: MakeCluster, names: tuple[str, ...] = TOPICS) -> tuple[SandboxCluster, SandboxCluster]:
-    """Return A with topics in it, and B, which mirrors them when somebody starts an engine."""
-    a, b = make_cluster("a", start=False), make_cluster("b", start=False)
+@pytest.fixture(scope="module")
+def pair(make_module_cluster: MakeCluster) -> ClusterPair:
+    """Start A and B, which all runbooks share; each has a mirror and topics of its own."""
+    a, b = make_module_cluster("a", start=False), make_module_cluster("b", start=False)
     start_together([a, b])
-    for topic in names:
-        make_topic(a, topic, 1, retention_ms="-1")
-        produce(a, topic, values("first"))
-    with Destination.open(properties_of(b)) as destination:
-        assert create(destination, MIRROR, properties_of(a)).exit_code == 0
-        assert add(destination, MIRROR, selector(*names)).exit_code == 0
-    return a, b
+    return ClusterPair(a, b)
+
+
+def mirrored(pair: ClusterPair, *topics: str, **settings: str) -> str:
+    """Make topics with records in them at A, and a mirror of them at B; return its name."""
+    for topic in topics:
+        make_topic(pair.source, topic, 1, retention_ms="-1")
+        produce(pair.source, topic, values("first"))
+    with Destination.open(properties_of(pair.destination)) as destination:
+        mirror = new_mirror(destination, pair.source, **settings)
+        assert add(destination, mirror, selector(*topics)).exit_code == 0
+    return mirror
 
 
 def read_all(cluster: SandboxCluster, topic: str, count: int, group: str = "reader") -> list[str]:
     """Read so many records as a member of a group, from where it has committed, and commit."""
-    config = {**properties_of(cluster), "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    consumer = Consumer(config)
+    consumer = Consumer(
+        {
+            **client_config(cluster.client_properties()).librdkafka(),
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe([topic])
     read: list[str] = []
 
@@ -90,6 +102,18 @@ def writing(cluster: SandboxCluster, topic: str) -> Iterator[list[str]]:
         thread.join()
 
 
+@contextmanager
+def another_engine(source: SandboxCluster, destination: SandboxCluster) -> Iterator[None]:
+    """Have an engine of another mirror, with another login, write its heartbeats for the time of a block."""
+    topic = unique_topic("other")
+    make_topic(source, topic)
+    with Destination.open(destination.client_properties()) as opened:
+        mirror = new_mirror(opened, source)
+        assert add(opened, mirror, selector(topic)).exit_code == 0
+        with LocalEngine(opened, mirror):
+            yield
+
+
 def free_base_port() -> int:
     """Return a base port whose whole block is free."""
     while True:
@@ -107,37 +131,13 @@ def test_every_variable_is_set_first(page: str) -> None:
         assert set(re.findall(r"\$\{?([A-Z_]+)", block.text)) <= known, block.text
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
-def test_disaster(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    a, b = two_clusters(make_cluster)
-    engine = Engine(b, MIRROR, tmp_path / "engine.out")
-    try:
-        assert len(read_all(b, "orders", RECORDS)) == RECORDS
-        assert len(read_all(b, "payments", RECORDS)) == RECORDS
-        a.kill(1)
-        given = {"B": b.bootstrap_servers, "MIRROR": MIRROR}
-        with Operator("disaster", tmp_path, given) as operator:
-            assert "orders-0 would be stopped at 200; the source ended at 200" in operator.follow("1.")
-            assert "orders-0 is stopped at 200" in operator.follow("2.")
-            assert json.loads((tmp_path / "failover.json").read_text())["exitCode"] == 0
-            operator.follow("3.")
-            operator.follow("4.")
-            produce(b, "orders", values("local"))
-            assert engine.wait(60) == 3
-            assert "failed over as a whole" in operator.follow("5.")
-            assert "failover" in operator.follow("6.")
-    finally:
-        engine.destroy()
-
-
-@pytest.mark.long
 @pytest.mark.timeout(600)
-def test_migration(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    a, b = two_clusters(make_cluster)
-    engine = Engine(b, MIRROR, tmp_path / "engine.out")
+def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
+    a, b = pair.source, pair.destination
+    mirror = mirrored(pair, "orders", "payments")
+    engine = Engine(b, mirror, tmp_path / "engine.out", with_spark=False)
     try:
-        with Operator("migration", tmp_path, {"B": b.bootstrap_servers, "MIRROR": MIRROR}) as operator:
+        with Operator("migration", tmp_path, {"B": b.bootstrap_servers, "MIRROR": mirror}) as operator:
             operator.follow("1.")
             with writing(a, "orders") as written:
                 assert "orders" in operator.follow("2.")
@@ -157,23 +157,30 @@ def test_migration(make_cluster: MakeCluster, tmp_path: Path) -> None:
         engine.destroy()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", ["4a", "4b", "4c"])
-def test_failback(make_cluster: MakeCluster, tmp_path: Path, case: str) -> None:
-    a, b = two_clusters(make_cluster)
-    assert kmirror(b, "run", "--mirror", MIRROR, "--until-caught-up").returncode == 0
+FULL_FAILBACKS = [pytest.param(case, True, id=f"{case}-to-the-end", marks=pytest.mark.long) for case in ("4b", "4c")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("case", "to_the_end"), [("4a", True), ("4b", False), ("4c", False), *FULL_FAILBACKS])
+def test_failback(pair: ClusterPair, tmp_path: Path, case: str, to_the_end: bool) -> None:
+    a, b = pair.source, pair.destination
+    orders, payments = unique_topic("orders"), unique_topic("payments")
+    mirror = mirrored(pair, orders, payments)
+    with Destination.open(properties_of(b)) as destination, LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
     if case != "4a":
-        produce(a, "orders", values("beyond", 7))
-    assert kmirror(b, "failover", "--mirror", MIRROR, "--yes").returncode == 0
-    produce(b, "orders", values("local"))
+        produce(a, orders, values("beyond", 7))
+    assert typed(b, "failover", "--mirror", mirror, "--yes").returncode == 0
+    produce(b, orders, values("local"))
     given = {
         "A": a.bootstrap_servers,
         "B": b.bootstrap_servers,
-        "MIRROR": MIRROR,
+        "MIRROR": mirror,
         "LOG_DIR": str(a.brokers[0].log_dir),
     }
-    with Operator("failback", tmp_path, given) as operator:
+    # the long cases, and they alone, go through with Spark
+    with_spark = to_the_end and case != "4a"
+    with Operator("failback", tmp_path, given, with_spark=with_spark) as operator:
         operator.follow("2.")
         looked = operator.follow("3.")
         assert ("7 records" in looked) == (case != "4a"), looked
@@ -186,27 +193,27 @@ def test_failback(make_cluster: MakeCluster, tmp_path: Path, case: str) -> None:
             a.start_broker(1)
             operator.follow("4c, the same")
         operator.follow("5.")
-        assert read_all(a, "orders", 2 * RECORDS) == [*values("first"), *values("local")]
+        assert read_all(a, orders, 2 * RECORDS) == [*values("first"), *values("local")]
         if case != "4a":
-            assert read_all(a, "orders.kmirror-archive.1", 7, "saver") == values("beyond", 7)
-        operator.follow("6.")
-        assert operator.interrupt() == [0]
-        produce(a, "payments", values("home"))
-        operator.follow("7.")
-        assert read_all(b, "payments", 2 * RECORDS) == [*values("first"), *values("home")]
+            assert read_all(a, f"{orders}.kmirror-archive.1", 7, "saver") == values("beyond", 7)
+        if to_the_end:
+            operator.follow("6.")
+            assert operator.interrupt() == [0]
+            produce(a, payments, values("home"))
+            operator.follow("7.")
+            assert read_all(b, payments, 2 * RECORDS) == [*values("first"), *values("home")]
+        else:
+            assert operator.interrupt() == [0]
+            operator.skip("6.")
+            operator.skip("7.")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
-def test_drill(cluster_pair: ClusterPair, clusters_directory: Path, tmp_path: Path) -> None:
-    source, destination, topic = cluster_pair.source, cluster_pair.destination, unique_topic("drill")
-    make_topic(source, topic)
-    with Destination.open(properties_of(destination)) as opened:
-        mirror = new_mirror(opened, source)
-        assert add(opened, mirror, selector(topic)).exit_code == 0
+def test_drill(pair: ClusterPair, clusters_directory: Path, tmp_path: Path) -> None:
+    mirror = mirrored(pair, unique_topic("drill"))
     sandbox, port = clusters_directory / unique_topic("drill"), free_base_port()
     given = {
-        "B": destination.bootstrap_servers,
+        "B": pair.destination.bootstrap_servers,
         "MIRROR": mirror,
         "SANDBOX": str(sandbox),
         "SANDBOX_A": f"127.0.0.1:{port}",
@@ -217,7 +224,9 @@ def test_drill(cluster_pair: ClusterPair, clusters_directory: Path, tmp_path: Pa
         with Operator("drill", tmp_path, given) as operator:
             for section in ("1.", "2.", "3.", "4."):
                 operator.follow(section)
-            assert "orders-0 is stopped at 1000" in operator.follow("5.")
+            assert "1 partition: 0 records known lost as of" in operator.follow("5.")
+            (row,) = json.loads((tmp_path / "sandbox-failover.json").read_text())["partitions"]
+            assert (row["result"], row["lastMirroredOffset"]) == ("DONE", 1000)
             assert operator.follow("6.").splitlines()[-2:] == ["1001", "1100"]
             operator.follow("7.")
         assert not sandbox.exists()
@@ -225,81 +234,81 @@ def test_drill(cluster_pair: ClusterPair, clusters_directory: Path, tmp_path: Pa
         down(sandbox)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
-def test_break_glass(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    a = make_cluster("a", start=False)
-    b = make_cluster("b", start=False, secured=True, authorizer=True, users=USERS)
-    start_together([a, b])
-    make_topic(a, "orders", 1, retention_ms="604800000", message_timestamp_type="LogAppendTime")
-    produce(a, "orders", values("first"))
-    commit(a, "billing", "orders", {0: 50})
+def test_break_glass(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """The engine stays alive, its source is written to, and an engine of another mirror writes to the same memory."""
+    a, topic, group = pair.source, unique_topic("orders"), unique_topic("billing")
+    b = make_cluster("b", secured=True, authorizer=True, users=USERS)
+    make_topic(a, topic, 1, retention_ms="604800000", message_timestamp_type="LogAppendTime")
+    produce(a, topic, values("first"))
+    commit(a, group, topic, {0: 50})
     login = b.write_client_properties(tmp_path / "kmirror.properties", "kmirror")
     b.write_client_properties(tmp_path / "admin.properties")
     with ClusterClient(client_config(b.client_properties())) as admin:
         give(
             admin,
             kmirror_rights(),
-            acls("group", "billing", "kmirror", "READ"),
-            acls("topic", "orders", "app", "WRITE"),
+            acls("group", group, "kmirror", "READ"),
+            acls("topic", topic, "app", "WRITE"),
         )
     with Destination.open(b.client_properties("kmirror")) as destination:
         often = {"sync.group.offsets.interval.seconds": "1"}
         assert create(destination, MIRROR, properties_of(a) | often).exit_code == 0
-        assert add(destination, MIRROR, selector("orders")).exit_code == 0
-    engine = Engine(b, MIRROR, tmp_path / "engine.out", "--command-config", str(login))
-    try:
-        look = ("describe", "--mirror", MIRROR, "--groups", "--command-config", str(login))
-        # at the source, and here
-        wait_until(lambda: len(re.findall(r"\s50(?=\s)", kmirror(b, *look).stdout)) == 2, 150)
-    finally:
-        engine.destroy()
-    a.kill(1)
-    assert written(b, "app", "orders") == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        assert add(destination, MIRROR, selector(topic)).exit_code == 0
     given = {
         "B": b.bootstrap_servers,
         "MIRROR": MIRROR,
-        "TOPIC": "orders",
-        "GROUP": "billing",
+        "TOPIC": topic,
+        "GROUP": group,
         "KMIRROR_USER": "User:kmirror",
         "APP_USER": "User:app",
         "ADMIN": "admin.properties",
     }
-    with Operator("break-glass", tmp_path, given) as operator:
-        operator.follow("1.")
-        remembered = operator.follow("2.")
-        assert '"deferred"' in remembered
-        assert "User:app" in remembered
-        assert "orders:0:200" in operator.follow("3.")
-        operator.follow("4.")
-        operator.follow("5.")
-        assert "50" in operator.follow("6.")
-        operator.follow("7.")
-        operator.follow("8.")
-        assert written(b, "app", "orders") is None
-        with ClusterClient(client_config(b.client_properties())) as admin:
-            now = topic_settings(admin, ["orders"])["orders"]
-        assert not isinstance(now, int)
-        assert (now["retention.ms"].value, now["message.timestamp.type"].value) == ("604800000", "LogAppendTime")
-        assert "orders-0 is stopped" in operator.follow("9.")
+    engine = Engine(b, MIRROR, tmp_path / "engine.out", "--command-config", str(login), with_spark=False)
+    try:
+        wait_until(lambda: committed(b, group, topic) == {0: 50}, 150)
+        assert written(b, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        with Operator("break-glass", tmp_path, given) as operator, another_engine(a, b):
+            operator.follow("1.")
+            produce(a, topic, values("too-late"))
+            remembered = operator.follow("2.")
+            assert '"deferred"' in remembered
+            assert "User:app" in remembered
+            assert f'"pid":{engine.process.pid}' in remembered
+            assert f"{topic}:0:200" in operator.follow("3.")
+            operator.follow("4.")
+            operator.follow("5.")
+            assert "50" in operator.follow("6.")
+            operator.follow("7.")
+            operator.follow("8.")
+            assert written(b, "app", topic) is None
+            with ClusterClient(client_config(b.client_properties())) as admin:
+                now = topic_settings(admin, [topic])[topic]
+            assert not isinstance(now, int)
+            assert (now["retention.ms"].value, now["message.timestamp.type"].value) == ("604800000", "LogAppendTime")
+            assert engine.process.poll() is None
+            assert f"{topic}-0 is stopped" in operator.follow("9.")
+            assert engine.wait(60) == 3
+        assert read_all(b, topic, RECORDS + 2) == [*values("first"), "probe", "v"]
+    finally:
+        engine.destroy()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_script_for_ci(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    a, b = make_cluster("a", start=False), make_cluster("b", start=False)
-    start_together([a, b])
-    make_topic(a, "orders")
-    produce(a, "orders", values("first"))
+def test_the_script_for_ci(pair: ClusterPair, tmp_path: Path) -> None:
+    a, b, topic = pair.source, pair.destination, unique_topic("orders")
+    make_topic(a, topic)
+    produce(a, topic, values("first"))
     (tmp_path / "source.properties").write_text(f"bootstrap.servers={a.bootstrap_servers}\n")
     environ = {
         **os.environ,
         "PATH": f"{tools_in(tmp_path / 'bin')}:{os.environ['PATH']}",
         "KMIRROR_BOOTSTRAP_SERVER": b.bootstrap_servers,
         "KMIRROR_EXPECT_CLUSTER_ID": b.cluster_id,
-        "MIRROR": MIRROR,
+        "MIRROR": unique_topic("m"),
         "SOURCE_CONFIG": "source.properties",
-        "TOPICS": "orders",
+        "TOPICS": topic,
     }
 
     def job(**more: str) -> subprocess.CompletedProcess[str]:
@@ -310,10 +319,40 @@ def test_the_script_for_ci(make_cluster: MakeCluster, tmp_path: Path) -> None:
 
     elsewhere = job(KMIRROR_EXPECT_CLUSTER_ID="another")
     assert (elsewhere.returncode, "refused: create" in elsewhere.stderr) == (3, True), elsewhere.stderr
-    with writing(a, "orders"):
+    with writing(a, topic):
         too_early = job(PROMOTE_TIMEOUT="5s")
         assert (too_early.returncode, "not yet: promote" in too_early.stderr) == (5, True), too_early
     promoted = job()
     assert promoted.returncode == 0, promoted
-    assert json.loads((tmp_path / "promote.json").read_text())["exitCode"] == 0
+    evidence = json.loads((tmp_path / "promote.json").read_text())
+    assert (evidence["exitCode"], [run["exitCode"] for run in evidence["earlier"]]) == (0, [5])
     assert "promoted already" in job().stdout
+
+
+@pytest.mark.timeout(600)
+def test_disaster(pair: ClusterPair, tmp_path: Path) -> None:
+    """Comes last: A is killed."""
+    a, b = pair.source, pair.destination
+    orders, payments = unique_topic("orders"), unique_topic("payments")
+    mirror = mirrored(pair, orders, payments)
+    engine = Engine(b, mirror, tmp_path / "engine.out", with_spark=False)
+    try:
+        assert len(read_all(b, orders, RECORDS)) == RECORDS
+        assert len(read_all(b, payments, RECORDS)) == RECORDS
+        a.kill(1)
+        given = {"B": b.bootstrap_servers, "MIRROR": mirror}
+        with Operator("disaster", tmp_path, given) as operator:
+            assert "2 partitions: 0 records known lost as of" in operator.follow("1.")
+            assert "2 partitions: 0 records known lost as of" in operator.follow("2.")
+            evidence = json.loads((tmp_path / "failover.json").read_text())
+            assert evidence["exitCode"] == 0
+            assert {row["lastMirroredOffset"] for row in evidence["partitions"]} == {200}
+            operator.follow("3.")
+            operator.follow("4.")
+            produce(b, orders, values("local"))
+            assert engine.wait(60) == 3
+            assert "failed over as a whole" in operator.follow("5.")
+            assert "failover" in operator.follow("6.")
+    finally:
+        engine.destroy()
+        a.start_broker(1)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from kmirror.engine.failures import TaskCancelledError, TaskFailedError, WorkerTraceback
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
-from kmirror.engine.task import RemoteError
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.failures import TaskCancelledError, TaskFailedError, WorkerTraceback
+from kmirror.engine.spark.task import RemoteError
 from kmirror.errors import Reason, RefusedError
 from tests.support.processes import tree
 from tests.support.waiting import wait_until
@@ -151,7 +151,7 @@ def test_a_worker_that_dies_is_replaced(spark: SparkRuntime) -> None:
 
 
 def test_a_function_that_kills_every_worker_is_given_up(spark: SparkRuntime) -> None:
-    with pytest.raises(TaskFailedError, match=r"gave die up: .*4 times") as caught:
+    with pytest.raises(TaskFailedError, match=r"aborted die: .*4 times") as caught:
         spark.submit("die", die, None).result(60)
 
     assert caught.value.hint is not None

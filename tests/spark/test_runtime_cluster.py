@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from kmirror.engine import spark as spark_module
-from kmirror.engine.failures import TaskCancelledError
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
+from kmirror.engine.spark import application as spark_module
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.failures import TaskCancelledError
 from kmirror.errors import RefusedError, TimedOutError, UnreachableError
 from kmirror.sandbox.ports import free_ports
 from tests.support.processes import tree
@@ -51,7 +51,7 @@ def look_around(seconds: float, attempt: int) -> tuple[int, list[str]]:
     import crc32c
     import kafka
 
-    import kmirror.engine.lane  # noqa: F401 - what lanes import must be there
+    import kmirror.engine.lane.lane  # noqa: F401 - what lanes import must be there
 
     time.sleep(seconds)
     return os.getppid(), [str(module.__file__) for module in (sys.modules["kmirror"], crc32c, cramjam, kafka)]
@@ -137,7 +137,7 @@ def test_workers_without_the_right_python_are_refused(options: SparkOptions) -> 
     with pytest.raises(RefusedError, match="the Spark workers have no no-such-python") as caught:
         SparkRuntime(missing).start()
 
-    assert caught.value.hint == "name their Python: --spark-conf spark.pyspark.python=PATH"
+    assert caught.value.hint == "set their Python: --spark-conf spark.pyspark.python=PATH"
 
 
 def test_a_cluster_that_is_full_is_told_from_one_that_is_slow(
@@ -152,10 +152,10 @@ def test_a_cluster_that_is_full_is_told_from_one_that_is_slow(
     )
     monkeypatch.setattr(spark_module, "_FIRST_TASK_SECONDS", 2)
 
-    with pytest.raises(TimedOutError, match="took a task within 2 s") as caught:
+    with pytest.raises(TimedOutError, match="accepted a task within 2 s") as caught:
         SparkRuntime(greedy).start()
 
-    assert caught.value.hint == "it may lack free cores or memory (--spark-conf spark.executor.memory=512m)"
+    assert caught.value.hint == "it may have no free cores or memory (--spark-conf spark.executor.memory=512m)"
 
 
 def test_a_master_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from kmirror.engine.failures import SparkLostError, TaskCancelledError
-from kmirror.engine.run_folder import remove_abandoned
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.failures import SparkLostError, TaskCancelledError
+from kmirror.engine.spark.run_folder import remove_abandoned
 from kmirror.engine.waiting import StoppedError
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.spark_driver import endless
@@ -194,5 +194,5 @@ def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
     spark.stop()
     thread.join(20)
 
-    assert [str(error) for error in errors] == ["Spark was stopped while it was starting"]
+    assert [str(error) for error in errors] == ["Spark was stopped during startup"]
     assert not wait_gone(jvm, 20)

@@ -1,6 +1,6 @@
 """What becomes of a mirror whose source changes: nothing is skipped, spliced or repaired without being told.
 
-Two brokers are shared by all cases; each has a mirror of its own, worked through the command line.
+Each case has a mirror of its own, worked through the command line.
 """
 
 from __future__ import annotations
@@ -15,34 +15,23 @@ from typing import Any
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.engine import kmirror, limit_writes
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import limit_writes, typed
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrored import Mirrored
-from tests.support.real_logs import BUSY, delete_records, write
+from tests.support.real_logs import delete_records, write
 from tests.support.still_logs import FOREVER
 from tests.support.visible import Bounds, bounds_of, shown
 
 
-@pytest.fixture(scope="module")
-def source(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("source", properties=BUSY)
-
-
-@pytest.fixture(scope="module")
-def destination(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("destination", properties=BUSY)
-
-
 @pytest.fixture
-def mirror(source: SandboxCluster, destination: SandboxCluster, tmp_path: Path) -> Iterator[Mirrored]:
+def mirror(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Mirrored]:
     """Return a mirror of one topic whose 1,000 records are copied; no engine runs."""
     topic = unique_topic("changing")
-    create_topics(source, {topic: FOREVER})
-    write(source, topic, 1000)
-    with Mirrored(source, destination, tmp_path, {topic: 1}) as made:
+    create_topics(cluster_pair.source, {topic: FOREVER})
+    write(cluster_pair.source, topic, 1000)
+    with Mirrored(cluster_pair.source, cluster_pair.destination, tmp_path, {topic: 1}) as made:
         made.create("refresh.interval.seconds=1", "follow.log.start.delay.ms=0")
         made.copy()
         yield made
@@ -61,7 +50,7 @@ def lose_records(mirror: Mirrored) -> None:
 
 def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Run `kmirror recover` and return its document."""
-    done = kmirror(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
+    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
     assert done.returncode == code, (done.stdout, done.stderr)
     return dict(json.loads(done.stdout))
 
@@ -84,7 +73,7 @@ def assert_truncated(mirror: Mirrored) -> None:
     assert since
     assert row["errorMessage"] == (
         f"the source starts at offset 1150: {LOST}; FAILED since {since[1]}; "
-        f"to go on without them: kmirror recover --mirror {mirror.name} --topics {topic} --accept-loss"
+        f"to continue without them: kmirror recover --mirror {mirror.name} --topics {topic} --accept-loss"
     )
 
 
@@ -108,10 +97,10 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     refused = recover(mirror, code=3)
     assert refused["results"][0]["result"] == "REFUSED"
     assert "--accept-loss" in refused["error"]["hint"]
-    asked = kmirror(mirror.destination, "recover", "--mirror", mirror.name, "--accept-loss")
+    asked = typed(mirror.destination, "recover", "--mirror", mirror.name, "--accept-loss")
     assert (asked.returncode, "150 records, 1000 to 1149" in asked.stderr) == (3, True), asked.stderr
     told = recover(mirror, "--accept-loss", "--dry-run")
-    assert "would be tried again and goes on without 150 records, 1000 to 1149" in told["results"][0]["message"]
+    assert "would be retried and continues without 150 records, 1000 to 1149" in told["results"][0]["message"]
     mirror.copy(exit_codes=(7,))
     recover(mirror, "--accept-loss", "--yes")
     engine = mirror.copy()

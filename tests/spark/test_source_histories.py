@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.engine import kmirror
+from tests.support.engine import typed
 from tests.support.foreign import labelled, write_and_abort, write_idempotently, write_plainly
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
@@ -44,7 +44,7 @@ def destination(make_module_cluster: MakeCluster) -> SandboxCluster:
 
 def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Run `kmirror recover` and return its document."""
-    done = kmirror(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
+    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
     assert done.returncode == code, (done.stdout, done.stderr)
     return dict(json.loads(done.stdout))
 
@@ -171,27 +171,27 @@ class Histories:
             ),
             "anonymous": (
                 "DESTINATION_WRITTEN",
-                f"somebody else wrote to mirror topic {place['anonymous']} (20 records, from offset 1000 on, "
+                f"another client wrote to mirror topic {place['anonymous']} (20 records, from offset 1000 on, "
                 "a producer without an id): it ends at offset 1020, and its source at 1000",
             ),
             "idempotent": (
                 "DESTINATION_WRITTEN",
-                f"somebody else wrote to mirror topic {place['idempotent']} (20 records, from offset 1000 on, "
+                f"another client wrote to mirror topic {place['idempotent']} (20 records, from offset 1000 on, "
                 f"{self.writers['idempotent']}): it ends at offset 1020, and its source at 1000",
             ),
             "grown": (
                 "DESTINATION_WRITTEN",
-                f"somebody else wrote to mirror topic {place['grown']} (20 records, from offset 1000 on, "
+                f"another client wrote to mirror topic {place['grown']} (20 records, from offset 1000 on, "
                 f"{self.writers['grown']}): it does not hold what {place['grown']} does there",
             ),
             "replaced": (
                 "DESTINATION_TOPIC_DELETED",
-                f"the mirror topic {names['replaced']} ({self.ids['replaced']}) was deleted; topic {new_id} now bears "
+                f"the mirror topic {names['replaced']} ({self.ids['replaced']}) was deleted; topic {new_id} now has "
                 "its name",
             ),
             "deleted": (
                 "DESTINATION_TOPIC_DELETED",
-                f"the mirror topic {names['deleted']} ({self.ids['deleted']}) was deleted; no topic bears its name now",
+                f"the mirror topic {names['deleted']} ({self.ids['deleted']}) was deleted; no topic has its name now",
             ),
             "gone": (
                 "SOURCE_TOPIC_DELETED",
@@ -199,12 +199,12 @@ class Histories:
             ),
             "early": (
                 "DESTINATION_WRITTEN",
-                f"somebody else wrote to mirror topic {place['early']} (7 records, from offset 0 on, "
+                f"another client wrote to mirror topic {place['early']} (7 records, from offset 0 on, "
                 f"{self.writers['early']}): it does not hold what {place['early']} does there",
             ),
             "early_and_alone": (
                 "DESTINATION_WRITTEN",
-                f"somebody else wrote to mirror topic {place['early_and_alone']} (7 records, from offset 0 on, "
+                f"another client wrote to mirror topic {place['early_and_alone']} (7 records, from offset 0 on, "
                 "a producer without an id): it ends at offset 7, and its source at 0",
             ),
         }
@@ -213,7 +213,7 @@ class Histories:
             assert (row["reason"], said(row)) == (reason, message)
         row = rows["in_transaction", 0]
         assert row["reason"] == "DESTINATION_WRITTEN", row
-        assert re.match(r"somebody else wrote .*\(20 records, from offset 1000 on, producer id [0-9]+\)", said(row))
+        assert re.match(r"another client wrote .*\(20 records, from offset 1000 on, producer id [0-9]+\)", said(row))
         # nothing was done about it
         assert rows["truncated", 0]["destinationOffset"] == 1000
         for which in WRITTEN:
@@ -274,7 +274,7 @@ HOPELESS = {"replaced", "gone"}
 @pytest.fixture
 def histories(source: SandboxCluster, destination: SandboxCluster, tmp_path: Path) -> Iterator[Histories]:
     """Return a mirror of topics that are copied; no engine runs."""
-    with Mirrored(source, destination, tmp_path, {}) as mirror:
+    with Mirrored(source, destination, tmp_path, {}, with_spark=True) as mirror:
         made = Histories(mirror, unique_topic())
         made.begin()
         yield made

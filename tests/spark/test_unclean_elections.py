@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.test_source_histories import archived, is_failed, recover, said
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
@@ -90,14 +90,14 @@ REWRITTEN = (
     "the history of {place} was rewritten: from offset 1000 on it does not hold what was copied, 200 records up to "
     "offset 1199"
 )
-CUT = "the source ends at offset 1000, but 1200 had been copied from it: 200 records that it had are gone"
+CUT = "the source ends at offset 1000, but 1200 had been copied from it: 200 records are no longer there"
 
 
 def test_the_source_elects_a_leader_that_lacks_records(
     three: SandboxCluster, single: SandboxCluster, tmp_path: Path
 ) -> None:
     """One mirror's engine runs all the time; the others' do not, and one of those is to repair it by itself."""
-    mirrors = {kind: Mirrored(three, single, tmp_path, {}) for kind in ("running", "stopped", "auto")}
+    mirrors = {kind: Mirrored(three, single, tmp_path, {}, with_spark=True) for kind in ("running", "stopped", "auto")}
     topics = {(kind, case): unique_topic(f"{kind}-{case}") for kind in mirrors for case in CASES}
     same, alone = unique_topic("same"), unique_topic("alone")
     for topic in (*topics.values(), same):
@@ -183,7 +183,7 @@ def test_the_destination_elects_a_leader_that_lacks_records(
     create_topics(single, {kept: FOREVER, gone: FOREVER})
     for topic in (kept, gone):
         write(single, topic, 1000)
-    with Mirrored(single, three, tmp_path, {kept: 1, gone: 1}) as mirror:
+    with Mirrored(single, three, tmp_path, {kept: 1, gone: 1}, with_spark=True) as mirror:
         mirror.create("refresh.interval.seconds=1", "follow.log.start=false")
         for topic in (kept, gone):
             move(three, topic, [1, 2])
@@ -204,7 +204,7 @@ def test_the_destination_elects_a_leader_that_lacks_records(
         row = mirror.rows()[gone, 0]
         assert (row["reason"], said(row)) == (
             "DESTINATION_TRUNCATED",
-            "the destination lost its offsets 1000 to 1199, and what remains cannot be compared with the source",
+            "the destination lost offsets 1000 to 1199, and what remains cannot be compared with the source",
         )
         assert (row["destinationLogStart"], row["destinationOffset"]) == (0, 1000)
         again = f"{kept}-0 had lost the offsets 1000 to 1199 at the destination"
@@ -268,7 +268,7 @@ def test_another_cluster_answers_at_the_source(
     create_topics(first, {topic: FOREVER})
     write(first, topic, 1000)
     ports = [node.port for node in first.spec.nodes] + [node.controller_port or 0 for node in first.spec.nodes]
-    with Mirrored(first, single, tmp_path, {topic: 1}) as mirror:
+    with Mirrored(first, single, tmp_path, {topic: 1}, with_spark=True) as mirror:
         mirror.create("refresh.interval.seconds=1", "retry.timeout.ms=3000")
         engine = mirror.engine()
         mirror.wait_until_equal(engine)

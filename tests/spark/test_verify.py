@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.records import Record
+from kmirror.cluster.protocol.records import Record
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify import VerifyRequest, verify
-from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
-from kmirror.patterns import TopicSelector
+from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair
 from tests.support.remembered_mirror import RememberedMirror, Side
@@ -181,7 +181,7 @@ def test_a_large_partition_is_compared_in_pieces_at_once(
     mirror: RememberedMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
-    monkeypatch.setattr("kmirror.engine.verification._SMALLEST_SHARE_BYTES", 100_000)
+    monkeypatch.setattr("kmirror.engine.compare.verification._SMALLEST_SHARE_BYTES", 100_000)
     source, destination = mirror.source, mirror.destination
     topic = mirror.topic("large")
     log = [Record(i, BASE_TIME + i, b"k%d" % i, b"v" * 1000) for i in range(4000)]
@@ -215,7 +215,7 @@ def test_what_is_refused_before_spark_is_started(mirror: RememberedMirror, clust
             ask(topics=TopicSelector.parse(["nosuch"]))
         with pytest.raises(UsageError, match="--sample -1"):
             ask(sample=-1)
-        with pytest.raises(UsageError, match="no Spark master"):
+        with pytest.raises(UsageError, match="not a Spark master"):
             ask(master="nowhere")
         with pytest.raises(RefusedError, match="Spark Connect"):
             ask(master="sc://somewhere")
@@ -223,7 +223,7 @@ def test_what_is_refused_before_spark_is_started(mirror: RememberedMirror, clust
         outcome = ask(topics=TopicSelector.parse([topic]))
         assert (outcome.exit_code, outcome.rows[0].message) == (ExitCode.OK, "nothing to compare")
         mirror.save(cluster_id="another")
-        with pytest.raises(RefusedError, match="the source is cluster") as changed:
+        with pytest.raises(RefusedError, match="the source is now cluster") as changed:
             ask()
         assert changed.value.reason is Reason.SOURCE_CLUSTER_CHANGED
         mirror.source.properties = {"bootstrap.servers": "127.0.0.1:1"}

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from kmirror.engine.difference import Kind
+from kmirror.engine.compare.difference import Kind
 from kmirror.errors import ExitCode
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify_results import VerifyOutcome, VerifyRow
+from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from tests.support.clusters import MakeCluster, unique_topic
@@ -167,13 +167,13 @@ def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
     row = row_of(outcome, made.filler["coming"])
     assert (row.different, row.message) == (
         False,
-        "could not be compared: its log is still being brought to its start",
+        "could not be compared: its log is still being aligned",
     )
 
 
 @pytest.mark.long
 def test_a_sample_finds_what_lies_in_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kmirror.engine.verification._SAMPLE_OFFSETS", SAMPLED)
+    monkeypatch.setattr("kmirror.engine.compare.verification._SAMPLE_OFFSETS", SAMPLED)
     ends = made.mirror.verify(master="local[2]", sample=0)
     # so many ranges that together they leave nothing out
     everything = made.mirror.verify(master="local[2]", sample=5000)

@@ -9,13 +9,14 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka import admin as admin_api
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.acls import AclBinding, Operation, PatternType, Permission, ResourceType, await_acls, create_acls
+from kmirror.cluster.acls import await_acls, create_acls
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import client_config
-from kmirror.engine.side_jobs import JobView
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.side_jobs import JobView
 from kmirror.ops.context import Destination, change
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.settings import parse_settings
+from kmirror.settings.table import parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.waiting import wait_until

@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
-from kmirror.engine import archive_copy
-from kmirror.engine.archive import Range, archive_name, archive_settings
-from kmirror.engine.archive_check import ArchiveComparison, verify_archive_partition
-from kmirror.engine.archive_copy import Archived, archive_partition
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.archive import copy as archive_copy
+from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
+from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
+from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records

@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import kafka_jars
 from tests.support.class_archive import ClassArchive
+from tests.support.reaper import reaped
 from tests.support.waiting import wait_until
 
 #: What makes a broker start soonest and cost least, at the price of its top speed.
@@ -32,9 +33,14 @@ QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 #: Quotas are measured over two seconds instead of eleven: who is over one is held back for a moment, not for many
 #: seconds after a burst.
 STEADY_QUOTAS = {"quota.window.num": "2"}
+#: Controllers write into the metadata log now and then, not twice a second (KIP-835): that is a quarter of what an idle
+#: broker takes of a processor, and many stand by while other tests run.
+IDLE = {"metadata.max.idle.interval.ms": "20000"}
 #: A killed broker's partitions get another leader, and it may come back, after half the time. A busy machine may have
 #: a living broker taken for dead; where that would be a fault of the test, the sandbox's own time is better.
 QUICK_FAILOVER = {"broker.session.timeout.ms": "2000"}
+#: Nothing is deleted for its age: a broker would look half a minute after its start, and every five minutes then.
+NO_RETENTION = {"log.retention.check.interval.ms": "86400000", "log.initial.task.delay.ms": "86400000"}
 
 
 class MakeCluster(Protocol):
@@ -84,7 +90,7 @@ def _thread_states(pid: int) -> Iterator[str]:
 
 def new_cluster(name: str, folder: Path, **settings: Any) -> SandboxCluster:
     """Return a cluster as tests have it, not started yet; takes the arguments of SandboxCluster."""
-    properties = {**STEADY_QUOTAS, **settings.pop("properties", {})}
+    properties = {**STEADY_QUOTAS, **IDLE, **settings.pop("properties", {})}
     java_options = (*QUICK_JAVA_OPTIONS, *archive_options(settings.get("kafka_version")))
     return SandboxCluster(name, folder, **{"java_options": java_options, "properties": properties, **settings})
 
@@ -114,6 +120,13 @@ def _use(cluster: SandboxCluster) -> None:
     producer.commit_transaction(30)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def reaped_session() -> Iterator[None]:
+    """End what the tests of this process start, also when it is killed."""
+    with reaped():
+        yield
+
+
 @pytest.fixture(scope="session")
 def clusters_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder of all clusters of this run; when all tests are over, no broker may be left in it."""
@@ -125,7 +138,9 @@ def clusters_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 @pytest.fixture(scope="session")
 def cluster_pair(clusters_directory: Path) -> Iterator[ClusterPair]:
     """Start the two clusters that all tests share, one broker each."""
-    source, destination = (new_cluster(name, clusters_directory / name) for name in ("source", "destination"))
+    source, destination = (
+        new_cluster(name, clusters_directory / name, properties=NO_RETENTION) for name in ("source", "destination")
+    )
     try:
         start_together([source, destination])
         yield ClusterPair(source, destination)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kmirror.cluster import markers
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.records import Record
+from kmirror.cluster.protocol import markers
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.protocol.records import Record
+from kmirror.engine.clock import now_ms
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.real_logs import delete_records
@@ -34,7 +35,7 @@ def make_copy(
     with Leader(cluster, topic) as leader:
         with OffsetAppender(leader.client, leader.partition, producer_id=OWN_ID) as out:
             while (left := start - out.log_end_offset) > 0:
-                out.append(filler_batch(min(left, FILLER_RECORDS), base_offset=out.log_end_offset))
+                out.append(filler_batch(min(left, FILLER_RECORDS), now_ms(), base_offset=out.log_end_offset))
             for run in _runs(records):
                 out.append(run)
             lacking = end - out.log_end_offset

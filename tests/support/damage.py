@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.records import Record
-from kmirror.engine.difference import Kind
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.records import Record
+from kmirror.engine.compare.difference import Kind
 from tests.support.log_batches import ABORT, LogBatch, VisibleRecord
 from tests.support.logs import BuiltLog
 

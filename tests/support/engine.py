@@ -1,7 +1,8 @@
-"""A real engine as a process of its own: `kmirror run`, started, watched, harmed."""
+"""A real engine as a process of its own: `kmirror run`, started, watched, harmed; and other commands."""
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
@@ -14,9 +15,11 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmirror.cli.main import main
+from kmirror.cli.screen import Screen
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.security import client_config
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
@@ -24,29 +27,51 @@ from tests.support.stored import first_difference, log_dir_of
 ROOT = Path(__file__).parent.parent.parent
 
 
-def kmirror(destination: SandboxCluster | str, *arguments: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+def kmirror(
+    destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run one kmirror command to its end."""
     return subprocess.run(
-        command(destination, *arguments), capture_output=True, text=True, cwd=ROOT, check=False, timeout=180
+        command(destination, verb, *arguments, with_spark=with_spark),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=180,
     )
 
 
-def command(destination: SandboxCluster | str, verb: str, *arguments: str) -> list[str]:
-    """Spell out a kmirror command."""
+def command(destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True) -> list[str]:
+    """Spell out a kmirror command; without Spark, threads do what its workers would."""
+    program = "kmirror" if with_spark else "tests.support.without_spark"
+    return [sys.executable, "-m", program, *_line(destination, verb, *arguments)]
+
+
+def typed(destination: SandboxCluster | str, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Carry out one kmirror command that needs no Spark, in this process: that saves starting another one."""
+    line = _line(destination, verb, *arguments)
+    out, err = io.StringIO(), io.StringIO()
+    code = main(line, Screen(out, err, io.StringIO()))
+    return subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+
+
+def _line(destination: SandboxCluster | str, verb: str, *arguments: str) -> list[str]:
     server = destination if isinstance(destination, str) else destination.bootstrap_servers
-    return [sys.executable, "-m", "kmirror", verb, "--bootstrap-server", server, *arguments]
+    return [verb, "--bootstrap-server", server, *arguments]
 
 
 class Engine:
-    """One `kmirror run` process."""
+    """One `kmirror run` process; without Spark, its lanes are threads of that process."""
 
-    def __init__(self, destination: SandboxCluster, mirror: str, output: Path, *arguments: str) -> None:
+    def __init__(
+        self, destination: SandboxCluster, mirror: str, output: Path, *arguments: str, with_spark: bool = True
+    ) -> None:
         self._output = output
-        #: On a cluster, workers are not below the driver's process.
-        self.is_local = "--master" not in arguments
+        #: On a cluster, workers are not below the driver's process; without Spark there are none.
+        self.is_local = with_spark and "--master" not in arguments
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                command(destination, "run", "--mirror", mirror, *arguments),
+                command(destination, "run", "--mirror", mirror, *arguments, with_spark=with_spark),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -117,14 +142,15 @@ class Pair:
         file = self.folder / f"{self.mirror}.properties"
         file.write_text(f"bootstrap.servers={self.source.bootstrap_servers}\n")
         options = [word for setting in settings for word in ("--config", setting)]
-        made = kmirror(self.destination, "create", "--mirror", self.mirror, "--mirror-config", str(file), *options)
+        made = typed(self.destination, "create", "--mirror", self.mirror, "--mirror-config", str(file), *options)
         assert made.returncode == 0, made.stderr
-        added = kmirror(self.destination, "add", "--mirror", self.mirror, "--topics", self.topic)
+        added = typed(self.destination, "add", "--mirror", self.mirror, "--topics", self.topic)
         assert added.returncode == 0, added.stderr
 
-    def engine(self, *arguments: str) -> Engine:
+    def engine(self, *arguments: str, with_spark: bool = True) -> Engine:
         """Start an engine for it."""
-        engine = Engine(self.destination, self.mirror, self.folder / f"{self.mirror}.out", *arguments)
+        output = self.folder / f"{self.mirror}.out"
+        engine = Engine(self.destination, self.mirror, output, *arguments, with_spark=with_spark)
         self._engines.append(engine)
         return engine
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.engine.fork import Fork, find_fork
-from kmirror.engine.stretches import Ends, Section, Sections
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.engine.histories.fork import Fork, find_fork
+from kmirror.engine.histories.stretches import Ends, Section, Sections
 from tests.support.histories import batch, marker, record
 from tests.support.log_batches import ABORT, LogBatch, encode
 

@@ -90,7 +90,7 @@ class JavaMember:
         options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
         arguments = ["--bootstrap-server", cluster.bootstrap_servers, "--topic", topic, "--group-id", group]
         arguments += ["--verbose", "--group-protocol", protocol, "--reset-policy", "none"]
-        archive = ClassArchive.of("VerifiableConsumer", jars)
+        archive = ClassArchive.of("ConsoleConsumer", jars)  # which holds most of what this one loads
         self._process = subprocess.Popen(
             [java(), *options, *archive.options, "-cp", jars.classpath, _VERIFIABLE_CONSUMER, *arguments],
             stdout=subprocess.PIPE,

@@ -1,41 +1,39 @@
-"""Groups for tests: offsets committed and read by librdkafka's admin client, mirrors ready for a group sync."""
+"""Groups for tests: offsets committed and read by a consumer of librdkafka, mirrors ready for a group sync."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kmirror.engine.side_jobs import JobView, Told
-from kmirror.ops.add import add
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
-from kmirror.ops.group_sync import GroupSyncJob
+from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.settings import parse_settings
+from kmirror.settings.table import parse_settings
 from kmirror.state.records import PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
-from tests.support.waiting import wait_until
 
 
 def commit(cluster: SandboxCluster, group: str, topic: str, offsets: Mapping[int, int], metadata: str = "") -> None:
     """Commit offsets for a group in which nobody is."""
-    admin = AdminClient(properties_of(cluster))
+    places = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets.items()]
 
-    def is_done() -> bool:
-        places = [TopicPartition(topic, p, offset, metadata) for p, offset in offsets.items()]
-        done = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)])[group].result(30)
-        errors = {place.error.code() for place in done.topic_partitions if place.error}
-        # while the first group's coordinator is made
-        assert errors <= {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR}, errors
-        return not errors
-
-    wait_until(is_done)
+    with _consumer(cluster, group) as consumer:
+        done = _asked(lambda: consumer.commit(offsets=places, asynchronous=False))
+    assert not any(place.error for place in done), done
 
 
 def committed(cluster: SandboxCluster, group: str, topic: str) -> dict[int, int]:
@@ -49,9 +47,31 @@ def metadata_of(cluster: SandboxCluster, group: str) -> set[str]:
 
 
 def _committed(cluster: SandboxCluster, group: str) -> list[TopicPartition]:
-    admin = AdminClient(properties_of(cluster))
-    found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
-    return [place for place in found.topic_partitions if place.offset >= 0]
+    with _consumer(cluster, group) as consumer:
+        topics = consumer.list_topics(timeout=30).topics
+        places = [TopicPartition(name, partition) for name, topic in topics.items() for partition in topic.partitions]
+        return [place for place in _asked(lambda: consumer.committed(places, timeout=60)) if place.offset >= 0]
+
+
+def _asked(request: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
+    # again while the group's coordinator is being made
+    while True:
+        try:
+            return request()
+        except KafkaException as error:
+            if error.args[0].code() not in {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR}:
+                raise
+            time.sleep(0.1)
+
+
+@contextmanager
+def _consumer(cluster: SandboxCluster, group: str) -> Iterator[Consumer]:
+    # not an AdminClient: librdkafka 2.16 crashes there when a coordinator answers that it is not ready yet
+    consumer = Consumer({**client_config(cluster.client_properties()).librdkafka(), "group.id": group})
+    try:
+        yield consumer
+    finally:
+        consumer.close()
 
 
 def delete_offsets(cluster: SandboxCluster, group: str) -> None:
@@ -90,6 +110,36 @@ def member(cluster: SandboxCluster, group: str, topic: str, protocol: str = "cla
         consumer.close()
 
 
+_MEMBER = """
+import json, sys
+from confluent_kafka import Consumer
+consumer = Consumer(json.loads(sys.argv[1]))
+consumer.subscribe([sys.argv[2]], on_assign=lambda *_: print("in", flush=True))
+while True:
+    consumer.poll(0.1)
+"""
+
+
+def killed_member(cluster: SandboxCluster, group: str, topic: str, client_id: str, session_timeout_ms: int) -> None:
+    """Have somebody in a group whose process is killed: the group has him until his session is over."""
+    settings = {
+        **properties_of(cluster),
+        "client.id": client_id,
+        "group.id": group,
+        "group.protocol": "classic",
+        "session.timeout.ms": session_timeout_ms,
+        "heartbeat.interval.ms": 500,
+        "enable.auto.commit": False,
+    }
+    command = [sys.executable, "-c", _MEMBER, json.dumps(settings), topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in\n", "nobody let the member in"
+        finally:
+            process.kill()
+
+
 class GroupScene:
     """A mirror topic that holds what its source does, as if an engine had copied it; and a group's sync of it."""
 
@@ -124,7 +174,7 @@ class GroupScene:
 
         change(self.destination, self.mirror, decide)
 
-    def sync(self) -> list[Told]:
+    def sync(self) -> list[JobEvent]:
         """Do what an engine does every ten seconds."""
         state = self.destination.state()
         record = state.mirror(self.mirror)

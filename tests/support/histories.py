@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from kmirror.cluster.batch import HEADER, guard
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.filler import filler_batch
-from kmirror.engine.tails import Ends, Finding, Section, Sections, compare_tails
+from kmirror.cluster.protocol.batch import HEADER, guard
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.filler import filler_batch
+from kmirror.engine.clock import now_ms
+from kmirror.engine.histories.tails import Ends, Finding, Section, Sections, compare_tails
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
 OWN_ID = (1 << 62) + 5
@@ -80,7 +81,7 @@ class Log:
         assert self.start <= offset <= self.end, "out of range"
         data = b""
         if self.filler_end > offset:
-            filler = memoryview(filler_batch(self.filler_end - self.start, base_offset=self.start))
+            filler = memoryview(filler_batch(self.filler_end - self.start, now_ms(), base_offset=self.start))
             data = stored_by(bytes(filler), OWN_ID)
         for stored in self.batches:
             if stored.next_offset > offset and stored.base_offset < end:

@@ -65,7 +65,7 @@ def _kill_at_record(when: str, number: int) -> None:
 
 
 def _kill_at_step(number: int) -> None:
-    from kmirror.ops import truncate_logs
+    from kmirror.ops.failback import truncate_logs
 
     numbers = itertools.count(1)
 

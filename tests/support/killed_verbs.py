@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from kmirror.errors import Reason
-from kmirror.ops.add import add
+from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.describe import describe
-from kmirror.ops.failover import failover
-from kmirror.ops.group_sync import GroupSyncJob
-from kmirror.ops.pause import pause
-from kmirror.ops.promote import PromoteRequest, promote
+from kmirror.ops.failback.truncation_plan import read_plan
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.results import TopicState
-from kmirror.ops.truncation_plan import read_plan
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.workflow_records import WorkflowRecord
@@ -31,7 +31,7 @@ from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
-from tests.support.visible import assert_mirrored, assert_sound, bounds_of, shown
+from tests.support.visible import assert_intact, assert_mirrored, bounds_of, shown
 from tests.support.waiting import wait_until
 
 RECORDS = ["one", "two", "three"]
@@ -85,6 +85,10 @@ class Story(ABC):
     def check(self) -> None:
         """Fail where something is not as it has to be when the command has ended."""
 
+    def is_whole(self) -> bool:
+        """Tell whether what the command left when it was killed is what it may leave."""
+        return True
+
     # -- what stories are told with ------------------------------------------------------------------------------------
 
     def engine(self, at: Destination, *, groups: bool = False) -> LocalEngine:
@@ -120,7 +124,7 @@ class Story(ABC):
         for topic in self.topics:
             assert shown(self.b, topic) == shown(self.a, topic)
             assert bounds_of(self.b, topic) == (0, end)
-            assert_sound(self.b, topic)
+            assert_intact(self.b, topic)
         produce(self.b, self.topics[0], ["written since"])
         assert shown(self.b, self.topics[0])[-1].offset == end
 
@@ -187,7 +191,7 @@ class Removing(Story):
 
 
 class Promoting(Story):
-    """With a living engine, and a group that comes along."""
+    """With a living engine, and a group that comes along: all topics together."""
 
     least_records = 5
 
@@ -196,8 +200,12 @@ class Promoting(Story):
 
     @property
     def command(self) -> list[str]:
-        words = ("--mirror", self.mirror, "--allow-producers", "--timeout", "90s")
+        words = ("--mirror", self.mirror, "--allow-producers", "--together", "--timeout", "90s")
         return command(self.b, "promote", *words)
+
+    def is_whole(self) -> bool:
+        """Never half of the topics."""
+        return len({(one.desired, one.pending_operation) for one in self.at_b.state().topics(self.mirror)}) == 1
 
     def check(self) -> None:
         assert committed(self.b, self.group, self.topics[0]) == {0: 2}
@@ -302,7 +310,7 @@ class _Returning(Story):
         self.copy(self.at_a)
         for topic in self.topics:
             assert_mirrored(self.b, self.a, topic)
-            assert_sound(self.a, topic)
+            assert_intact(self.a, topic)
         assert shown(self.a, self.topics[0])[-1].value == b"local"
         assert committed(self.a, self.group, self.topics[0]) == {0: 2}
         record = self.at_a.state().group(self.mirror, self.group)

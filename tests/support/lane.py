@@ -10,15 +10,15 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import read_batches
-from kmirror.cluster.records import Record, make_batch, read_records
-from kmirror.cluster.security import client_config
-from kmirror.engine.lane import Lane
-from kmirror.engine.lane_control import STATE_PARTITION, append_to
-from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.control import STATE_PARTITION, append_to
+from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import (
@@ -109,6 +109,7 @@ class Mirror:
         lease: str | None = None,
         lanes: Mapping[int, Incarnation] | None = None,
         revisions: Mapping[int, int] | None = None,
+        settle_ms: int = 0,
     ) -> None:
         """Write the engine's record."""
         granted = {0: Incarnation(1, 0)} if lanes is None else lanes
@@ -127,6 +128,7 @@ class Mirror:
                 since_ms=at,
                 last_seen_ms=at,
                 ttl_ms=10_000,
+                settle_ms=settle_ms,
                 lanes=granted,
                 revisions=revisions,
             )

@@ -91,7 +91,11 @@ class LateWire:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                broker = socket.create_connection(self._target)
+                try:
+                    broker = socket.create_connection(self._target)
+                except OSError:  # it is being restarted
+                    client.close()
+                    continue
                 self._sockets += [client, broker]
                 threading.Thread(target=self._serve, args=(client, broker), daemon=True).start()
 

@@ -8,14 +8,15 @@ from typing import Self
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.cluster import fetch, produce
-from kmirror.cluster.batch import guard
-from kmirror.cluster.client import LATEST, ClusterClient, ProducerState
-from kmirror.cluster.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import Append, AppendAnswer
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol import fetch, produce
+from kmirror.cluster.protocol.batch import guard
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import Append, AppendAnswer
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 

@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kmirror.engine.clock import now
-from kmirror.engine.driver import Limits, drive
-from kmirror.engine.lane import Lane
-from kmirror.engine.mirror import MirrorEngine
-from kmirror.engine.side_jobs import SideJob
+from kmirror.engine.control.driver import Limits, drive
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.control.side_jobs import SideJob
+from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec
 from kmirror.ops.context import Destination
 from kmirror.ops.rebuild import TopicRebuilder
-from kmirror.ops.run import LEASE_TTL_MS
+from kmirror.ops.run.run import LEASE_TTL_MS
 from kmirror.state.lease import EngineIdentity, Lease
 
 
@@ -39,6 +39,10 @@ class Threads:
 
     def cancel(self, name: str) -> None:
         """Let it end by itself."""
+
+    def is_waiting(self, name: str) -> bool:
+        """Tell that it runs: a thread begins at once."""
+        return False
 
 
 class LocalEngine:

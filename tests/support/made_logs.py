@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from kmirror.cluster.batch import (
+from kmirror.cluster.protocol.batch import (
     ATTRIBUTES_POSITION,
     CONTROL,
     HEADER,
@@ -16,9 +16,9 @@ from kmirror.cluster.batch import (
     BatchHeader,
     batch_headers,
 )
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.visible_log import Batch, visible_batches
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.compare.visible_log import Batch, visible_batches
 
 
 def batches_of(log: Iterable[Record], size: int = 10, codec: str = "none") -> list[bytearray]:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, TopicMetadata
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
-from tests.support.engine import Engine, kmirror
+from tests.support.engine import Engine, kmirror, typed
 from tests.support.log_batches import VisibleRecord
 from tests.support.visible import COMMITTED, UNCOMMITTED, assert_mirrored, bounds
 
@@ -28,14 +28,23 @@ Place = tuple[str, int]
 
 
 class Mirrored:
-    """One mirror; `topics` are its topics with their partition counts."""
+    """One mirror; `topics` are its topics with their partition counts.
+
+    Without Spark its engines' lanes, and what `verify` gives to workers, are threads.
+    """
 
     def __init__(
-        self, source: SandboxCluster, destination: SandboxCluster, folder: Path, topics: Mapping[str, int]
+        self,
+        source: SandboxCluster,
+        destination: SandboxCluster,
+        folder: Path,
+        topics: Mapping[str, int],
+        *,
+        with_spark: bool = False,
     ) -> None:
         self.source, self.destination, self.topics = source, destination, dict(topics)
         self.name = unique_topic("m")
-        self._folder = folder
+        self._folder, self._with_spark = folder, with_spark
         self._engines: list[Engine] = []
 
     def __enter__(self) -> Self:
@@ -69,22 +78,30 @@ class Mirrored:
         self.run("add", "--topics", topic)
         self.topics[topic] = partitions
 
-    def engine(self, *arguments: str) -> Engine:
-        """Start an engine."""
-        engine = Engine(self.destination, self.name, self._folder / f"{self.name}.out", *arguments)
+    def engine(self, *arguments: str, with_spark: bool | None = None) -> Engine:
+        """Start an engine; `with_spark` for this one only."""
+        output = self._folder / f"{self.name}.out"
+        engine = Engine(
+            self.destination,
+            self.name,
+            output,
+            *arguments,
+            with_spark=self._with_spark if with_spark is None else with_spark,
+        )
         self._engines.append(engine)
         return engine
 
-    def copy(self, seconds: int = 120, *, exit_codes: Collection[int] = (0,)) -> Engine:
+    def copy(self, seconds: int = 120, *, exit_codes: Collection[int] = (0,), with_spark: bool | None = None) -> Engine:
         """Copy all that is there, and return the engine, which has ended."""
-        engine = self.engine("--until-caught-up", "--timeout", f"{seconds}s")
+        engine = self.engine("--until-caught-up", "--timeout", f"{seconds}s", with_spark=with_spark)
         code = engine.wait(seconds + 30)
         assert code in exit_codes, f"the engine ended with {code}:\n{self._failures()}\n{engine.output[-4000:]}"
         return engine
 
     def verify(self) -> None:
         """Let kmirror compare both sides itself."""
-        self.run("verify", "--full")
+        done = kmirror(self.destination, "verify", "--mirror", self.name, "--full", with_spark=self._with_spark)
+        assert done.returncode == 0, f"verify ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
 
     def rows(self) -> dict[Place, dict[str, Any]]:
         """Return what `describe` says, by partition."""
@@ -93,12 +110,12 @@ class Mirrored:
 
     def run(self, verb: str, *arguments: str) -> str:
         """Run a verb on this mirror, and return what it prints; it has to succeed."""
-        done = kmirror(self.destination, verb, "--mirror", self.name, *arguments)
+        done = typed(self.destination, verb, "--mirror", self.name, *arguments)
         assert done.returncode == 0, f"{verb} ended with {done.returncode}: {done.stderr}{done.stdout[-4000:]}"
         return done.stdout
 
     def _failures(self) -> str:
-        return kmirror(self.destination, "describe", "--mirror", self.name, "--failed").stdout
+        return typed(self.destination, "describe", "--mirror", self.name, "--failed").stdout
 
     # -- waiting and comparing -----------------------------------------------------------------------------------------
 

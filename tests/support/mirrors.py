@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from kmirror.ops.context import Destination
-from kmirror.ops.create import create
+from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import VerbResult
-from kmirror.patterns import TopicSelector
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.settings.patterns import TopicSelector
+from tests.support.leader import create_topic
 from tests.support.producers import whole_batches
 
 
@@ -46,6 +47,13 @@ def delete_topic(cluster: SandboxCluster, topic: str) -> None:
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
     while topic in admin.list_topics(timeout=30).topics:
         pass
+
+
+def create_anew(cluster: SandboxCluster, topic: str, settings: Mapping[str, str] | None = None) -> None:
+    """Create a topic as mirrors have it, in place of one that may be there already."""
+    if topic in AdminClient(properties_of(cluster)).list_topics(timeout=30).topics:
+        delete_topic(cluster, topic)
+    create_topic(cluster, name=topic, settings=settings)
 
 
 def produce(cluster: SandboxCluster, topic: str, values: Sequence[str], partition: int = 0) -> None:

@@ -72,7 +72,7 @@ def engine_tree(pid: int) -> EngineTree:
     """Sort the processes below an engine's driver; all are missing when it has ended."""
     processes = tree(pid)
     jvm = [p for p in processes if "org.apache.spark" in p.command]
-    python = [p for p in processes if "kmirror.engine.daemon" in p.command or "pyspark.daemon" in p.command]
+    python = [p for p in processes if "kmirror.engine.spark.daemon" in p.command or "pyspark.daemon" in p.command]
     daemons = [p for p in python if p.parent in {j.pid for j in jvm}]
     workers = [p for p in python if p.parent in {d.pid for d in daemons}]
     return EngineTree(processes[0] if processes else None, jvm, daemons, workers)

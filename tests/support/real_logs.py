@@ -27,8 +27,8 @@ from tests.support.waiting import wait_until
 #: Properties of a broker that does soon what it has to do at some time.
 BUSY = {
     "log.cleaner.backoff.ms": "200",
-    "log.initial.task.delay.ms": "300",
-    "log.retention.check.interval.ms": "300",
+    "log.initial.task.delay.ms": "100",
+    "log.retention.check.interval.ms": "100",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
 }
 #: Settings of a topic whose segments are short, by their records' times, and cleaned whenever there is something new.

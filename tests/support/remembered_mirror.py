@@ -9,13 +9,13 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.cluster.security import client_config
-from kmirror.engine.lane_control import append_to
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.control import append_to
 from kmirror.ops.context import Destination
-from kmirror.ops.verify import VerifyRequest, VerifyView, verify
-from kmirror.ops.verify_results import VerifyOutcome
+from kmirror.ops.verify.results import VerifyOutcome
+from kmirror.ops.verify.verify import VerifyRequest, VerifyView, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lock import transact
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord

@@ -2,7 +2,8 @@
 
 What a runbook's ```sh blocks are is said behind `sh`: nothing, a step that ends with 0; `exit=N`, one that ends with N;
 `settings`, the variables that the operator sets first; `running`, a command that goes on while others are typed.
-Kafka's own tools, and kmirror, are small scripts in a folder that is searched first.
+Kafka's own tools, and kmirror, are small scripts in a folder that is searched first. There kmirror needs no Spark
+unless a test asks for it, and finds a Java that starts brokers soon.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Self
 
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
 from tests.support.class_archive import ClassArchive, java
+from tests.support.clusters import QUICK_JAVA_OPTIONS, archive_options
+from tests.support.engine import ROOT
 from tests.support.processes import tree
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = ROOT / "docs"
 
 _TOOLS = {
     "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
@@ -73,10 +76,11 @@ def blocks_of(markdown: str) -> list[Block]:
 class Operator:
     """Work through a runbook, heading by heading, in a folder; `given` are the variables of its settings block."""
 
-    def __init__(self, page: str, folder: Path, given: Mapping[str, str]) -> None:
+    def __init__(self, page: str, folder: Path, given: Mapping[str, str], *, with_spark: bool = False) -> None:
         self._folder = folder
-        path = f"{tools_in(folder / 'bin')}:{os.environ['PATH']}"
+        path = f"{tools_in(folder / 'bin', with_spark=with_spark)}:{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "KMIRROR_CONFIG": os.devnull}
+        self.environ.pop("JAVA_HOME", None)  # it would go before the PATH
         blocks = blocks_of((DOCS / "runbooks" / f"{page}.md").read_text(encoding="utf-8"))
         self._left = [block for block in blocks if block.kind != "settings"]
         self._running: list[subprocess.Popen[str]] = []
@@ -162,17 +166,26 @@ class Operator:
         return done.stdout
 
 
-def tools_in(folder: Path) -> Path:
+def tools_in(folder: Path, *, with_spark: bool = True) -> Path:
     """Put kmirror and Kafka's own tools into a new folder, for the PATH; return the folder."""
-    folder.mkdir(parents=True)
-    _script(folder / "kmirror", f'exec {sys.executable} -m kmirror "$@"')
+    for_brokers = folder / "for-brokers"
+    for_brokers.mkdir(parents=True)
+    quick = " ".join((*QUICK_JAVA_OPTIONS, *archive_options(None)))
+    _script(for_brokers / "java", f'exec {java()} {quick} "$@"')
+    cases = [f"sandbox) export PATH={for_brokers}:$PATH;;"]
+    if not with_spark:
+        threads = f'PYTHONPATH={ROOT} exec {sys.executable} -m tests.support.without_spark "$@"'
+        cases.append(f"run|verify|promote|switchover) {threads};;")
+    _script(folder / "kmirror", f'case $1 in {" ".join(cases)} esac\nexec {sys.executable} -m kmirror "$@"')
     jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
+    one_of_them = ClassArchive.of("AclCommand", jars)  # which holds most of what the others load
     for name, main_class in _TOOLS.items():
-        options = [*_JAVA_OPTIONS, *ClassArchive.of(main_class.rpartition(".")[2], jars).options]
+        archive = ClassArchive.of(main_class.rpartition(".")[2], jars)
+        options = [*_JAVA_OPTIONS, *(archive.options or one_of_them.options)]
         _script(folder / name, f"exec {java()} {' '.join(options)} -cp '{jars.classpath}' {main_class} \"$@\"")
     return folder
 
 
-def _script(path: Path, line: str) -> None:
-    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+def _script(path: Path, lines: str) -> None:
+    path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
     path.chmod(0o755)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.shipping import cache_folder
+from kmirror.engine.spark.shipping import cache_folder
 
 #: The shells, with what they need beyond what every Debian has, bash included.
 _PACKAGES = ("zsh", "zsh-common", "fish", "fish-common", "libpcre2-32-0")
@@ -50,7 +50,9 @@ def find_shell(name: str, search_path: str | None = None) -> Shell:
     if name == "zsh":
         functions = sorted(str(path) for path in (root / "usr/share/zsh/functions").rglob("*") if path.is_dir())
         (modules,) = library.glob("zsh/*")
-        environment |= {"MODULE_PATH": str(modules), "FPATH": ":".join(functions)}
+        # zsh takes no MODULE_PATH from its environment
+        (root / ".zshenv").write_text(f"module_path=({modules})\nZDOTDIR=$HOME\n")
+        environment |= {"ZDOTDIR": str(root), "FPATH": ":".join(functions)}
     program = next(path for path in (root / "usr/bin" / name, root / "bin" / name) if path.exists())
     return Shell(name, str(program), environment)
 
@@ -58,7 +60,7 @@ def find_shell(name: str, search_path: str | None = None) -> Shell:
 def _fetched() -> Path:
     """Return the folder in which the shells' packages are unpacked; fetched once."""
     base = cache_folder(os.environ) / "shells"
-    root = base / "root"
+    root = base / "fetched"
     base.mkdir(parents=True, exist_ok=True)
     with (base / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -78,6 +80,7 @@ def _fetched() -> Path:
             _run(["apt-get", "-q", *options, *command], unfinished)
         for package in unfinished.glob("*.deb"):
             _run(["dpkg-deb", "-x", str(package), str(unfinished / "root")], unfinished)
+        (unfinished / "root/usr/etc").symlink_to("../etc")  # beside it fish looks for what belongs to it
         (unfinished / "root").rename(root)
         shutil.rmtree(unfinished)
     return root

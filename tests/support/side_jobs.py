@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.side_jobs import JobView, SideJob, Told
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob
 from kmirror.ops.context import Destination, require_mirror
-from kmirror.settings import parse_settings
+from kmirror.settings.table import parse_settings
 
 
 def view_of(destination: Destination, mirror: str) -> JobView:
@@ -21,6 +21,6 @@ def view_of(destination: Destination, mirror: str) -> JobView:
     return JobView(record, parse_settings(record.settings), topics, partitions, {})
 
 
-def run_once(job: SideJob, destination: Destination, mirror: str) -> list[Told]:
+def run_once(job: SideJob, destination: Destination, mirror: str) -> list[JobEvent]:
     """Let a job look once; return what it tells."""
     return list(job.run(view_of(destination, mirror)))

@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from kmirror.engine.spark import SparkRuntime
-from kmirror.engine.spark_conf import SparkOptions
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import KmirrorError
 
 

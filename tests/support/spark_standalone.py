@@ -22,7 +22,11 @@ from typing import Any
 
 import pytest
 
+from kmirror.engine.spark.class_archive import ClassArchive
+from kmirror.engine.spark.gateway import scala_version
+from kmirror.engine.spark.shipping import cache_folder
 from kmirror.sandbox.ports import LOOPBACK, free_ports
+from tests.support.class_archive import java
 
 _START_TIMEOUT_S = 90.0
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
@@ -35,8 +39,10 @@ class StandaloneSpark:
     master_url: str
     directory: Path
     master: subprocess.Popen[bytes]
-    workers: tuple[subprocess.Popen[bytes], ...]
+    workers: list[subprocess.Popen[bytes]]
     web_port: int = field(repr=False)
+    cores: int = 2
+    memory: str = "700m"
 
     def executor_pids(self) -> list[int]:
         """Return the pids of all executor JVMs."""
@@ -50,6 +56,29 @@ class StandaloneSpark:
         """Return the pids of Spark's Python daemons and workers on all machines of the cluster."""
         pids = [pid for worker in self.workers for pid in _session(worker.pid)]
         return [pid for pid in pids if b"python" in _command_line(pid).split(b"\0")[0]]
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        """Start one more worker; the master counts on it a moment later."""
+        number, (web_port,) = len(self.workers) + 1, free_ports(1)
+        options = [
+            "-h",
+            LOOPBACK,
+            "-c",
+            str(self.cores),
+            "-m",
+            self.memory,
+            "-d",
+            str(self.directory / f"worker-{number}"),
+        ]
+        options += ["--webui-port", str(web_port), self.master_url]
+        self.workers.append(
+            _start(self.directory, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", options)
+        )
+        return self.workers[-1]
+
+    def kill_worker(self, worker: subprocess.Popen[bytes]) -> None:
+        """Kill a worker and all that runs below it, as if its machine were gone."""
+        _kill_sessions([worker])
 
     def alive_workers(self) -> int:
         """Return how many workers the master counts on."""
@@ -75,22 +104,19 @@ def running_standalone_spark(
 ) -> Iterator[StandaloneSpark]:
     """Run a cluster in a folder; at the end everything that ran in it is killed, frozen processes too."""
     directory.mkdir(parents=True)
-    port, web_port, *worker_ports = free_ports(2 + workers)
+    port, web_port = free_ports(2)
     master_url = f"spark://{LOOPBACK}:{port}"
     master_options = ["-h", LOOPBACK, "-p", str(port), "--webui-port", str(web_port)]
-    jvms = [_start(directory, "master", "org.apache.spark.deploy.master.Master", master_options)]
+    master = _start(directory, "master", "org.apache.spark.deploy.master.Master", master_options)
+    cluster = StandaloneSpark(master_url, directory, master, [], web_port, cores, memory)
     try:
-        _wait(lambda: _answers(web_port), jvms, directory)
-        for number, worker_port in enumerate(worker_ports, 1):
-            folder = directory / f"worker-{number}"
-            options = ["-h", LOOPBACK, "-c", str(cores), "-m", memory, "-d", str(folder)]
-            options += ["--webui-port", str(worker_port), master_url]
-            jvms.append(_start(directory, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", options))
-        cluster = StandaloneSpark(master_url, directory, jvms[0], tuple(jvms[1:]), web_port)
-        _wait(lambda: cluster.alive_workers() == workers, jvms, directory)
+        _wait(lambda: _answers(web_port), [master], directory)
+        for _ in range(workers):
+            cluster.start_worker()
+        _wait(lambda: cluster.alive_workers() == workers, [master, *cluster.workers], directory)
         yield cluster
     finally:
-        _kill_sessions(jvms)
+        _kill_sessions([master, *cluster.workers])
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -108,11 +134,16 @@ def _start(directory: Path, name: str, main_class: str, options: list[str]) -> s
     assert package.origin is not None
     spark_home = Path(package.origin).parent
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environ |= {"SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": LOOPBACK, "SPARK_DAEMON_MEMORY": "192m"}
-    environ |= {"SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+    environ |= {"SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": LOOPBACK}
+    # as its script would do it, which takes another start of Java to find out how
+    environ |= {"SPARK_SCALA_VERSION": scala_version(spark_home)}
+    command = [str(java()), "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    archive = ClassArchive.locate(java(), spark_home, cache_folder(environ) / "java")
+    if archive and archive.exists:
+        command += archive.use()
     with (directory / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
-            [spark_home / "bin" / "spark-class", main_class, *options],
+            [*command, "-cp", f"{spark_home / 'jars'}/*", main_class, *options],
             env=environ,
             cwd=directory,
             stdin=subprocess.DEVNULL,

@@ -82,7 +82,11 @@ class Wire:
             client, address = self._listener.accept()
             if self._freeze_new:
                 self.freeze(address)
-            broker = socket.create_connection(self._target)
+            try:
+                broker = socket.create_connection(self._target)
+            except OSError:  # it is being restarted
+                client.close()
+                continue
             self._sockets += [client, broker]
             self._thread(self._bytes if self._opaque else self._requests, client, broker, address)
             self._thread(self._bytes if self._opaque else self._answers, broker, client, address)

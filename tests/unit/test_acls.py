@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.acl_filters import AclFilters, parse_acl_filters
-from kmirror.cluster.acls import AclBinding, kafka_acls_line
+from kmirror.cluster.acls import kafka_acls_line
+from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.errors import UsageError
+from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.records import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.sync.acls import Selves, Wanted, WritingAcls, enforcement, sync_plan, to_give, wanted_acls, writers_of
@@ -141,12 +142,12 @@ def test_rights_are_stored_whole() -> None:
 
 def test_the_commands_for_an_administrator() -> None:
     (one,) = acls("group", "a b", "ann", "DESCRIBE", prefixed=True)
-    assert kafka_acls_line(one._replace(host="10.0.0.1"), "b:9092") == (
+    assert kafka_acls_line(one._replace(host="10.0.0.1"), "--bootstrap-server b:9092") == (
         "kafka-acls --bootstrap-server b:9092 --add --allow-principal User:ann --allow-host 10.0.0.1 "
         "--operation Describe --group 'a b' --resource-pattern-type prefixed"
     )
     (everybody,) = acls("cluster", "kafka-cluster", "*", "ALTER_CONFIGS", deny=True)
-    assert kafka_acls_line(everybody, "b:9092", remove=True) == (
+    assert kafka_acls_line(everybody, "--bootstrap-server b:9092", remove=True) == (
         "kafka-acls --bootstrap-server b:9092 --remove --force --deny-principal 'User:*' "
         "--operation AlterConfigs --cluster"
     )

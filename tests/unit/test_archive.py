@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.records import Record
-from kmirror.engine.archive import (
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.records import Record
+from kmirror.engine.archive.archive_topic import (
     Origin,
     archive_name,
     archive_producer_id,
@@ -20,7 +20,7 @@ from kmirror.engine.archive import (
     origin_headers,
     origin_of,
 )
-from kmirror.engine.archiving import ArchiveResult, ArchiveSpec, PartitionOutcome, PartitionRanges, divided
+from kmirror.engine.archive.archiving import ArchiveResult, ArchiveSpec, PartitionOutcome, PartitionRanges, divided
 from kmirror.errors import RefusedError, UsageError
 
 LONGEST = 249

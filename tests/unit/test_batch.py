@@ -11,7 +11,7 @@ import pytest
 from kafka.record._crc32c import crc as slow_crc32c  # pure Python: shares no code with ours
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from kmirror.cluster.batch import (
+from kmirror.cluster.protocol.batch import (
     BATCH_OVERHEAD,
     HEADER,
     PRODUCER_POSITION,

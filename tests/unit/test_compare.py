@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.batch import (
+from kmirror.cluster.protocol.batch import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     CorruptBatchError,
 )
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.filler import FILLER_KEY
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.compare import compare_logs
-from kmirror.engine.difference import Difference, Kind, PartitionComparison
-from kmirror.engine.superseded import Superseded
-from kmirror.engine.visible_log import UnknownFormatError
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.filler import FILLER_KEY
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.compare.difference import Difference, Kind, PartitionComparison
+from kmirror.engine.compare.logs import compare_logs
+from kmirror.engine.compare.superseded import Superseded
+from kmirror.engine.compare.visible_log import UnknownFormatError
 from kmirror.errors import Reason
 from tests.support.log_batches import LogBatch, VisibleRecord, encode
 from tests.support.made_logs import MadeLog, batches_of, marker, stamped
@@ -674,7 +674,7 @@ class TestCompaction:
 
     @pytest.mark.parametrize("most", [0, 1, 3])
     def test_few_keys_are_remembered_at_a_time(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kmirror.engine.compare._MOST_WAITING", most)
+        monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", most)
         log = [*records(0, 50), record(50, key=b"k3", value=None), *records(51, 58)]
         del log[52]
         cleaned = [one for one in self.cleaned(log, 50) if one.key != b"k3"]

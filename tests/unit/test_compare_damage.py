@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from kmirror.engine.compare import compare_logs
-from kmirror.engine.difference import Kind, PartitionComparison
+from kmirror.engine.compare.difference import Kind, PartitionComparison
+from kmirror.engine.compare.logs import compare_logs
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.log_batches import encode
 from tests.support.logs import build_log

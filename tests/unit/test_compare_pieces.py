@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.difference import Difference, Kind, PartitionComparison, RecordSummary
-from kmirror.engine.verification import (
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.compare.difference import Difference, Kind, PartitionComparison, RecordSummary
+from kmirror.engine.compare.verification import (
     Extent,
     Finding,
     Piece,
-    Share,
     Verdict,
+    WorkUnit,
     compare_share,
     compare_shares,
     cut,
@@ -27,8 +27,8 @@ from kmirror.engine.verification import (
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify import slots_of
-from kmirror.ops.verify_results import Subject, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.ops.verify.results import Subject, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.ops.verify.verify import slots_of
 
 MB = 1 << 20
 
@@ -146,7 +146,7 @@ class Inline:
         self.answer = answer
         self.compared: list[Piece] = []
 
-    def map(self, name: str, function: Callable[[Share, int], Any], arguments: Iterable[Share]) -> Iterator[Any]:
+    def map(self, name: str, function: Callable[[WorkUnit, int], Any], arguments: Iterable[WorkUnit]) -> Iterator[Any]:
         assert function is compare_share
         for share in arguments:
             self.compared += share.pieces
@@ -164,7 +164,9 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
         return equal(piece)
 
     work = [
-        Share({}, {}, tuple(Piece("t", partition, "s", start, start + 10) for start in starts for partition in (0, 1)))
+        WorkUnit(
+            {}, {}, tuple(Piece("t", partition, "s", start, start + 10) for start in starts for partition in (0, 1))
+        )
         for starts in ((20,), (30, 50), (40,), (30, 90))
     ]
     runtime = Inline(answer)
@@ -176,7 +178,7 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
 
 def test_a_piece_without_offsets_is_looked_at() -> None:
     runtime = Inline(equal)
-    work = [Share({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
+    work = [WorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
     assert len(list(compare_shares(runtime, work))) == len(runtime.compared) == 1
 
 
@@ -186,7 +188,7 @@ def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
     def answer(piece: Piece) -> Finding:
         return Finding(piece, None, gone) if piece.start == 10 else equal(piece)
 
-    work = [Share({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     found = list(compare_shares(runtime, work))
     assert [piece.start for piece in runtime.compared] == [0, 10]
@@ -199,7 +201,7 @@ def test_other_trouble_concerns_one_piece() -> None:
     def answer(piece: Piece) -> Finding:
         return Finding(piece, None, refused) if piece.start == 10 else equal(piece)
 
-    work = [Share({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     assert sum(finding.trouble is not None for finding in compare_shares(runtime, work)) == 1
     assert len(runtime.compared) == 5
@@ -274,7 +276,7 @@ class TestRows:
         found = self.finding(0, 100, first_difference=difference(0, Kind.FILLER))
         row = self.row(found, unaligned=True)
         assert (row.verdict, row.first_difference) == ("not-compared", None)
-        assert row.message == "could not be compared: its log is still being brought to its start"
+        assert row.message == "could not be compared: its log is still being aligned"
         assert row.hint
         assert self.row(found).verdict == "DIFFERENT"
         found = self.finding(0, 100, first_difference=difference(0))

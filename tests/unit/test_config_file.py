@@ -119,7 +119,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_unknown_clusters(tmp_path: Path) -> None:
     config = read_config_file(write(tmp_path / "kmirror.toml", GOOD))
-    with pytest.raises(UsageError, match=r"^cluster pord is not known$") as refusal:
+    with pytest.raises(UsageError, match=r"^cluster pord is unknown$") as refusal:
         config.cluster("pord")
     assert refusal.value.hint == f"{tmp_path}/kmirror.toml names: dr site, prod"
     with pytest.raises(UsageError, match=r"there is no kmirror\.toml"):

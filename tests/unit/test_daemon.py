@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from kmirror.engine.daemon import preload, without_bundled_pyspark
+from kmirror.engine.spark.daemon import preload, without_bundled_pyspark
 
 BUNDLED = Path(pyspark.__file__).parent / "python" / "lib"
 INSTALLED = str(Path(pyspark.__file__).parent.parent)

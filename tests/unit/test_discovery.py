@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import TopicMetadata
-from kmirror.settings import Settings, parse_settings
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicMetadata
+from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.sync.discovery import is_deleted, newcomers
 

@@ -1,13 +1,30 @@
-"""The docs and the code say the same: every setting has its row, every verb and reason its place."""
+"""The docs and the code say the same: settings, exit codes, reasons and states, and every kmirror command on a page."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from kmirror.errors import ExitCode
-from kmirror.settings import describe
+import click
+import pytest
+
+from kmirror.cli.main import VERBS, kmirror
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.results import TopicState
+from kmirror.settings.table import describe
+from kmirror.state.records import PartitionState
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
+ROOT = DOCS.parent
+PAGES = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted(DOCS.rglob("*.md")))
+#: Modules on pages that are the reader's to write.
+NOT_OURS = {
+    "archives.md": {"restore.py"},
+    "CONTRIBUTING.md": {"src/kmirror/ops/FAMILY/VERB.py", "src/kmirror/cli/FAMILY.py"},
+}
+TROUBLESHOOTING = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 
 
 def settings_table() -> str:
@@ -20,6 +37,48 @@ def settings_table() -> str:
     return "\n".join(lines)
 
 
+def section(title: str) -> str:
+    """Return what stands below a heading of docs/troubleshooting.md."""
+    found = re.search(rf"^##+ {title}$(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)
+    assert found, f"no heading {title}"
+    return found[1]
+
+
+def states_in(title: str) -> Counter[str]:
+    """Return the states that the table below a heading has rows of."""
+    return Counter(re.findall(r"^\| `(\w+)` \|", section(title), re.MULTILINE))
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words behind `kmirror` wherever a page shows that command, in a block or within a line."""
+    for shown in re.findall(r"^```[^\n]*\n.*?^```$|^ {4}\S.*?$|`[^`\n]+`", text, re.MULTILINE | re.DOTALL):
+        for line in shown.strip("`").splitlines():
+            for part in re.split(r"&&|\||;|>|#|\s<", line):
+                if words := re.match(r"^(?:\s*\$ |\s*)kmirror(\s+.*)?$", part):
+                    yield (words[1] or "").split()
+
+
+def verb_named(words: list[str]) -> click.Command:
+    """Return the command that these words begin with; `kmirror COMMAND` stands for any."""
+    name = words[0] if words and not words[0].startswith("-") and words[0] not in {"COMMAND", "VERB"} else None
+    if name is None:
+        return kmirror
+    found = kmirror.get_command(click.Context(kmirror), name)
+    assert found is not None, f"there is no kmirror {name}"
+    if isinstance(found, click.Group):
+        return found.commands[words[1]]
+    return found
+
+
+def unknown_flags(words: list[str]) -> set[str]:
+    """Return the flags among these words that their command does not have."""
+    command = verb_named(words)
+    # as the command line does it: click keeps the help option that it made first
+    context = click.Context(command, help_option_names=["-h", "--help"])
+    known = {flag for option in command.get_params(context) for flag in option.opts}
+    return {word.partition("=")[0].strip("[]") for word in words if re.match(r"\[?--[a-z]", word)} - known
+
+
 def test_every_setting_is_documented_as_it_is() -> None:
     assert settings_table() in (DOCS / "settings.md").read_text()
 
@@ -27,3 +86,82 @@ def test_every_setting_is_documented_as_it_is() -> None:
 def test_every_exit_code_is_documented() -> None:
     text = (DOCS / "operating.md").read_text()
     assert [code for code in ExitCode if f"| {int(code)} |" not in text] == []
+
+
+def test_every_reason_has_its_section_and_every_section_a_reason() -> None:
+    assert Counter(re.findall(r"^### (\S+)$", TROUBLESHOOTING, re.MULTILINE)) == Counter(map(str, Reason))
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_says_whether_it_is_retried_and_what_to_type(reason: Reason) -> None:
+    text = section(reason)
+    assert re.search(r"\bRetried:\s", text)
+    assert re.search(r"^\$ k(mirror|afka-\w+)", text, re.MULTILINE)
+
+
+def test_every_state_has_its_row_and_every_row_a_state() -> None:
+    assert states_in("Topic states") == Counter(map(str, TopicState))
+    assert states_in("Partition states") == Counter(map(str, PartitionState))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_on_a_page_is_one(page: Path) -> None:
+    wrong = {" ".join(words): flags for words in commands_in(page.read_text()) if (flags := unknown_flags(words))}
+    assert wrong == {}
+
+
+def test_commands_are_found_and_wrong_ones_told() -> None:
+    page = "`kmirror list`\n```console\n$ kmirror wait --mirror M --until ok | cat   # so\n```\n    kmirror nonsense\n"
+    listing, waiting, nonsense = commands_in(page)
+    assert unknown_flags(listing) == set()
+    assert unknown_flags(waiting) == {"--until"}
+    with pytest.raises(AssertionError, match="no kmirror nonsense"):
+        unknown_flags(nonsense)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            file = (page.parent / target) if target else page
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
+                broken.append((page.name, target, anchor))
+    assert broken == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def missing_modules(text: str) -> set[str]:
+    """Return the modules named in a text of which there is none: below src/kmirror, or below the folder of all."""
+    named = set(re.findall(r"(?<![\w./-])[\w/-]+\.py\b", text))
+    return {name for name in named if not ((ROOT / "src/kmirror" / name).exists() or (ROOT / name).exists())}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_on_a_page_is_there(page: Path) -> None:
+    assert missing_modules(page.read_text(encoding="utf-8")) == NOT_OURS.get(page.name, set())
+
+
+def test_a_module_that_is_named_without_its_room_is_missing() -> None:
+    assert missing_modules("`lane.py`, `engine/lane/lane.py` and `tests/unit/test_docs.py`") == {"lane.py"}
+
+
+def rooms() -> set[str]:
+    """Return the folders of src/kmirror and the modules beside them."""
+    package = ROOT / "src" / "kmirror"
+    folders = {str(init.parent.relative_to(package)) for init in package.glob("*/**/__init__.py")}
+    return folders | {module.name for module in package.glob("*.py") if not module.name.startswith("__")}
+
+
+def test_the_table_of_rooms_has_them_all() -> None:
+    table = "".join(re.findall(r"^\| (.*?) \|", (DOCS / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {name.rstrip("/") for name in re.findall("`([^`]+)`", table)} == rooms()
+
+
+def test_every_verb_is_in_some_page() -> None:
+    named = {words[0] for page in PAGES for words in commands_in(page.read_text()) if words}
+    assert set(VERBS) <= named

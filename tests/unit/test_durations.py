@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmirror.durations import LONGEST_DURATION_MS, format_duration, parse_duration, parse_timestamp
 from kmirror.errors import UsageError
+from kmirror.settings.durations import LONGEST_DURATION_MS, format_duration, parse_duration, parse_timestamp
 
 NOW_MS = 1_772_366_400_000  # 2026-03-01T12:00:00Z
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.fork import Fork
-from kmirror.ops.failback_fork import Logs, Parting, parting, parting_of_surplus, shared_end
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.fork import Fork
+from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
 
 PLACE = TopicPartition("orders", 0)
 
@@ -17,11 +17,11 @@ def logs(here: tuple[int, int], there: tuple[int, int], lmo: int | None = None) 
     return Logs(PLACE, *here, *there, lmo)
 
 
-def judged(known: Logs, fork: Fork, shown: range) -> Parting:
+def judged(known: Logs, fork: Fork, shown: range) -> Divergence:
     """Judge a log that shows a record at each of these offsets."""
     behind = [offset for offset in shown if offset >= shared_end(known, fork)]
     lmo = known.last_mirrored_offset
-    return parting(known, fork, len(behind), None if lmo is None else sum(offset >= lmo for offset in behind))
+    return divergence(known, fork, len(behind), None if lmo is None else sum(offset >= lmo for offset in behind))
 
 
 def test_a_log_that_ends_where_mirroring_stopped_needs_the_delta_only() -> None:
@@ -34,7 +34,7 @@ def test_records_after_the_last_mirrored_one_lie_beyond() -> None:
     assert (found.shared_end, found.records, found.never_copied) == (100, 5, 5)
     assert found.lies_beyond
     assert not found.must_recreate
-    assert "5 records lie beyond" in str(found)
+    assert "5 records after it" in str(found)
 
 
 def test_a_marker_at_the_end_that_shows_nothing_is_no_obstacle() -> None:
@@ -114,7 +114,7 @@ def test_without_any_memory_contents_alone_decide() -> None:
 
 
 def test_a_partition_that_the_new_primary_has_not() -> None:
-    found = parting_of_surplus(logs((0, 5), (0, 0)), 5)
+    found = divergence_of_surplus(logs((0, 5), (0, 0)), 5)
     assert (found.lies_beyond, found.must_recreate, found.records) == (True, True, 5)
 
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fetch import (
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fetch import (
     AbortedTransaction,
     FetchAnswer,
     FetchedPartition,
@@ -19,7 +19,7 @@ from kmirror.cluster.fetch import (
     FetchPosition,
     FetchSession,
 )
-from kmirror.cluster.wire import FrameError
+from kmirror.cluster.protocol.wire import FrameError
 
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
@@ -48,6 +48,7 @@ def expected_request(
     wanted: Wanted = (),
     forgotten: Iterable[FetchKey] = (),
     isolation_level: int = 1,
+    rack_id: str = "",
 ) -> bytes:
     """Encode the request with the second library."""
     message = FetchRequest(
@@ -80,7 +81,7 @@ def expected_request(
             _Forgotten(topic_id=topic_id, partitions=[k.partition for k in forgotten if k.topic_id == topic_id.bytes])
             for topic_id in dict.fromkeys(UUID(bytes=k.topic_id) for k in forgotten)
         ],
-        rack_id="",
+        rack_id=rack_id,
         version=13,
     )
     message.with_header(correlation_id=correlation_id, client_id="kmirror")
@@ -166,6 +167,18 @@ def test_read_uncommitted_can_be_asked_for() -> None:
     session = FetchSession("kmirror")
     request = session.request(4, max_wait_ms=500, max_bytes=8 << 20, read_committed=False)
     assert request == expected_request(4, (0, 0), isolation_level=0)
+
+
+def test_our_rack_can_be_named() -> None:
+    request = FetchSession("kmirror").request(4, max_wait_ms=500, max_bytes=8 << 20, rack="zone-é")
+    assert request == expected_request(4, (0, 0), rack_id="zone-é")
+
+
+def test_an_answer_names_a_nearer_replica_unless_it_is_an_error() -> None:
+    data = answer([(A, partition_answer(2, preferred_read_replica=7)), (A, partition_answer(3))])
+    assert [part.preferred_read_replica for part in read(data).partitions] == [7, None]
+    refused = answer([(A, partition_answer(2, error_code=6, preferred_read_replica=7))])
+    assert read(refused).partitions[0].preferred_read_replica is None
 
 
 def test_later_requests_name_changes_only() -> None:

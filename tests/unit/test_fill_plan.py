@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kmirror.cluster.client import ProducerState
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fill_plan import (
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fill_plan import (
     MAX_COORDINATOR_EPOCH,
     MAX_PRODUCER_EPOCH,
     Ask,
@@ -21,7 +20,8 @@ from kmirror.cluster.fill_plan import (
     Obstacle,
     Step,
 )
-from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.cluster.protocol.producer_state import ProducerState
 
 PRODUCER, COORDINATOR = 3, 40
 LAST, RIVAL = (PRODUCER, COORDINATOR + 1), (PRODUCER + 1, COORDINATOR)

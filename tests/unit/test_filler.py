@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-import time
 
 import pytest
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, guard
-from kmirror.cluster.filler import FILLER_KEY, FILLER_RECORDS, filler_batch, is_filler
-from kmirror.cluster.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, guard
+from kmirror.cluster.protocol.filler import FILLER_KEY, FILLER_RECORDS, filler_batch, is_filler
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
 
 def read(batch: bytearray) -> tuple[BatchHeader, list[Record]]:
@@ -21,20 +20,19 @@ def read(batch: bytearray) -> tuple[BatchHeader, list[Record]]:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 66, 8191, 8192, 8193, 8194, FILLER_RECORDS])
 def test_every_offset_is_taken_by_a_record_with_the_key_and_nothing_else(count: int) -> None:
-    before = time.time_ns() // 1_000_000
-    batch = filler_batch(count, base_offset=700)
+    batch = filler_batch(count, 1_700_000_000_000, base_offset=700)
     header, records = read(batch)
     assert (header.base_offset, header.next_offset, header.record_count) == (700, 700 + count, count)
     assert not header.has_holes
     assert [record.offset for record in records] == list(range(700, 700 + count))
     assert {(record.key, record.value, record.headers) for record in records} == {(FILLER_KEY, None, ())}
     assert {record.timestamp for record in records} == {header.max_timestamp}
-    assert before <= header.max_timestamp <= time.time_ns() // 1_000_000
+    assert header.max_timestamp == 1_700_000_000_000
     assert is_filler(memoryview(batch))
 
 
 def test_a_full_batch_is_small_and_each_one_is_its_own() -> None:
-    one, other = filler_batch(FILLER_RECORDS), filler_batch(FILLER_RECORDS)
+    one, other = filler_batch(FILLER_RECORDS, 1_700_000_000_000), filler_batch(FILLER_RECORDS, 1_700_000_000_000)
     assert len(one) < 100_000
     guard(memoryview(one), 1 << 62, 0, 5)
     assert is_filler(memoryview(one))
@@ -44,7 +42,7 @@ def test_a_full_batch_is_small_and_each_one_is_its_own() -> None:
 @pytest.mark.parametrize("count", [0, -1, FILLER_RECORDS + 1])
 def test_a_batch_has_a_bounded_number_of_records(count: int) -> None:
     with pytest.raises(ValueError, match="filler batch has 1 to"):
-        filler_batch(count)
+        filler_batch(count, 1_700_000_000_000)
 
 
 def made(

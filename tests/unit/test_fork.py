@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.engine.fork import Fork, find_fork
-from kmirror.engine.stretches import DamagedLogError, Ends, Section, Sections
+from kmirror.engine.histories.fork import Fork, find_fork
+from kmirror.engine.histories.stretches import DamagedLogError, Ends, Section, Sections
 from tests.support.forked_logs import HOLE, QUIET, DenseLog, PackedLog, forked_logs, search, what_is_right
 from tests.support.histories import WHOLE, batch, build, without
 from tests.support.log_batches import encode

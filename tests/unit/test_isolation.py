@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from kmirror.cluster.batch import CorruptBatchError
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.isolation import Isolation, Kind
+from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.isolation import Isolation, Kind
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
 DATA, ABORTED, CONTROL = Kind.DATA, Kind.ABORTED, Kind.CONTROL

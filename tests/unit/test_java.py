@@ -44,9 +44,9 @@ def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "exit_code", "message"),
     [
-        ('openjdk version "11.0.20"', 0, "is Java 11, and Java 17 is needed"),
-        ('java version "1.8.0_392"', 0, "is Java 8, and Java 17 is needed"),
-        ("Unable to locate a Java Runtime.", 1, r"does not answer like a Java \(exit code 1\)"),
+        ('openjdk version "11.0.20"', 0, "is Java 11, but kmirror needs Java 17 or newer"),
+        ('java version "1.8.0_392"', 0, "is Java 8, but kmirror needs Java 17 or newer"),
+        ("Unable to locate a Java Runtime.", 1, r"does not look like Java \(exit code 1\)"),
     ],
 )
 def test_an_old_or_broken_java_is_refused(tmp_path: Path, version: str, exit_code: int, message: str) -> None:
@@ -58,7 +58,7 @@ def test_an_old_or_broken_java_is_refused(tmp_path: Path, version: str, exit_cod
 
 
 def test_a_missing_java_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="no Java on this machine's PATH, and JAVA_HOME is not set"):
+    with pytest.raises(RefusedError, match="no Java found: none on the PATH, and JAVA_HOME is not set"):
         find_java({"PATH": str(tmp_path)})
     with pytest.raises(RefusedError, match=r"JAVA_HOME is .*, but there is no bin/java in it"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})

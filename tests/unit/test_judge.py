@@ -9,12 +9,22 @@ from functools import cache
 
 import pytest
 
-from kmirror.cluster.batch import SEQUENCE_MASK
-from kmirror.cluster.client import ProducerState
-from kmirror.engine.fork import Fork
-from kmirror.engine.judge import Copy, Facts, Fail, Raise, Tail, Trouble, Verdict, Wait, judge
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.engine.histories.fork import Fork
+from kmirror.engine.histories.judge import (
+    AdvanceStart,
+    Copy,
+    Facts,
+    Fail,
+    ForeignWriters,
+    Tail,
+    Trouble,
+    Verdict,
+    Wait,
+    judge,
+)
 from kmirror.engine.spec import Assignment
-from kmirror.engine.strangers import Strangers
 from kmirror.errors import Reason
 from kmirror.state.records import Recovery
 from tests.support.histories import OWN_ID, WHOLE, History, build, compare
@@ -49,11 +59,11 @@ FENCED = {"producer": producer(99, epoch=1)}
 REWRITTEN = {"tail": Tail.DIFFERENT, "differs_at": 95}
 NOT_OURS = REWRITTEN | {"tail_producer_id": FOREIGN_ID}
 ANONYMOUS = REWRITTEN | {"tail_producer_id": -1}
-FORKED = REWRITTEN | {"fork": Fork(90, True, 89), "strangers": Strangers(OWN_ID)}
-UNPROVEN_FORK = REWRITTEN | {"fork": Fork(90, True, None), "strangers": Strangers(OWN_ID)}
+FORKED = REWRITTEN | {"fork": Fork(90, True, 89), "foreign_writers": ForeignWriters(OWN_ID)}
+UNPROVEN_FORK = REWRITTEN | {"fork": Fork(90, True, None), "foreign_writers": ForeignWriters(OWN_ID)}
 #: Ours came to stand behind somebody's records.
-WRITTEN = FORKED | {"strangers": Strangers(FOREIGN_ID, 5, FOREIGN_ID)}
-OVERWRITTEN = FORKED | {"strangers": Strangers(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
+WRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 5, FOREIGN_ID)}
+OVERWRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
 SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": Tail.NOTHING}
 OVERGROWN = SHORTER | {"tail_producer_id": FOREIGN_ID, "unproven": True}
 HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": -1, "high_watermark": 80, "last_stable_offset": 80}
@@ -88,10 +98,10 @@ def verdict(facts: Facts, acknowledged: int | None = None, **others: object) -> 
         (ANONYMOUS, None, Reason.DESTINATION_WRITTEN, 95, "from offset 95 on, a producer without an id)"),
         (WRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "mirrored-3 (5 records, from offset 90 on, producer id 7)"),
         (OVERWRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "(at least 1 record, from offset 90 on, producer id 7)"),
-        (SHORTER, None, Reason.SOURCE_DIVERGED, 98, "2 records that it had are gone"),
+        (SHORTER, None, Reason.SOURCE_DIVERGED, 98, "2 records are no longer there"),
         (OVERGROWN, None, Reason.DESTINATION_WRITTEN, 98, "it ends at offset 100, and its source at 98"),
         (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "(producer id 7): the last records are not this"),
-        (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost its offsets 100 to 119"),
+        (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost offsets 100 to 119"),
         (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 records 100 to 100 were deleted"),
     ],
 )
@@ -252,26 +262,26 @@ EMPTY = {"destination_log_end": 0, "producer": None, "tail": Tail.NOTHING, "tail
 
 
 def test_an_empty_destination_is_brought_to_where_the_source_starts() -> None:
-    assert verdict(seen(**EMPTY, source_log_start=40)) == Raise(40)
+    assert verdict(seen(**EMPTY, source_log_start=40)) == AdvanceStart(40)
 
 
 def test_a_half_filled_destination_is_filled_on_and_keeps_its_sequence_numbers() -> None:
-    assert verdict(seen(**FILLING)) == Raise(120)
-    assert verdict(seen(**FILLING | {"producer": producer(59)})) == Raise(120, filled_offsets=40)
+    assert verdict(seen(**FILLING)) == AdvanceStart(120)
+    assert verdict(seen(**FILLING | {"producer": producer(59)})) == AdvanceStart(120, filled_offsets=40)
 
 
 def test_filler_that_reaches_far_enough_has_still_to_be_trimmed() -> None:
-    assert verdict(seen(**FILLING | {"source_log_start": 100})) == Raise(100)
+    assert verdict(seen(**FILLING | {"source_log_start": 100})) == AdvanceStart(100)
 
 
 def test_a_source_that_moved_on_meanwhile_is_followed() -> None:
-    assert verdict(seen(**FILLING | {"source_log_start": 140})) == Raise(140)
+    assert verdict(seen(**FILLING | {"source_log_start": 140})) == AdvanceStart(140)
     trimmed = seen(destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=140)
-    assert verdict(trimmed, 100) == Raise(140)
+    assert verdict(trimmed, 100) == AdvanceStart(140)
 
 
 def test_filler_that_its_leader_lost_is_written_again() -> None:
-    assert verdict(seen(**FILLING), 120) == Raise(120)
+    assert verdict(seen(**FILLING), 120) == AdvanceStart(120)
 
 
 def test_an_empty_log_that_had_records_has_lost_those_that_came_since() -> None:
@@ -287,13 +297,13 @@ def test_filler_beyond_the_sources_start_is_not_built_upon() -> None:
     found = verdict(seen(**FILLING | {"source_log_start": 90}))
     assert isinstance(found, Wait)
     assert (found.trouble.reason, found.trouble.permanent_after_retries) == (Reason.SOURCE_DIVERGED, True)
-    assert "ready to begin at offset 100" in found.trouble.message
+    assert "prepared to start at offset 100" in found.trouble.message
 
 
 def test_a_mirror_may_begin_further_on_than_its_source() -> None:
-    assert verdict(seen(**EMPTY), first_offset=60) == Raise(60)
-    assert verdict(seen(**FILLING | {"source_log_start": 0}), first_offset=100) == Raise(100)
-    assert verdict(seen(**FILLING | {"source_log_start": 130}), first_offset=110) == Raise(130)
+    assert verdict(seen(**EMPTY), first_offset=60) == AdvanceStart(60)
+    assert verdict(seen(**FILLING | {"source_log_start": 0}), first_offset=100) == AdvanceStart(100)
+    assert verdict(seen(**FILLING | {"source_log_start": 130}), first_offset=110) == AdvanceStart(130)
     begun = seen(destination_log_start=60, source_log_start=10)
     assert verdict(begun, first_offset=60) == Copy(100)
 
@@ -401,7 +411,7 @@ def test_the_histories_are_of_all_kinds() -> None:
     )
     assert set(found) == {
         ("Copy", None),
-        ("Raise", None),
+        ("AdvanceStart", None),
         ("Wait", None),
         ("Fail", Reason.DESTINATION_WRITTEN),
         ("Fail", Reason.SOURCE_DIVERGED),
@@ -455,7 +465,7 @@ def test_each_verdict_is_true(section_bytes: int) -> None:
         end = h.destination.end
         if isinstance(found, Wait):
             assert h.source.shown_end < end or h.destination.filler_end > h.source.start, about
-        elif isinstance(found, Raise):
+        elif isinstance(found, AdvanceStart):
             assert end in {h.destination.filler_end, h.destination.start}, about
             assert end <= found.to == h.source.start, about
         elif isinstance(found, Fail):

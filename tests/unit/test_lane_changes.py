@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.engine.judge import Fail
-from kmirror.engine.lane_changes import Changes
-from kmirror.engine.lane_partition import PartitionCopy
+from kmirror.cluster.protocol.codes import Code
+from kmirror.engine.histories.judge import Fail
+from kmirror.engine.lane.changes import Changes
+from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
 from kmirror.state.records import LaneChangeRecord
@@ -25,29 +25,23 @@ class Lane:
 
     def __init__(self, *shells: Shell) -> None:
         self.partitions = [shell.copy for shell in shells]
+        self.leaving: list[PartitionCopy] = []
+        self.revision = 0
+        self.control = self
         self.detached: list[PartitionCopy] = []
         self.begun: list[PartitionCopy] = []
         self.hung_up: list[PartitionCopy] = []
         self.reports = 0
-        self.changes = Changes(self, self._report)  # type: ignore[arg-type]
+        self.changes = Changes(self, self.detached.extend, self.hung_up.append, self.begin)  # type: ignore[arg-type]
 
-    def _report(self) -> None:
+    def report_soon(self) -> None:
         self.reports += 1
-
-    def detach(self, copy: PartitionCopy) -> None:
-        self.detached.append(copy)
-
-    def collect(self) -> None:
-        pass
 
     def copies_of(self, assignments: Sequence[Assignment], at: float, *, in_doubt: bool) -> list[PartitionCopy]:
         return [PartitionCopy(one, quiet_until=at + SETTLE if in_doubt else 0.0) for one in assignments]
 
     def begin(self, partitions: Sequence[PartitionCopy], unsettled_lanes: Sequence[int]) -> None:
         self.begun += partitions
-
-    def hang_up_on(self, copy: PartitionCopy) -> None:
-        self.hung_up.append(copy)
 
     def take(
         self,
@@ -64,7 +58,7 @@ class Lane:
 
     @property
     def standing(self) -> tuple[int, int]:
-        return self.changes.taken, self.changes.given_up
+        return self.revision, self.changes.given_up
 
 
 def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> None:
@@ -75,11 +69,11 @@ def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> No
     assert [copy.assignment for copy in lane.partitions] == [NEW]
     assert lane.begun == lane.partitions
     # a last word is said of it, until the engine has heard that it was given up
-    assert lane.changes.leaving == [copying.copy]
+    assert lane.leaving == [copying.copy]
     lane.changes.told(0)
-    assert lane.changes.leaving == [copying.copy]
+    assert lane.leaving == [copying.copy]
     lane.changes.told(1)
-    assert lane.changes.leaving == []
+    assert lane.leaving == []
 
 
 def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) -> None:

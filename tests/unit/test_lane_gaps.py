@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.fill_plan import Ask, Look
-from kmirror.cluster.filler import FILLER_RECORDS
-from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
-from kmirror.engine.judge import Copy, Raise, Trouble
-from kmirror.engine.lane_intake import Batch, Gap
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.filler import FILLER_RECORDS
+from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
+from kmirror.engine.lane.intake import Batch, Gap
 from kmirror.errors import Reason
 from tests.unit.test_lane_partition import (
     EPOCH_MS,
@@ -243,7 +243,7 @@ def test_a_failure_waits_for_the_gap_before_it(copying: Shell) -> None:
 
 def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     to = 7 * FILLER_RECORDS + 5
-    shell.inspect(facts(0, source_log_start=to), Raise(to))
+    shell.inspect(facts(0, source_log_start=to), AdvanceStart(to))
     assert not shell.copy.wants_records
     report = shell.copy.report()
     assert (report.state, report.destination_offset, report.begun) == ("LOG_ALIGNMENT", None, False)
@@ -254,6 +254,7 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
         shell.answer()
     assert [batch.base_offset for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
     assert [sequence_of(batch) for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
+    assert {batch.max_timestamp for batch in sent} == {shell.wall}, "brokers forget producers by records' time"
     assert trim_is_due(shell)
     shell.copy.trim_begun()
     assert not trim_is_due(shell)
@@ -270,12 +271,12 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
 
 
 def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
-    shell.inspect(facts(5, only_filler=True), Raise(5))
+    shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
     shell.copy.trim_begun()
     shell.copy.trimmed(Trouble(Reason.NOT_AUTHORIZED, "no right to DELETE", True), shell.now)
     assert (shell.status, shell.copy.report().reason) == ("waiting", Reason.NOT_AUTHORIZED)
-    shell.inspect(facts(5, only_filler=True), Raise(5))
+    shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
     assert shell.copy.aligned_to is None
 

@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.batch import BATCH_OVERHEAD, batch_headers, crc_of
-from kmirror.cluster.client import ProducerState
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fetch import FetchedPartition, FetchKey, FetchPosition
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.judge import Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
-from kmirror.engine.lane_intake import Batch, Frame
-from kmirror.engine.lane_partition import CLOCK_SLACK_MS, MAX_IN_FLIGHT, QUEUE_BYTES, PartitionCopy, Status
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, batch_headers, crc_of
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.histories.judge import Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
+from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
+from kmirror.engine.lane.intake import Batch, Frame
+from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, QUEUE_BYTES, PartitionCopy, Status
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
 
@@ -104,8 +105,8 @@ class Shell:
         self.frames.append(frame)
         usual = FetchedPartition(KEY, 0, 1 << 40, 1 << 40, 0, (), frame.view, None, None)
         self.copy.fetched(replace(usual, **fields), frame, self.now)  # type: ignore[arg-type]
-        if self.status == "copying" and self.copy.failure:
-            self.copy.settle_failure()
+        if self.status == "copying" and self.copy.blocked_by:
+            self.copy.settle_failure(self.now)
         if frame.release():
             self.released.append(frame)
         self.check()
@@ -845,10 +846,10 @@ def test_the_report_follows_the_copy(shell: Shell) -> None:
     shell.fetch(stored(0, 2, timestamp=EPOCH_MS - 5), high_watermark=4, last_stable_offset=2, log_start_offset=0)
     shell.send()
     shell.answer()
-    report = shell.copy.report(rate=77)
-    assert (report.topic, report.partition, report.state, report.rate) == ("mirrored", 3, "MIRRORING", 77)
+    report = shell.copy.report(77.0)
+    assert (report.topic, report.partition, report.state, report.bytes_per_second) == ("mirrored", 3, "MIRRORING", 77)
     assert (report.source_offset, report.source_high_watermark, report.source_log_start) == (2, 4, 0)
-    assert (report.destination_offset, report.last_timestamp, report.last_epoch) == (2, EPOCH_MS - 5, 2)
+    assert (report.destination_offset, report.last_timestamp_ms, report.last_epoch) == (2, EPOCH_MS - 5, 2)
     assert (report.reason, report.message, report.retry_attempt) == (None, None, 0)
     assert shell.copy.caught_up
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kmirror.cluster.batch import SEQUENCE_MASK, batch_headers
-from kmirror.cluster.client import ProducerState
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fetch import FetchedPartition, FetchKey
-from kmirror.cluster.fill_plan import Ask, Look
-from kmirror.cluster.markers import TRANSACTION_COORDINATOR_FENCED
-from kmirror.cluster.records import Record, make_batch
-from kmirror.engine.judge import Facts, Tail, judge
-from kmirror.engine.lane_intake import Batch, Frame
-from kmirror.engine.lane_partition import MAX_IN_FLIGHT, PartitionCopy, Status
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
+from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.histories.judge import Facts, Tail, judge
+from kmirror.engine.lane.intake import Batch, Frame
+from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy, Status
 from kmirror.engine.spec import Assignment
 
 ID = b"\x01" * 16

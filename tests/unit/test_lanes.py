@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.lanes import Lanes
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now
+from kmirror.engine.control.lanes import Lanes
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
 from kmirror.state.records import (
     EngineRecord,
@@ -38,6 +39,7 @@ class Engine:
     """An engine with lanes that only run in name; it says what is to be said at once."""
 
     mirror = "m"
+    waits = False
 
     def __init__(self, lanes: int = 1) -> None:
         self.lease = Lease()
@@ -74,6 +76,9 @@ class Engine:
 
     def cancel(self, name: str) -> None:
         raise AssertionError(f"{name} was cancelled")
+
+    def is_waiting(self, name: str) -> bool:
+        return self.waits
 
     def go(self, wanted: str | list[Assignment] | None = None, at: float = 0.0, *, beats: bool = True) -> None:
         """Turn until nothing is to be done any more."""
@@ -243,6 +248,46 @@ def test_the_last_partition_ends_the_lane_and_the_next_one_begins_another(engine
     assert engine.lanes.claims() == {0: Incarnation(2, 0)}
     assert [a.topic for a in engine.specs[-1].assignments] == ["d"]
     assert not engine.specs[-1].predecessor_may_write
+
+
+def test_a_lane_that_does_not_report_is_silent_whatever_run_of_it_is_started_again() -> None:
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    # nobody has reported yet: nothing is known to be copied
+    assert engine.lanes.silent(now()) == {0: None, 1: None}
+    engine.hear(0)
+    engine.hear(1)
+    heard = now()
+    assert engine.lanes.silent(heard + 9) == {}
+    assert engine.lanes.silent(heard + 11).keys() == {0, 1}
+    assert sorted(p.topic for p in engine.lanes.work_of([0, 1])) == ["a", "b"]
+    engine.end(0, how="FENCED", clean=False)
+    engine.go(at=heard)
+    assert engine.lanes.silent(heard + 9) == {}
+    assert engine.lanes.silent(heard + 11).keys() == {0, 1}
+    # one that has nothing to do need not report
+    engine.go("a")
+    assert engine.lanes.silent(heard + 11).keys() == {0}
+
+
+def test_a_lane_that_begins_beside_one_that_reports_has_time_for_its_first_report() -> None:
+    engine = Engine(lanes=2)
+    engine.go("a")
+    engine.hear(0)
+    engine.go("ab")
+    assert engine.lanes.silent(now()) == {}
+    assert engine.lanes.silent(now() + 11).keys() == {0, 1}
+
+
+def test_a_lane_that_no_worker_has_begun_is_left_in_the_queue() -> None:
+    engine = Engine()
+    engine.waits = True
+    begun = now()
+    engine.go("a", at=begun)
+    engine.go(at=begun + 100)
+    engine.go(at=begun + 150)
+    assert len(engine.specs) == 1
+    assert engine.notes == []
 
 
 def test_fewer_lanes_take_over_what_the_others_had_once_those_have_ended() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.wire import format_topic_id
-from kmirror.engine.driver import link_state
-from kmirror.engine.presence import AT_DESTINATION, AT_SOURCE, Side, require_cluster, topic_trouble
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.engine.control.driver import link_state
+from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, Side, require_cluster, topic_trouble
 from kmirror.engine.spec import Assignment
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 

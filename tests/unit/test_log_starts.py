@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.log_starts import LogStarts
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.log_starts import LogStarts
 
 P = TopicPartition("orders", 0)
 

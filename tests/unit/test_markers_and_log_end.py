@@ -9,10 +9,10 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from kmirror.cluster import log_end, markers
-from kmirror.cluster.markers import Fill
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.wire import FrameError
+from kmirror.cluster.protocol import log_end, markers
+from kmirror.cluster.protocol.markers import Fill
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import FrameError
 
 OWN_ID = (1 << 62) + 5
 MARKER_VERSIONS = range(markers.LOWEST_VERSION, markers.HIGHEST_VERSION + 1)

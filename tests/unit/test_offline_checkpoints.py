@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.offline.checkpoints import cut_epochs, lowered, parse_offsets, parse_topic_id
 
 OFFSETS = "0\n3\norders 0 120\norders 1 7\nother-topic 0 99\n"

@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.wire import format_topic_id
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
-from kmirror.ops.add_plan import Action, Facts, Selection, TopicPlan, decide, select
+from kmirror.ops.add.plan import Action, Facts, Selection, TopicPlan, decide, select
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.upstream import Upstream, follow, links_of
-from kmirror.patterns import TopicSelector
-from kmirror.settings import Settings, StartFrom, parse_settings
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import SettingsPlan
 
 SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
+SOURCE = ClientConfig((("source", 9092),))
+DESTINATION = ClientConfig(
+    (("b1", 9092), ("b2", 9092)), security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", username="kmirror"
+)
 
 
 def topic(
@@ -40,7 +45,7 @@ def choose(patterns: str, found: Mapping[str, TopicMetadata], settings: str = ""
     stored = dict(line.split("=") for line in settings.split())
     exclude = TopicSelector.parse([options.pop("exclude")]) if "exclude" in options else TopicSelector()
     options.setdefault("allow_missing", False)
-    return select(TopicSelector.parse([patterns]), exclude, parse_settings(stored), found, **options)
+    return select(TopicSelector.parse([patterns]), exclude, parse_settings(stored), found, SOURCE, **options)
 
 
 def record(
@@ -77,6 +82,8 @@ def decided(
         settings or Settings(),
         destination={} if here is None else {here.name: here},
         destination_ends={} if here is None else {TopicPartition(here.name, 1): end},
+        source_login=SOURCE,
+        destination_login=DESTINATION,
         **facts,
     )
     return decide(known, name, adopt=adopt, named=named)
@@ -102,10 +109,24 @@ def test_names_and_expressions_match_source_names() -> None:
 
 
 def test_expressions_are_kept_for_later_topics_and_names_are_not() -> None:
-    chosen = choose("orders,pay.*", topics("orders"), exclude="pay-x")
+    chosen = choose("orders,pay.*", topics("orders"), exclude="pay-x", allow_missing=True)
+    assert chosen.results == ()
     assert chosen.filters.apply(Settings()) == {"topics.include": "pay.*", "topics.exclude": "pay-x"}
     assert chosen.warnings == ("pay.* matches no topic of the source yet",)
     assert not choose("orders", topics("orders"), exclude="pay-x").filters
+
+
+def test_an_expression_that_matches_nothing_is_refused_and_not_kept() -> None:
+    chosen = choose("orders.*,pay.*", topics("orders", "__pay"), exclude="orders-x")
+    assert (chosen.chosen, chosen.warnings) == (("orders",), ())
+    assert chosen.filters.include_gains == ("orders.*",)
+    (row,) = chosen.results
+    assert (row.topic, row.result) == (None, Outcome.REFUSED)
+    assert (row.message or "").startswith("pay.* matches no source topic")
+    assert "--allow-missing" in (row.hint or "")
+    (row,) = choose("pay.*", topics("pay-1"), "topics.exclude=pay-1").results
+    assert row.result is Outcome.REFUSED
+    assert "is excluded by" in (row.message or "")
 
 
 def test_a_missing_name_is_refused_and_with_allow_missing_it_follows() -> None:
@@ -179,7 +200,7 @@ def test_an_existing_topic_is_refused_and_with_adopt_its_content_decides() -> No
 
 def test_partition_counts_have_to_be_equal() -> None:
     row = refused(decided(here=existing(partitions=3), adopt=True))
-    assert row.message == "topic orders exists already, with 3 partitions; orders has 2"
+    assert row.message == "topic orders already exists with 3 partitions; orders has 2"
 
 
 def test_adding_a_mirror_topic_again_changes_nothing() -> None:
@@ -218,7 +239,7 @@ def test_records_that_are_there_decide_where_an_adopted_topic_goes_on() -> None:
     plan = planned(decided(here=existing(), adopt=True, end=5, **LATEST))
     assert (plan.is_start_open, plan.begun) == (False, frozenset({1}))
     row = refused(decided(here=existing(), adopt=True, end=5, **NAMED))
-    assert "leave --start-from latest out" in (row.hint or "")
+    assert "omit --start-from latest" in (row.hint or "")
     earliest: dict[str, Any] = {"start_from": StartFrom(), "start_is_named": True}
     assert planned(decided(here=existing(), adopt=True, end=5, **earliest)).action is Action.ADOPT
 
@@ -227,7 +248,7 @@ def test_adding_a_mirror_topic_again_does_not_move_its_beginning() -> None:
     outcome = decided(here=existing(), records=(record("orders"),), **NAMED)
     assert isinstance(outcome, TopicResult)
     assert outcome.result is Outcome.NOOP
-    assert outcome.message == ("orders is a mirror topic already; --start-from latest does not change where it began")
+    assert outcome.message == ("orders is already a mirror topic; --start-from latest does not change where it started")
 
 
 @pytest.mark.parametrize("fixed", [{0: 4, 1: 9}, None])
@@ -273,7 +294,7 @@ def test_two_mirrors_cannot_own_one_topic() -> None:
 def test_two_source_topics_cannot_become_one() -> None:
     other = record("a.orders", source="a.orders")
     row = refused(decided("orders", records=(other,), settings=parse_settings({"topic.prefix": "a."})))
-    assert row.message == "a.orders mirrors a.orders already"
+    assert row.message == "a.orders already mirrors a.orders"
 
 
 def test_a_copy_of_ours_is_not_copied_back() -> None:
@@ -321,7 +342,7 @@ def test_expressions_do_not_go_with_the_other_kind_of_filters() -> None:
     text = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
     settings = parse_settings({"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": text})
     kept = choose("pay.*", topics("pay-1")).filters
-    with pytest.raises(UsageError, match=r"pay\.\*: patterns are kept in topics\.include") as refusal:
+    with pytest.raises(UsageError, match=r"pay\.\*: patterns are stored in topics\.include") as refusal:
         kept.apply(settings)
     assert "auto.create.mirror.topics.filters" in refusal.value.message
     assert not choose("pay-1", topics("pay-1")).filters
@@ -331,11 +352,20 @@ def test_missing_rights_are_named() -> None:
     row = refused(decided(source_rights_missing={"orders": ["READ"]}))
     assert row.reason is Reason.NOT_AUTHORIZED
     assert "READ on topic orders" in (row.message or "")
+    acls = "kafka-acls --bootstrap-server source:9092 --add --allow-principal User:ANONYMOUS"
+    assert row.hint == f"{acls} --operation Read --topic orders"
     row = refused(decided(source_settings={"orders": int(Code.TOPIC_AUTHORIZATION_FAILED)}))
     assert "DESCRIBE_CONFIGS" in (row.message or "")
+    assert row.hint == f"{acls} --operation DescribeConfigs --topic orders"
+    row = refused(decided(here=topic("orders", error=Code.TOPIC_AUTHORIZATION_FAILED)))
+    assert row.reason is Reason.NOT_AUTHORIZED
+    assert row.hint == (
+        "kafka-acls --bootstrap-server b1:9092,b2:9092 --command-config admin.properties "
+        "--add --allow-principal User:kmirror --operation Describe --topic orders"
+    )
 
 
 def test_a_name_that_grows_too_long_is_refused() -> None:
     name = "x" * 240
     row = refused(decided(name, settings=parse_settings({"topic.prefix": "a" * 10})))
-    assert "longer than a topic's name may be" in (row.message or "")
+    assert "too long for a topic name" in (row.message or "")

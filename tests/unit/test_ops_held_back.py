@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kmirror.errors import Reason
-from kmirror.ops.held_back import SHOWN_AFTER_MS, OpenTransaction, explained, is_held_back
 from kmirror.ops.results import PartitionRow, TopicState
+from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, OpenTransaction, explained, is_held_back
 from kmirror.state.records import PartitionState
 
 NOW = 10_000_000
@@ -72,8 +72,8 @@ def test_the_transaction_is_named_with_what_ends_it() -> None:
     found = explained(row(), opened, SOURCE, NOW, SHOWN_AFTER_MS)
     assert (found.reason, found.failed, found.state) == (Reason.OPEN_TRANSACTION, False, PartitionState.MIRRORING)
     assert found.error_message == (
-        "held back at offset 1234 by an open transaction of producer id 77, begun 3m12s ago at offset 1234; "
-        "its application has to end it, or: kafka-transactions.sh --bootstrap-server a:9092 abort "
+        "blocked at offset 1234 by an open transaction of producer id 77, begun 3m12s ago at offset 1234; "
+        "let its application end it, or run: kafka-transactions.sh --bootstrap-server a:9092 abort "
         "--topic orders --partition 2 --start-offset 1234"
     )
 
@@ -88,5 +88,5 @@ def test_a_young_transaction_is_nothing_to_tell() -> None:
 def test_that_no_engine_runs_is_said_as_well() -> None:
     idle = row(reason=Reason.NO_ENGINE, error_message="no engine copies mirror m")
     found = explained(idle, OpenTransaction(77, 1234, 0), SOURCE, NOW, SHOWN_AFTER_MS)
-    assert found.reason is Reason.OPEN_TRANSACTION
-    assert (found.error_message or "").endswith("; besides, no engine copies mirror m")
+    assert found.reason is Reason.NO_ENGINE
+    assert (found.error_message or "").startswith("no engine copies mirror m; it is also blocked at offset 1234")

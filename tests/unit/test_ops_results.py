@@ -82,8 +82,8 @@ def test_success_has_no_error() -> None:
 def test_several_bad_rows_are_summed_up_in_one_sentence() -> None:
     error = VerbResult.of("add", "m", [row(Outcome.REFUSED, topic="a"), row(Outcome.REFUSED, topic="b")]).error
     assert error is not None
-    assert error.message == "2 of 2 could not be done; the first: a: REFUSED"
-    assert error.hint == "each row says why"
+    assert error.message == "2 of 2 failed; the first: a: REFUSED"
+    assert error.hint == "see the message of each row"
 
 
 def test_an_error_before_any_topic_is_the_whole_document() -> None:
@@ -103,4 +103,7 @@ def test_list_has_exactly_these_keys() -> None:
         "state",
         "engine",
         "maxLag",
+        "reason",
+        "engineLastSeenMs",
+        "engineAgeMs",
     ]

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import PartitionMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.wire import format_topic_id
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.look import ClusterLook
-from kmirror.ops.results import PartitionRow, TopicState
-from kmirror.ops.rows import mirror_row, partition_rows, source_trouble
+from kmirror.ops.results import Outcome, PartitionRow, TopicState
+from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
+from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
     EngineState,
+    Incarnation,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -45,7 +47,21 @@ TOPIC = TopicRecord(
     1,
     TopicOrigin.CREATED,
 )
-ENGINE = EngineRecord("m", "l", EngineState.RUNNING, "h1", "b", 7, 8, "app-1", "local[2]", 0, NOW - 500, 10_000)
+ENGINE = EngineRecord(
+    "m",
+    "l",
+    EngineState.RUNNING,
+    "h1",
+    "b",
+    7,
+    8,
+    "app-1",
+    "local[2]",
+    0,
+    NOW - 500,
+    5_000,
+    lanes={0: Incarnation(1, 0)},
+)
 P0 = TopicPartition("a.orders", 0)
 
 
@@ -106,6 +122,7 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "lastKnownLag": 10,
         "sourceLogStart": 2,
         "destinationLogStart": 3,
+        "keptBeyondSourceLogStart": 0,
         "sourceHighWatermark": 105,
         "lastMirroredOffset": None,
         "lastMirroredEpoch": None,
@@ -113,6 +130,9 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "rebuiltAt": None,
         "archive": None,
         "asOf": NOW,
+        "engine": "h1/app-1",
+        "engineLastSeenMs": NOW - 500,
+        "engineAgeMs": 500,
     }
 
 
@@ -150,9 +170,9 @@ def test_a_refused_link_and_secrets_that_are_elsewhere(
 
 
 NEXT_STEP = (
-    "`kmirror check --mirror m` says more; the copy goes on by itself when the source lets it in; to change how it "
-    "logs in: kmirror config --mirror m --set KEY=VALUE, or where its secrets are kept, then "
-    "kmirror run --mirror m --take-over"
+    "`kmirror check --mirror m` shows the cause; copying resumes automatically once the source accepts the "
+    "connection; to change its credentials: kmirror config --mirror m --set KEY=VALUE, or change where its secrets "
+    "are stored, then kmirror run --mirror m --take-over"
 )
 TOLD = "the source: a:1 refuses user eve; LINK_FAILED since 2026-11-21T22:00:00Z"
 ELSEWHERE = down(UnreachableError("x", None, Reason.SECRET_UNRESOLVED))
@@ -179,7 +199,7 @@ def test_a_source_that_is_silent_to_the_engine_is_unavailable_although_it_answer
 
 def test_what_an_engine_said_that_is_gone_does_not_count() -> None:
     found = row(progress(reason=Reason.AUTHENTICATION_FAILED, message=TOLD))
-    assert (found.topic_state, found.reason) == (TopicState.ACTIVE, Reason.NO_ENGINE)
+    assert (found.topic_state, found.reason) == (TopicState.LINK_FAILED, Reason.NO_ENGINE)
 
 
 def test_one_partition_without_a_leader_leaves_its_topic_active() -> None:
@@ -193,20 +213,84 @@ def test_one_partition_without_a_leader_leaves_its_topic_active() -> None:
     ]
 
 
+NO_LANE_YET = replace(ENGINE, lanes={})
+SILENT_LANE = replace(ENGINE, silent_lanes={0: NOW - 34_000}, master="spark://h:1")
+OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW - 34_000})
+
+
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "reason", "told"),
     [
-        None,
-        replace(ENGINE, state=EngineState.RELEASED),
-        replace(ENGINE, last_seen_ms=NOW - 10_000),
+        pytest.param(
+            None, Reason.NO_ENGINE, "no engine copies mirror m; `kmirror run --mirror m` starts one", id="none"
+        ),
+        pytest.param(
+            replace(ENGINE, state=EngineState.RELEASED), Reason.NO_ENGINE, "`kmirror run --mirror m`", id="released"
+        ),
+        pytest.param(
+            replace(ENGINE, last_seen_ms=NOW - 90_000),
+            Reason.NO_ENGINE,
+            "(h1/app-1 last reported 1m30s ago)",
+            id="gone",
+        ),
+        pytest.param(
+            replace(ENGINE, last_seen_ms=NOW - 10_000),
+            Reason.ENGINE_SILENT,
+            "h1/app-1 last reported 10s ago; check process 7 on h1, or `kmirror run --mirror m --take-over`",
+            id="silent",
+        ),
+        pytest.param(NO_LANE_YET, Reason.NO_WORKERS, "h1/app-1 has not started a worker for it yet", id="no lane yet"),
+        pytest.param(
+            SILENT_LANE,
+            Reason.NO_WORKERS,
+            "no worker has reported on lane 0 for 34s; check the workers of Spark master spark://h:1",
+            id="its lane is silent",
+        ),
+        pytest.param(
+            OTHER_LANE, Reason.NO_WORKERS, "no worker has reported on lane 1 for 34s", id="in no lane's report"
+        ),
+        pytest.param(
+            replace(SILENT_LANE, lease_id="another"), Reason.NO_WORKERS, "no worker has reported", id="another engine's"
+        ),
     ],
-    ids=["none", "released", "silent for its ttl"],
 )
-def test_without_a_fresh_engine_the_reason_is_no_engine(engine: EngineRecord | None) -> None:
+def test_nothing_is_active_on_paper_only(engine: EngineRecord | None, reason: Reason, told: str) -> None:
     found = row(progress(), *([] if engine is None else [engine]))
-    assert found.reason is Reason.NO_ENGINE
-    assert "kmirror run --mirror m" in (found.error_message or "")
-    assert found.topic_state is TopicState.ACTIVE
+    assert (found.state, found.topic_state, found.reason) == (
+        PartitionState.MIRRORING,
+        TopicState.LINK_FAILED,
+        reason,
+    )
+    assert told in (found.error_message or "")
+    # the look from here is fresh, whoever copies
+    assert (found.lag, found.is_reported) == (10, False)
+    assert judge(Condition.HEALTHY, [found], {})[0].reason is reason
+
+
+def test_an_engine_whose_process_is_gone_from_this_machine_is_none_at_once() -> None:
+    state = State.of([MIRROR, TOPIC, ENGINE, progress()])
+    (found,) = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=True)
+    assert (found.reason, found.engine, found.engine_age_ms) == (Reason.NO_ENGINE, None, 500)
+    old = State.of([MIRROR, TOPIC, replace(ENGINE, last_seen_ms=NOW - 90_000), progress()])
+    (frozen,) = partition_rows(old, MIRROR, [TOPIC], HERE, THERE, NOW, engine_has_ended=False)
+    assert (frozen.reason, frozen.engine) == (Reason.ENGINE_SILENT, "h1/app-1")
+    listed = mirror_row(state, MIRROR, [found], source_trouble(THERE), NOW, engine_has_ended=True)
+    assert (listed.state, listed.reason, listed.engine) == (TopicState.LINK_FAILED, Reason.NO_ENGINE, None)
+
+
+def test_a_partition_that_no_lane_has_reported_on_yet_is_not_healthy() -> None:
+    found = row(ENGINE, replace(progress(), lease_id="the one before"))
+    assert (found.topic_state, found.reason, found.is_reported) == (TopicState.ACTIVE, None, False)
+    assert judge(Condition.HEALTHY, [found], {})[0].result is Outcome.TIMED_OUT
+    assert judge(Condition.HEALTHY, [row(ENGINE, progress())], {})[0].result is Outcome.DONE
+
+
+def test_a_source_that_does_not_answer_the_engine_counts_where_its_lane_does_not_hear_of_it_either() -> None:
+    engine = replace(ENGINE, source_reason=Reason.SOURCE_UNREACHABLE, source_message="no answer in time")
+    late = row(engine, progress(source_seen_ms=NOW - 20_000))
+    assert (late.topic_state, late.reason) == (TopicState.SOURCE_UNAVAILABLE, Reason.SOURCE_UNREACHABLE)
+    assert late.error_message == "the source does not answer the engine: no answer in time"
+    assert row(engine, progress()).reason is None
 
 
 def test_before_the_first_alignment_the_topic_is_pending() -> None:
@@ -235,7 +319,8 @@ def test_the_newer_of_record_and_report_tells_the_state() -> None:
     found = row(ENGINE, progress(), failed)
     assert (found.state, found.reason) == (PartitionState.FAILED, Reason.CORRUPT_BATCH)
     assert found.error_message == (
-        "at 7; FAILED since 1970-01-01T00:16:39Z; when that is mended: kmirror recover --mirror m --topics a.orders"
+        "at 7; FAILED since 1970-01-01T00:16:39Z; fix the cause; a running engine resumes within 5 minutes, or "
+        "immediately with: kmirror recover --mirror m --topics a.orders"
     )
     assert (found.retry_attempt, found.state_time_ms) == (2, NOW - 500)
     assert found.topic_state is TopicState.FAILED
@@ -291,7 +376,7 @@ def test_an_add_that_was_interrupted_says_how_to_finish_it() -> None:
     found = row(ENGINE, topic=claim, here=ClusterLook(NOW, {"a.orders": topic("a.orders", 3)}))
     assert found.destination_offset is None
     assert found.topic_state is TopicState.PENDING_MIRROR
-    assert "the same command finishes it" in (found.error_message or "")
+    assert "run the same command again to finish" in (found.error_message or "")
 
 
 @pytest.mark.parametrize(
@@ -347,6 +432,9 @@ def test_list_sums_up_a_mirror() -> None:
         "state": "ACTIVE",
         "engine": "h1/app-1",
         "maxLag": 10,
+        "reason": None,
+        "engineLastSeenMs": NOW - 500,
+        "engineAgeMs": 500,
     }
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.results import Outcome, PartitionRow, TopicState, exit_code_of
-from kmirror.ops.wait import Condition, is_over, judge
+from kmirror.ops.show.wait import Condition, is_over, judge, progress
 from kmirror.state.records import PartitionState
 
 
@@ -102,6 +102,32 @@ def test_a_failed_topic_can_still_be_stopped() -> None:
     done = judge(Condition.STOPPED, [row(0, **STOPPED)], {})
     assert is_over(done)
     assert exit_code_of(done) == ExitCode.OK
+
+
+def test_a_stop_that_is_waited_for_names_and_counts_what_is_not_stopped() -> None:
+    waiting = row(2, topic_state=TopicState.PENDING_STOPPED)
+    rows = [row(0, **STOPPED), row(1, topic_state=TopicState.PENDING_STOPPED), waiting, row(3, **FAILED)]
+    (result,) = judge(Condition.STOPPED, rows, {})
+    assert result.message == "t-1 is not stopped: it is PENDING_STOPPED, and 2 other partitions"
+    assert result.hint == "a promote waits for it: `kmirror promote --mirror m --dry-run` shows what is missing"
+    assert progress(Condition.STOPPED, rows, {}) == "3 of 4 partitions not stopped"
+    (result,) = judge(Condition.STOPPED, [row(0, **STOPPED), row(1), row(2, **STOPPED)], {})
+    assert result.message == "t-1 is not stopped: it is MIRRORING"
+    assert "`kmirror failover`" in (result.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        (Reason.NO_ENGINE, "`kmirror run --mirror m` starts an engine"),
+        (Reason.ENGINE_SILENT, "`kmirror run --mirror m --take-over` replaces an engine that is stuck"),
+        (Reason.NO_WORKERS, "start Spark workers that the engine's master can use, or check the engine's log"),
+        (Reason.SOURCE_UNREACHABLE, "wait longer"),
+    ],
+)
+def test_what_to_do_depends_on_what_is_missing(reason: Reason, hint: str) -> None:
+    (result,) = judge(Condition.HEALTHY, [row(reason=reason)], {})
+    assert (result.result, result.reason, result.hint) == (Outcome.TIMED_OUT, reason, hint)
 
 
 def test_healthy_wants_an_engine_a_source_and_every_partition_aligned() -> None:

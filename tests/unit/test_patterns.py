@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import UsageError
-from kmirror.patterns import TopicSelector, is_plain_name, split_patterns
+from kmirror.settings.patterns import TopicSelector, is_plain_name, split_patterns
 
 TOPICS = ["a.b", "aXb", "orders", "orders-eu", "orders-us", "payments", "x"]
 
@@ -174,7 +174,9 @@ def test_what_is_written_out_reads_the_same_again() -> None:
 
 def test_a_bad_pattern_writes_nothing_of_its_own() -> None:
     """RE2's library logs to stderr by itself unless told not to."""
-    program = "from kmirror.patterns import *\ntry: TopicSelector.parse(['a(b'])\nexcept Exception as e: print(e)"
+    program = (
+        "from kmirror.settings.patterns import *\ntry: TopicSelector.parse(['a(b'])\nexcept Exception as e: print(e)"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "--topics: the pattern a(b is not understood at character 2: a bracket is not closed\n"
     assert result.stderr == ""

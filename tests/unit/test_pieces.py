@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from kmirror.cluster.batch import (
+from kmirror.cluster.protocol.batch import (
     BATCH_OVERHEAD,
     BatchHeader,
     CorruptBatchError,
@@ -21,10 +21,10 @@ from kmirror.cluster.batch import (
     batch_headers,
     crc_of,
 )
-from kmirror.cluster.fetch import AbortedTransaction
-from kmirror.cluster.isolation import Isolation, Kind
-from kmirror.cluster.pieces import Hole, Run, pieces
-from kmirror.cluster.records import Record, read_records
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.pieces import Hole, Run, pieces
+from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import Reason
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 from tests.support.logs import LONG_SEEDS, BuiltLog, build_log

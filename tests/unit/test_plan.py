@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.engine.plan import Change, Held, assign, changes
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.plan import Change, Held, assign, changes
 from kmirror.engine.spec import Assignment
 from kmirror.state.records import Recovery
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
-from kmirror.cluster.produce import Append, AppendAnswer, answer, request
-from kmirror.cluster.wire import FrameError
+from kmirror.cluster.protocol.produce import Append, AppendAnswer, answer, request
+from kmirror.cluster.protocol.wire import FrameError
 
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.cluster.properties import (
+from kmirror.cluster.security.properties import (
     is_reference,
     literal_secrets,
     parse_properties,
@@ -216,7 +216,7 @@ def test_references_are_resolved_from_the_environment_of_the_process(monkeypatch
         ("${dir:FOLDER:other}", "No such file"),
         ("${dir:FOLDER:../token}", "must be the name of a file in the folder"),
         ("${dir:FOLDER:binary}", "not UTF-8"),
-        ("${vault:a:b}", "vault is none of env, file and dir"),
+        ("${vault:a:b}", "vault is not env, file or dir"),
     ],
 )
 def test_unresolved_references_are_named_and_no_value_is(reference: str, why: str, tmp_path: Path) -> None:

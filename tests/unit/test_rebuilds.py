@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmirror.engine.rebuilds import Rebuilds
+from kmirror.engine.control.rebuilds import Rebuilds
 from kmirror.errors import Reason, RefusedError
 from tests.support.waiting import wait_until
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.heard import HeardTopic, Replica
-from kmirror.engine.remembered import alignment_note, given_up, remember
+from kmirror.engine.control.state_feed import FeedTopic, Replica
+from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
 from kmirror.errors import Reason
 from kmirror.state.records import (
     DesiredState,
@@ -38,8 +38,8 @@ BEFORE = PartitionRecord(
 )
 
 
-def row(state: PartitionState = PartitionState.MIRRORING, **more: Any) -> ProgressRow:
-    return ProgressRow("orders", 3, 50, 55, 0, 45, None, state, **more)
+def row(state: PartitionState = PartitionState.MIRRORING, end: int = 45, **more: Any) -> ProgressRow:
+    return ProgressRow("orders", 3, 50, 55, 0, end, None, state, **more)
 
 
 def remembered(before: PartitionRecord | None, report: ProgressRow, *, reached: bool = False) -> PartitionRecord:
@@ -81,8 +81,29 @@ def test_the_time_is_that_of_the_state() -> None:
     assert remembered(mirroring, row(begun=True)) == replace(mirroring, begun=True)
     failed = remembered(mirroring, row(PartitionState.FAILED, reason=Reason.LOOP, message="round"))
     assert (failed.state_time_ms, failed.reason, failed.message, failed.failed_offset) == (200, "LOOP", "round", 45)
-    again = remember(failed, "m", row(), reached=False, now_ms=300)
+    again = remember(failed, "m", row(end=46), reached=False, now_ms=300)
     assert (again.state_time_ms, again.reason, again.message, again.failed_offset) == (300, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "source_end", "expected"),
+    [
+        (PartitionState.LOG_ALIGNMENT, 60, 50, PartitionState.FAILED),
+        (PartitionState.MIRRORING, 45, 50, PartitionState.FAILED),
+        (PartitionState.MIRRORING, 45, None, PartitionState.FAILED),
+        (PartitionState.MIRRORING, 46, 50, PartitionState.MIRRORING),
+        (PartitionState.MIRRORING, 45, 45, PartitionState.MIRRORING),
+    ],
+)
+def test_a_partition_stays_failed_until_it_is_seen_to_be_copied_again(
+    state: PartitionState, end: int, source_end: int | None, expected: PartitionState
+) -> None:
+    """A lane that has just taken it, in this engine or in the next, does not know yet whether it can be copied."""
+    failed = remembered(BEFORE, row(PartitionState.FAILED, reason=Reason.RECORD_REJECTED, message="too large"))
+    after = remember(failed, "m", row(state, end)._replace(source_offset=source_end), reached=False, now_ms=300)
+    assert after.state is expected
+    if expected is PartitionState.FAILED:
+        assert replace(after, aligned=failed.aligned) == failed
 
 
 def test_reasons_of_partitions_that_are_not_failed_are_not_remembered() -> None:
@@ -142,7 +163,7 @@ def test_history_is_not_told_only_how_it_ends() -> None:
     replica = Replica("m")
     for met in (CLAIM, BEFORE, ADDED, replace(BEFORE, begun=True)):
         assert replica.take(met) == []
-    assert replica.catch_up() == [HeardTopic(ADDED, (replace(BEFORE, begun=True),))]
+    assert replica.catch_up() == [FeedTopic(ADDED, (replace(BEFORE, begun=True),))]
     assert replica.catch_up() == []
 
 
@@ -150,10 +171,10 @@ def test_a_topic_comes_with_what_was_written_of_its_partitions() -> None:
     replica = Replica("m")
     replica.take(replace(BEFORE, partition=1))
     replica.catch_up()
-    assert replica.take(CLAIM) == [HeardTopic(CLAIM, (replace(BEFORE, partition=1),))]
+    assert replica.take(CLAIM) == [FeedTopic(CLAIM, (replace(BEFORE, partition=1),))]
     replica.take(Removed(("partition", "m", "orders", 1)))
     replica.take(BEFORE)
-    assert replica.take(ADDED) == [HeardTopic(ADDED, (BEFORE,))]
+    assert replica.take(ADDED) == [FeedTopic(ADDED, (BEFORE,))]
     assert replica.take(PROGRESS) == [PROGRESS]
 
 
@@ -162,4 +183,4 @@ def test_other_mirrors_are_not_heard() -> None:
     replica.catch_up()
     for met in (replace(CLAIM, mirror="n"), replace(PROGRESS, mirror="n"), replace(BEFORE, mirror="n")):
         assert replica.take(met) == []
-    assert replica.take(ADDED) == [HeardTopic(ADDED, ())]
+    assert replica.take(ADDED) == [FeedTopic(ADDED, ())]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from kmirror.cluster.jaas import parse_jaas
-from kmirror.cluster.properties import parse_properties
-from kmirror.cluster.security import ClientConfig, client_config, parse_bootstrap_servers, scram_escaped
+from kmirror.cluster.security.client_config import ClientConfig, client_config, parse_bootstrap_servers, scram_escaped
+from kmirror.cluster.security.jaas import parse_jaas
+from kmirror.cluster.security.properties import parse_properties
 from kmirror.errors import Reason, UnreachableError, UsageError
 from tests.support.tls import KEY_PASSWORD
 
@@ -307,7 +307,7 @@ def test_properties_that_are_refused(properties: dict[str, str], message: str, h
         ),
         (
             {**CLIENT, "ssl.keystore.password": "hunter2"},
-            "ssl.keystore.password has no meaning with ssl.keystore.type=PEM",
+            "ssl.keystore.password cannot be used with ssl.keystore.type=PEM",
             "remove it; the password of an encrypted key is ssl.key.password",
         ),
     ],

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from kmirror.errors import RefusedError, UsageError
-from kmirror.patterns import TopicSelector
-from kmirror.settings import (
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import (
     SETTINGS,
     Settings,
     StartFrom,
@@ -21,7 +21,7 @@ from kmirror.settings import (
     setting_of,
     split,
 )
-from kmirror.topic_filters import TopicFilters
+from kmirror.settings.topic_filters import TopicFilters
 
 ALL_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
 NO_TOPICS = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"EXCLUDE"}]}'
@@ -154,7 +154,7 @@ def test_a_start_is_a_word_or_a_time(ours: str, confluents: str, stored: str) ->
     ],
 )  # fmt: skip
 def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--start-from=.* is not known") as refusal:
+    with pytest.raises(UsageError, match=r"invalid value --start-from=") as refusal:
         parse_start_from("--start-from", text)
     assert refusal.value.hint is not None
     assert "earliest, latest, timestamp:T" in refusal.value.hint
@@ -168,11 +168,11 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
         ({"cluster.link.prefx": "x"}, "unknown setting cluster.link.prefx", "did you mean cluster.link.prefix?"),
         ({"bootstrap.server": "x"}, "unknown setting bootstrap.server", "did you mean bootstrap.servers?"),
         ({"ssl.ca.location": "x"}, "unknown setting ssl.ca.location", "did you mean ssl.truststore.location?"),
-        ({"frobnicate": "x"}, "unknown setting frobnicate", "settings are: topics.include, "),
+        ({"frobnicate": "x"}, "unknown setting frobnicate", "use one of: topics.include, "),
         (
             {"copy.lanes": "0"},
             "copy.lanes=0 is not a whole number from 1 to 256",
-            "write a number in that range",
+            "give a number in that range",
         ),
         ({"copy.lanes": "two"}, "copy.lanes=two is not a whole number from 1 to 256", "in that range"),
         ({"copy.lanes": "1.5"}, "copy.lanes=1.5 is not a whole number from 1 to 256", "in that range"),
@@ -181,28 +181,28 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
         (
             {"refresh.interval.seconds": "10s"},
             "refresh.interval.seconds=10s is not a whole number from 1 to 86400 (seconds)",
-            "write a number in that range, without its unit",
+            "give a number in that range, without a unit",
         ),
         (
             {"topic.config.sync.ms": "-1"},
             "topic.config.sync.ms=-1 is not a whole number from 0 to 86400000 (milliseconds)",
-            "without its unit",
+            "without a unit",
         ),
-        ({"retry.timeout.ms": "-1"}, "retry.timeout.ms=-1 is not a whole number from 0 to", "without its unit"),
+        ({"retry.timeout.ms": "-1"}, "retry.timeout.ms=-1 is not a whole number from 0 to", "without a unit"),
         ({"replication.factor": "0"}, "replication.factor=0 is not a whole number from 1 to 32767", "in that range"),
         ({"replication.factor": "-2"}, "replication.factor=-2 is not a whole number from 1 to 32767", "in that range"),
         (
             {"start.from": "yesterday"},
-            "start.from=yesterday is not known",
-            "it is one of: earliest, latest, timestamp:T",
+            "invalid value start.from=yesterday",
+            "use one of: earliest, latest, timestamp:T",
         ),
         (
             {"mirror.start.offset.spec": "yesterday"},
-            "mirror.start.offset.spec=yesterday is not known",
-            "it is one of: earliest, latest, a time such as",
+            "invalid value mirror.start.offset.spec=yesterday",
+            "use one of: earliest, latest, a time such as",
         ),
-        ({"topic.prefix": "a b"}, "topic.prefix=a b cannot begin a topic's name", "letters, digits"),
-        ({"topic.prefix": "x" * 101}, f"topic.prefix={'x' * 101} cannot begin a topic's name", "at most 100"),
+        ({"topic.prefix": "a b"}, "topic.prefix=a b is not a valid topic name prefix", "letters, digits"),
+        ({"topic.prefix": "x" * 101}, f"topic.prefix={'x' * 101} is not a valid topic name prefix", "at most 100"),
         (
             {"topics.include": "orders,a(b"},
             "topics.include: the pattern a(b is not understood at character 2: a bracket is not closed",
@@ -212,13 +212,13 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
         ({"topics.include": ","}, "topics.include is empty", "give names"),
         (
             {"topics.include": "a,b.*,c", "topics.exclude": "b.*,c"},
-            "topics.include and topics.exclude contradict each other: both hold b.*, c",
-            "leave it in one of them",
+            "topics.include and topics.exclude contradict each other: both contain b.*, c",
+            "remove it from one of them",
         ),
         (
             {"topic.prefix": "a", "cluster.link.prefix": "b"},
             "topic.prefix and cluster.link.prefix contradict each other: they are the same setting",
-            "leave topic.prefix only",
+            "keep only topic.prefix",
         ),
         (
             {"topic.propertis.exclude": "x"},
@@ -227,18 +227,18 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
         ),
         (
             {"sync.topic.configs.enabled": "yes"},
-            "sync.topic.configs.enabled=yes is not known",
-            "it is one of: true, false",
+            "invalid value sync.topic.configs.enabled=yes",
+            "use true or false",
         ),
         ({"config.properties.exclude": "a("}, "config.properties.exclude: the pattern a( is not understood", "re2"),
         (
             {"auto.create.mirror.topics.enable": "true"},
-            "auto.create.mirror.topics.enable=true needs auto.create.mirror.topics.filters with at least one INCLUDE",
+            "auto.create.mirror.topics.enable=true requires auto.create.mirror.topics.filters with at least one",
             "for every topic: auto.create.mirror.topics.filters={",
         ),
         (
             {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": NO_TOPICS},
-            "auto.create.mirror.topics.enable=true needs auto.create.mirror.topics.filters",
+            "auto.create.mirror.topics.enable=true requires auto.create.mirror.topics.filters",
             "for every topic",
         ),
         (
@@ -252,8 +252,8 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
                 "auto.create.mirror.topics.filters": ALL_TOPICS,
                 "topics.include": "a.*",
             },
-            "topics.include and auto.create.mirror.topics.enable=true contradict each other",
-            "leave topics.include out",
+            "topics.include and auto.create.mirror.topics.enable=true exclude each other",
+            "remove topics.include",
         ),
         (
             {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": "a.*"},
@@ -280,7 +280,7 @@ def test_either_kind_of_filters_chooses_topics_and_the_exclude_list_wins() -> No
 
 def test_settings_that_others_will_join_may_be_incomplete() -> None:
     assert parse_settings({"auto.create.mirror.topics.enable": "true"}, complete=False)
-    with pytest.raises(UsageError, match="is not known"):
+    with pytest.raises(UsageError, match="invalid value"):
         parse_settings({"auto.create.mirror.topics.enable": "perhaps"}, complete=False)
 
 
@@ -298,7 +298,7 @@ def test_a_mirror_file_is_split_into_connection_and_settings() -> None:
             "bootstrap.servers": "a:1",
             "sasl.jaas.config": "x",
             "config.providers.env.class": "y",
-            "fetch.max.bytes": "1",
+            "isolation.level": "read_committed",
             "topic.config.sync.ms": "20000",
             "topics.include": " orders , payments ",
         }
@@ -307,9 +307,24 @@ def test_a_mirror_file_is_split_into_connection_and_settings() -> None:
         "bootstrap.servers": "a:1",
         "sasl.jaas.config": "x",
         "config.providers.env.class": "y",
-        "fetch.max.bytes": "1",
+        "isolation.level": "read_committed",
     }
     assert settings == {"topics.include": "orders,payments", "refresh.interval.seconds": "20"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("fetch.max.bytes", "1", "the size of a fetch is chosen"),
+        ("isolation.level", "read_uncommitted", "committed records only"),
+        ("auto.offset.reset", "latest", "never resets"),
+    ],
+)
+def test_client_properties_that_a_mirror_cannot_go_by_are_refused_with_why(key: str, value: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refusal:
+        split({"bootstrap.servers": "a:1", key: value})
+    assert key in refusal.value.message
+    assert "remove it" in (refusal.value.hint or "")
 
 
 def test_unknown_keys_of_a_mirror_file_are_refused() -> None:
@@ -350,7 +365,7 @@ def test_rows_of_the_docs() -> None:
         "default": "10",
         "changeable": "yes",
         "aliases": "topic.config.sync.ms",
-        "help": "How often the engine looks for new topics, partitions and topic settings at the source.",
+        "help": "How often the engine checks the source for new topics, partitions and topic settings.",
     }
     assert rows["topic.prefix"]["changeable"] == "no"
     assert all(row["help"].endswith(".") for row in rows.values())
@@ -377,7 +392,7 @@ def test_the_prefix_of_groups() -> None:
     assert parse_settings({"topic.prefix": "eu."}).group_prefix == ""
     prefixed = parse_settings({"topic.prefix": "eu.", "consumer.group.prefix.enable": "true"})
     assert prefixed.group_prefix == "eu."
-    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true needs topic\.prefix"):
+    with pytest.raises(UsageError, match=r"group\.prefix\.enable=true requires topic\.prefix"):
         parse_settings({"group.prefix.enable": "true"})
     with pytest.raises(RefusedError, match=r"group\.prefix\.enable"):
         check_change(parse_settings({"topic.prefix": "eu."}), prefixed)

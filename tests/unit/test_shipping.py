@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.shipping import cache_folder, worker_archive
+from kmirror.engine.spark.shipping import cache_folder, worker_archive
 from kmirror.errors import RefusedError
 
 
@@ -27,14 +27,16 @@ def test_it_holds_what_workers_import_and_no_more(archive: Path) -> None:
 
     packages = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert packages == {"cramjam", "crc32c", "kafka", "kmirror"}
-    assert "kmirror/engine/lane.py" in names
+    assert "kmirror/engine/lane/lane.py" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
 
 
 def test_a_python_without_libraries_imports_the_lane_from_it(archive: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(archive) as bundle:
         bundle.extractall(tmp_path)
-    code = "import kmirror.engine.lane, kmirror.engine.daemon, kafka, cramjam, crc32c; print(kmirror.__file__)"
+    code = (
+        "import kmirror.engine.lane.lane, kmirror.engine.spark.daemon, kafka, cramjam, crc32c; print(kmirror.__file__)"
+    )
 
     # -S leaves out all that is installed.
     done = subprocess.run(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.failures import TaskFailedError, translate
-from kmirror.engine.gateway import module_options, needs_scripts, spark_home
-from kmirror.engine.spark_conf import SparkOptions, check, effective_master, is_local, settings, worker_python
+from kmirror.engine.spark.conf import SparkOptions, check, effective_master, is_local, settings, worker_python
+from kmirror.engine.spark.failures import TaskFailedError, translate
+from kmirror.engine.spark.gateway import module_options, needs_scripts, spark_home
 from kmirror.errors import RefusedError, UsageError
 
 CORES = os.cpu_count() or 1
@@ -49,14 +49,14 @@ def test_spark_connect_is_refused(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("master", ["", "host:7077", "mesos://host:5050", "local[x]", "local[2"])
 def test_what_is_no_master_is_a_usage_error(master: str) -> None:
-    with pytest.raises(UsageError, match="is no Spark master"):
+    with pytest.raises(UsageError, match="is not a Spark master"):
         check(options(master), {})
 
 
 def test_settings_have_to_be_sparks() -> None:
-    with pytest.raises(UsageError, match=r"'executor\.memory' is no Spark setting"):
+    with pytest.raises(UsageError, match=r"'executor\.memory' is not a Spark property"):
         check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"executor.memory": "1g"}), {})
-    with pytest.raises(UsageError, match="the Spark master is not a --spark-conf"):
+    with pytest.raises(UsageError, match=r"spark\.master cannot be set with --spark-conf"):
         check(SparkOptions(slots=1, log_file=LOG, app_name="test", conf={"spark.master": "yarn"}), {})
 
 
@@ -146,7 +146,7 @@ def test_javas_module_options_are_read_from_spark() -> None:
             "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: …\n"
             "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has "
             "different version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.\n",
-            "the Spark workers run Python 3.12, this is Python 3.11, and they must be the same",
+            "the Spark workers run Python 3.12, kmirror runs Python 3.11: they must be the same",
         ),
         (
             'java.io.IOException: Cannot run program "python3.11": error=2, No such file or directory',
@@ -170,4 +170,4 @@ def test_what_is_not_known_is_told_by_its_first_line() -> None:
     error = translate("lane 1", "Job aborted\nat org.apache.spark…", LOG)
 
     assert isinstance(error, TaskFailedError)
-    assert (str(error), error.hint) == ("Spark gave lane 1 up: Job aborted", "see spark.log")
+    assert (str(error), error.hint) == ("Spark aborted lane 1: Job aborted", "see spark.log")

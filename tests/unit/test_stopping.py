@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from kmirror.ops.run import stopping
+from kmirror.ops.run.run import stopping
 
 
 @pytest.mark.timeout(30)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.filler import FILLER_KEY
-from kmirror.engine.judge import Tail
-from kmirror.engine.tails import DamagedLogError, Ends, Finding, Section, Sections, compare_tails
+from kmirror.cluster.protocol.filler import FILLER_KEY
+from kmirror.engine.histories.judge import Tail
+from kmirror.engine.histories.tails import DamagedLogError, Ends, Finding, Section, Sections, compare_tails
 from kmirror.errors import Reason
 from tests.support.histories import (
     FOREIGN_ID,

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from kmirror.errors import UsageError
-from kmirror.topic_filters import TopicFilters
+from kmirror.settings.topic_filters import TopicFilters
 
 
 def document(*filters: tuple[str, str, str]) -> str:

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
-from kmirror.patterns import TopicSelector
+from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.sync.topic_settings import (
     HELD_BACK,
     ComparedSetting,
     SettingState,
-    TopicSetting,
-    TopicSettings,
+    as_first_source,
     compare_settings,
+    holds_all_back,
+    holds_back,
+    knows_no_first_source,
     settings_at_stop,
     settings_for,
     settings_made,
@@ -206,9 +209,11 @@ def test_excluded_settings_are_left_alone_and_those_held_back_are_not_remembered
 
 def test_the_stop_gives_the_sources_values_and_removes_what_it_leaves_to_its_brokers() -> None:
     record, present = as_made({**SOURCE, "retention.bytes": TopicSetting("-1", False)})
-    defaults = {"retention.ms": TopicSetting("604800000", False), "max.message.bytes": TopicSetting("1048588", False)}
-    changes = settings_at_stop(record, present, {**defaults, "retention.bytes": TopicSetting("-1", False)})
+    defaults = {"retention.ms": "604800000", "max.message.bytes": "1048588", "retention.bytes": "-1"}
+    changes = settings_at_stop(record, present, {**defaults, "cleanup.policy": "compact", "delete.retention.ms": "5"})
     assert changes == {
+        # what was set only so that no other default could rule; the other one would be another value
+        "cleanup.policy": None,
         "compression.type": "zstd",
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": None,
@@ -223,10 +228,8 @@ def test_the_stop_gives_the_sources_values_and_removes_what_it_leaves_to_its_bro
 
 def test_a_source_that_keeps_records_longer_than_the_brokers_here_by_its_defaults_is_followed() -> None:
     record, present = as_made(SOURCE)
-    changes = settings_at_stop(record, present, {"retention.ms": TopicSetting("1000", False)})
+    changes = settings_at_stop(record, present, {"retention.ms": "1000"})
     assert changes["retention.ms"] == "604800000"
-    # the topic's own override is nobody's default
-    assert settings_at_stop(record, present, {"retention.ms": overridden("604800000")})["retention.ms"] == "604800000"
 
 
 def test_a_stop_that_is_repeated_changes_nothing_and_neither_does_it_undo_what_somebody_did() -> None:
@@ -236,6 +239,43 @@ def test_a_stop_that_is_repeated_changes_nothing_and_neither_does_it_undo_what_s
         after[key] = TopicSetting("whatever the brokers say", False) if value is None else overridden(value)
     assert settings_at_stop(record, after) == {}
     assert "retention.ms" not in settings_at_stop(record, {**present, "retention.ms": overridden("5")})
+
+
+def test_the_stop_removes_only_what_kmirror_set_and_the_source_leaves_to_its_brokers() -> None:
+    defaults = {"cleanup.policy": "compact", "delete.retention.ms": "86400000"}
+    record, present = as_made({**SOURCE, "cleanup.policy": overridden("compact")})
+    changes = settings_at_stop(record, present, defaults)
+    assert "cleanup.policy" not in changes
+    assert changes["delete.retention.ms"] is None
+    for theirs in (replace(record, settings={}), replace(record, inherited=None)):
+        assert "delete.retention.ms" not in settings_at_stop(theirs, present, defaults)
+    assert "delete.retention.ms" not in settings_at_stop(record, present, {**defaults, "delete.retention.ms": "5"})
+    assert "delete.retention.ms" not in settings_at_stop(record, present)
+
+
+# -- a mirror of a mirror -------------------------------------------------------------------------------------------
+
+
+def test_along_a_chain_each_mirror_defers_what_the_first_source_has() -> None:
+    first, present = as_made(SOURCE)
+    assert holds_all_back(present)
+    seen = as_first_source(present, first)
+    second, third_source = as_made(seen)
+    assert (second.deferred, second.inherited) == (first.deferred, first.inherited)
+    third, _ = as_made(as_first_source(third_source, second))
+    assert (third.deferred, third.inherited) == (first.deferred, first.inherited)
+    assert not any(knows_no_first_source(one) for one in (first, second, third))
+    assert sync_settings(second, seen, third_source).changes == {}
+
+
+def test_who_cannot_see_behind_a_mirror_topic_knows_that() -> None:
+    _, present = as_made(SOURCE)
+    blind, _ = as_made(present)
+    assert knows_no_first_source(blind)
+    # one value that only some topics have proves nothing
+    assert holds_back({"retention.ms": overridden("-1")})
+    assert not holds_all_back({**present, "retention.ms": overridden("5")})
+    assert not holds_back(SOURCE)
 
 
 # -- describe -------------------------------------------------------------------------------------------------------

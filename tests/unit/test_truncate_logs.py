@@ -12,9 +12,9 @@ import pytest
 
 from kmirror.errors import ExitCode, PartlyDoneError, RefusedError, UsageError
 from kmirror.offline.survey import PlannedCut
+from kmirror.ops.failback.truncate_logs import Preview, truncate_logs, undo_truncation
+from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.ops.results import Outcome, VerbResult
-from kmirror.ops.truncate_logs import Preview, truncate_logs, undo_truncation
-from kmirror.ops.truncation_plan import TruncationPlan
 from tests.support.log_batches import LogBatch, control_record, encode
 from tests.support.log_dirs import (
     CLUSTER_ID,
@@ -80,7 +80,7 @@ def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
     done = cut(CUT_AT_40, log_dir)
     assert (done.exit_code, told(done)) == (0, [("orders", 0, "DONE")])
     assert done.results[0].message == (
-        f"log end 90 -> 40: 50 records (5 batches, {len(encode(SEGMENTS[30][0])) * 5:,} bytes) are cut"
+        f"log end 90 -> 40: 50 records (5 batches, {len(encode(SEGMENTS[30][0])) * 5:,} bytes) are cut off"
     )
     after = contents(log_dir)
     assert after.pop("orders-0/00000000000000000030.log") == encode(SEGMENTS[30][0])
@@ -140,7 +140,7 @@ def test_twice_is_once(log_dir: Path) -> None:
     before, own = contents(log_dir), own_files(log_dir)
     again = cut(CUT_AT_40, log_dir)
     assert (again.exit_code, told(again)) == (0, [("orders", 0, "NOOP")])
-    assert again.results[0].message == "ends at 40: there is nothing to cut"
+    assert again.results[0].message == "ends at 40: there is nothing to truncate"
     assert (contents(log_dir), own_files(log_dir)) == (before, own)
 
 
@@ -196,9 +196,9 @@ def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_log_directory(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"is no log directory: it has no meta\.properties"):
+    with pytest.raises(RefusedError, match=r"is not a log directory: it has no meta\.properties"):
         cut(CUT_AT_40, tmp_path)
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a directory"):
         cut(CUT_AT_40, tmp_path / "none")
 
 
@@ -210,7 +210,7 @@ def test_a_running_broker_is_refused(log_dir: Path) -> None:
     with locked_by_another(log_dir) as answer:
         assert answer == "locked"
         for command in (cut, lambda asked, path: undo_truncation(asked, [path])):
-            with pytest.raises(RefusedError, match="is in use: a broker runs on it"):
+            with pytest.raises(RefusedError, match="is in use by a broker or another command"):
                 command(CUT_AT_40, log_dir)
     assert contents(log_dir) == before
 
@@ -241,7 +241,7 @@ def test_a_no_leaves_all_as_it_is(log_dir: Path) -> None:
         asked.append(preview)
         return False
 
-    with pytest.raises(RefusedError, match="the answer was no"):
+    with pytest.raises(RefusedError, match="not confirmed"):
         truncate_logs(CUT_AT_40, [log_dir], say_no)
     assert (asked[0].cluster_id, asked[0].node_id, asked[0].log_dirs) == (CLUSTER_ID, "1", (log_dir,))
     assert told(asked[0].result) == [("orders", 0, "DONE")]
@@ -306,11 +306,11 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (_trimmed, "begins at 41, behind the cut at 40"),
     (_recreated, "is of topic id 15gB0VeyQkmA6mAAMkyWAQ, the plan is for"),
     (_nameless, "orders-0/partition.metadata is missing"),
-    (_unknown_file, "orders-0 holds 00000000000000000030.log.swap, which is not known"),
+    (_unknown_file, "orders-0 holds 00000000000000000030.log.swap, which is unknown"),
     (_being_moved, "is being moved between log directories or deleted"),
     (_being_deleted, "is being moved between log directories or deleted"),
-    (_damaged, "the batch at offset 30 is damaged"),
-    (_torn, "00000000000000000030.log ends, behind offset 30, with bytes that are no whole batch"),
+    (_damaged, "the batch at offset 30 is corrupt"),
+    (_torn, "00000000000000000030.log ends, behind offset 30, with an incomplete batch"),
     (_old_format, "holds message format 1"),
     (_old_format_behind, "00000000000000000060.log holds message format 1"),
     (_strange_epochs, "leader-epoch-checkpoint is not understood: its version is '9'"),
@@ -332,7 +332,7 @@ def test_what_is_not_known_is_refused(log_dir: Path, spoil: Callable[[Path], Non
 def test_a_cut_inside_a_batch_is_refused(log_dir: Path) -> None:
     done = cut(plan(("orders", 0, 45)), log_dir)
     assert done.exit_code == ExitCode.REFUSED
-    assert done.results[0].message == "the cut at 45 lies inside a batch (offsets 40 to 49)"
+    assert done.results[0].message == "the cut at 45 is inside a batch (offsets 40 to 49)"
 
 
 def test_records_that_came_after_the_plan_are_refused(log_dir: Path) -> None:
@@ -390,7 +390,7 @@ def test_undo_restores_every_byte(log_dir: Path) -> None:
     cut(CUT_AT_40, log_dir)
     undone = undo_truncation(CUT_AT_40, [log_dir])
     assert (undone.exit_code, told(undone)) == (0, [("orders", 0, "DONE")])
-    assert undone.results[0].message == "log end 40 -> 90: 50 records are put back"
+    assert undone.results[0].message == "log end 40 -> 90: 50 records are restored"
     assert (contents(log_dir), _times(log_dir), own_files(log_dir)) == (before, times, [])
     assert told(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "NOOP")]
     assert told(cut(CUT_AT_40, log_dir)) == [("orders", 0, "DONE")]
@@ -431,7 +431,7 @@ def test_undo_is_refused_once_the_broker_ran(log_dir: Path, broker: Callable[[Pa
     cut(CUT_AT_40, log_dir)
     broker(log_dir)
     before, own = contents(log_dir), own_files(log_dir)
-    with pytest.raises(RefusedError, match=r"was used since the cut: .*; most likely the broker was started"):
+    with pytest.raises(RefusedError, match=r"was used since the truncation: .*; most likely the broker was started"):
         undo_truncation(CUT_AT_40, [log_dir])
     assert (contents(log_dir), own_files(log_dir)) == (before, own)
 
@@ -442,7 +442,7 @@ def test_the_last_cut_is_taken_back_first(log_dir: Path) -> None:
     cut(CUT_AT_40, log_dir)
     between = contents(log_dir)
     cut(at_20, log_dir)
-    with pytest.raises(RefusedError, match="was cut by another plan since"):
+    with pytest.raises(RefusedError, match="was truncated by another plan since"):
         undo_truncation(CUT_AT_40, [log_dir])
     undo_truncation(at_20, [log_dir])
     assert contents(log_dir) == between
@@ -573,7 +573,7 @@ def test_the_broker_ran_before_a_cut_was_finished(log_dir: Path) -> None:
 
 def test_an_interrupted_cut_is_finished_by_its_own_plan_only(log_dir: Path) -> None:
     _killed_before(log_dir, "done")
-    with pytest.raises(RefusedError, match="a cut by another plan was interrupted"):
+    with pytest.raises(RefusedError, match="a truncation by another plan was interrupted"):
         cut(plan(("orders", 0, 30)), log_dir)
 
 

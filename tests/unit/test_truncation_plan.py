@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.errors import UsageError
 from kmirror.offline.survey import PlannedCut
-from kmirror.ops.truncation_plan import TruncationPlan, parse_plan, read_plan, write_plan
+from kmirror.ops.failback.truncation_plan import TruncationPlan, parse_plan, read_plan, write_plan
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID
 
 PLAN = TruncationPlan(
@@ -56,7 +56,7 @@ def test_plans_are_the_same_when_they_cut_the_same() -> None:
         ({"partitions": [DOCUMENT["partitions"][0]] * 2}, "it names orders-0 twice"),  # type: ignore[index]
         ({"partitions": [7]}, r"partitions\[0\] is not a JSON object"),
         ({"topic": "a/b"}, r"partitions\[0\].topic is not a topic's name"),
-        ({"topic": "__cluster_metadata"}, "never cut"),
+        ({"topic": "__cluster_metadata"}, "never truncated"),
         ({"topicId": "orders"}, r"partitions\[0\].topicId is not a topic id"),
         ({"cutOffset": -1}, r"cutOffset of partitions\[0\] is not a number"),
         ({"cutOffset": True}, r"cutOffset of partitions\[0\] is not a number"),

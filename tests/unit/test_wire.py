@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from kmirror.cluster.wire import (
+from kmirror.cluster.protocol.wire import (
     NO_TOPIC_ID,
     FrameError,
     compact_string,

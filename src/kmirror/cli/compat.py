@@ -42,7 +42,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def entry_point() -> None:
     """Run the command line of this process and exit."""
-    kmirror_main.run_process(main)
+    kmirror_main.run_process(main, _completed)
+
+
+def _completed() -> click.Command:
+    from kmirror.cli.completion import kafka_mirrors_command
+
+    return kafka_mirrors_command()
 
 
 def _run(session: Session, arguments: Sequence[str]) -> int:
@@ -63,7 +69,9 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
     session.mirror = ",".join(request.mirrors) or None
     lines = command_lines(request, _state(request) if _has_to_look(request) else None)
     if len(lines) > 1 and request.value("--report"):
-        raise UsageError("--report is about one mirror, and these are several", "give --mirror, and run it for each")
+        raise UsageError("--report covers one mirror, but the topics belong to several", "run it once per mirror")
+    if len(lines) > 1 and "--together" in request.rest:
+        raise UsageError("--together covers one mirror, but the topics belong to several", "run it once per mirror")
     codes: list[int] = []
     for line in lines:
         codes.append(kmirror_main.main(line))
@@ -85,7 +93,7 @@ def command_lines(request: Request, state: State | None) -> list[list[str]]:
             return [request.arguments(None, request.topics)]
         return [request.arguments(mirror, (*request.topics, *request.source_topics)) for mirror in request.mirrors]
     if request.verb == "add":
-        from kmirror.settings import parse_settings
+        from kmirror.settings.table import parse_settings
 
         record = state.mirror(request.mirrors[0])
         settings = parse_settings(record.settings if record else {})
@@ -128,7 +136,7 @@ def _owned(request: Request, state: State) -> dict[str, list[str]]:
     """Return the topics that are meant, by the mirror whose they are; a topic's former mirrors do not count."""
     from kmirror.ops.context import require_mirror
     from kmirror.ops.selection import select_topics
-    from kmirror.patterns import TopicSelector
+    from kmirror.settings.patterns import TopicSelector
     from kmirror.state.records import DesiredState
 
     mirrors = [require_mirror(state, name) for name in request.mirrors] or list(state.mirrors)
@@ -145,13 +153,15 @@ def _owned(request: Request, state: State) -> dict[str, list[str]]:
 def help_text() -> str:
     """Return the help of `kafka-mirrors`."""
     formatter = _formatter("ACTION [OPTIONS]")
-    formatter.write_text("Kafka's flag style for kmirror's verbs. It talks to the destination, and never asks.")
-    with formatter.section("Actions, of which one is given"):
+    formatter.write_text(
+        "kmirror's verbs in the flag style of Kafka's tools. Connects to the destination and never asks."
+    )
+    with formatter.section("Actions (give exactly one)"):
         formatter.write_dl([(flag, f"{summary} (kmirror {verb})") for flag, (verb, summary) in ACTIONS.items()])
     with formatter.section("Options"):
         formatter.write_dl([*_own_records(None), ("--version", "Show the version and exit.")])
     formatter.write_paragraph()
-    formatter.write_text("`kafka-mirrors ACTION --help` shows an action's options.")
+    formatter.write_text("`kafka-mirrors ACTION --help` shows the options of an action.")
     return formatter.getvalue()
 
 
@@ -159,7 +169,7 @@ def action_help(action: str) -> str:
     """Return the help of one action."""
     verb, summary = ACTIONS[action]
     formatter = _formatter(f"{action} [OPTIONS]")
-    formatter.write_text(f"{summary} It is `kmirror {verb}`; `kmirror {verb} --help` tells more.")
+    formatter.write_text(f"{summary} Same as `kmirror {verb}`; see `kmirror {verb} --help` for details and examples.")
     command = command_of(verb)
     context = click.Context(command)
     records = [

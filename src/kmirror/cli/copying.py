@@ -18,31 +18,36 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.cli.report import Report
-from kmirror.errors import UsageError
+from kmirror.errors import NOT_COPYING, UsageError
 
 if TYPE_CHECKING:
-    from kmirror.engine.driver import RunView
+    from kmirror.engine.control.driver import RunView
     from kmirror.ops.results import VerbResult
-    from kmirror.ops.verify import VerifyView
-    from kmirror.ops.verify_results import VerifyOutcome
-    from kmirror.patterns import TopicSelector
+    from kmirror.ops.verify.results import VerifyOutcome
+    from kmirror.ops.verify.verify import VerifyView
+    from kmirror.settings.patterns import TopicSelector
 
-_SPARK_CONF = assignments_option("--spark-conf", "One setting of Spark's; may be repeated.")
+_SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
 
 
 @verb(
     "run",
-    "Copy, until told to stop or until all is copied.\n\nCtrl-C and SIGTERM end it cleanly with 0. Killing it at any"
-    " moment loses nothing and copies nothing twice: start it again.",
+    "Copy records until stopped or caught up.\n\nCtrl-C or SIGTERM stops it cleanly with exit code 0. If it is killed,"
+    " start it again: no record is lost or copied twice.",
     mirror_option(multiple=True),
     MASTER,
-    click.Option(["--until-caught-up"], is_flag=True, help="End when all that is there at the start is copied."),
-    duration_option("--timeout", "With --until-caught-up: end with 5 after so long.", name="timeout_ms"),
-    duration_option("--for", "End after so long: 30s, 8h.", name="for_ms"),
-    click.Option(["--standby"], is_flag=True, help="Wait until no other engine is in charge."),
-    click.Option(["--take-over"], is_flag=True, help="End the engine that is in charge."),
+    click.Option(["--until-caught-up"], is_flag=True, help="Exit once everything present at the start is copied."),
+    duration_option("--timeout", "With --until-caught-up: give up after this long and exit with 5.", name="timeout_ms"),
+    duration_option("--for", "Stop after this long, such as 30s or 8h.", name="for_ms"),
+    click.Option(["--standby"], is_flag=True, help="Wait for the running engine to end, then copy."),
+    click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
     _SPARK_CONF,
-    example="kmirror run --mirror m --bootstrap-server b:9092",
+    examples=(
+        "kmirror run --mirror dr --bootstrap-server b:9092",
+        "kmirror run --mirror dr --until-caught-up --timeout 1h --bootstrap-server b:9092",
+        "kmirror run --mirror dr --master spark://spark:7077 --spark-conf spark.executor.memory=4g --standby"
+        " --bootstrap-server b:9092",
+    ),
     changes=True,
 )
 def run_verb(
@@ -57,40 +62,45 @@ def run_verb(
     spark_conf: dict[str, str],
 ) -> int:
     if timeout_ms is not None and not until_caught_up:
-        raise UsageError("--timeout goes with --until-caught-up", "to copy for so long, give --for")
-    from kmirror.ops.run import RunRequest, run
+        raise UsageError("--timeout requires --until-caught-up", "to copy for a fixed time, give --for")
+    from kmirror.ops.run.run import RunRequest, run
 
     request = RunRequest(mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf)
     seconds = 0.0
-    with call.destination() as destination, call.output.running() as show:
+    with call.output.running() as show:
 
         def watch(view: RunView) -> None:
             nonlocal seconds
             seconds = view.elapsed_seconds
             show(view)
 
-        done = run(destination, request, watch)
+        done = run(call.open_destination, request, watch)
     call.output.result(done, headline(done, until_caught_up, seconds))
     return done.exit_code
 
 
 @verb(
     "verify",
-    "Compare source and destination, record by record.\n\nOffsets, timestamps, keys, values and headers, up to the last"
-    " mirrored offset or the present end; topics may be mirrored meanwhile. Ends with 7 where something differs.",
+    "Compare source and destination record by record.\n\nCompares offsets, timestamps, keys, values and headers up to"
+    " the last mirrored offset, or to the current end of topics that are still mirrored. Mirroring may continue"
+    " meanwhile. Exits with 7 if anything differs.",
     mirror_option(),
-    topics_option("Destination topics; every topic by default. May be repeated."),
-    click.Option(["--full"], is_flag=True, help="Compare every record; this is the default."),
+    topics_option("Destination topics. Default: all topics of the mirror."),
+    click.Option(["--full"], is_flag=True, help="Compare every record (default)."),
     click.Option(
         ["--sample"],
         metavar="N",
         type=int,
-        help="Compare only beginning, end and N random ranges of each partition.",
+        help="Compare only the start, the end and N random ranges of each partition.",
     ),
     MASTER,
     _SPARK_CONF,
     report_option(),
-    example="kmirror verify --mirror m --bootstrap-server b:9092",
+    examples=(
+        "kmirror verify --mirror dr --bootstrap-server b:9092",
+        "kmirror verify --mirror dr --topics orders --sample 20 --bootstrap-server b:9092",
+        "kmirror verify --mirror dr --report verify.json --bootstrap-server b:9092",
+    ),
 )
 def verify_verb(
     call: Call,
@@ -103,8 +113,8 @@ def verify_verb(
     report: str | None,
 ) -> int:
     if full and sample is not None:
-        raise UsageError("--full and --sample say different things", "give one of them")
-    from kmirror.ops.verify import VerifyRequest, verify
+        raise UsageError("--full and --sample exclude each other", "give one of them")
+    from kmirror.ops.verify.verify import VerifyRequest, verify
 
     evidence = Report.at(report) if report else None
     request = VerifyRequest(mirror, topics, master, sample, spark_conf)
@@ -134,11 +144,17 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
 
 def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
     """Return how a run ended, in a sentence."""
-    lags = [row.lag for row in done.results]
+    lags = [row.lag for row in done.results if row.topic is not None]
+    if not lags and done.warnings:
+        return f"stopped after {tables.elapsed(seconds)}"
     behind = sum(lag for lag in lags if lag is not None)
     reached = until_caught_up and done.exit_code == 0 and behind == 0 and None not in lags
     partitions = tables.counted(len(lags), "partition")
     if reached:
         return f"caught up after {tables.elapsed(seconds)}: {partitions}, lag 0"
-    lag = "not known" if None in lags else f"{behind:,}"
-    return f"stopped after {tables.elapsed(seconds)}: {partitions}, lag {lag}"
+    lag = f"{behind:,}"
+    if None in lags:
+        lag = f"≥ {behind:,}, not known of {tables.counted(lags.count(None), 'partition')}" if behind else "not known"
+    told = (row for row in done.results if row.reason and (row.lag is None or row.reason in NOT_COPYING))
+    cause = next((f": {row.reason}, {tables.one_line(row.message)}" for row in told), "")
+    return f"stopped after {tables.elapsed(seconds)}: {partitions}, lag {lag}{cause}"

@@ -40,10 +40,11 @@ _LOCAL = 1000
 
 @verb(
     "demo",
-    "Watch it work, told step by step.\n\nTwo Kafka clusters on this machine, a topic under live"
-    " traffic, a mirror, an engine killed half-way and started again, the source lost, failover and failback, and"
-    " comparisons of every record. The first time, Kafka is fetched from Maven Central. Nothing is left behind.",
-    example="kmirror demo",
+    "Watch a copy, crash, failover and failback, step by step.\n\nStarts two Kafka clusters on this machine,"
+    " mirrors a topic under live traffic, kills the engine half-way and restarts it, loses the source, fails over and"
+    " back, and compares every record. The first run downloads Kafka from Maven Central. Cleans up after itself.",
+    examples=("kmirror demo", "kmirror demo -v"),
+    changes=True,
     destination=False,
     documents=False,
 )

@@ -17,7 +17,7 @@ def direction(destination: Destination, mirror: str) -> list[str]:
     """
     from kmirror.errors import KmirrorError
     from kmirror.ops.context import cluster_id_of, require_mirror, source_client
-    from kmirror.ops.listing import list_mirrors
+    from kmirror.ops.show.listing import list_mirrors
 
     record = require_mirror(destination.state(), mirror)
     lag = next((row.max_lag for row in list_mirrors(destination) if row.mirror == mirror), None)

@@ -22,7 +22,9 @@ def explain(error: Exception, command: str = "kmirror") -> KmirrorError:
     if isinstance(error, click.UsageError):
         return _usage(error, f"see `{command} --help`")
     if isinstance(error, OutcomeUnknown):
-        return KmirrorError(f"{error}: it may have happened or not", "look with `kmirror describe` before trying again")
+        return KmirrorError(
+            f"{error}: it may have happened or not", "check with `kmirror describe` before trying again"
+        )
     told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return KmirrorError(
         f"unexpected: {told}", "-vv shows the traceback; this is a fault of kmirror's, please report it"

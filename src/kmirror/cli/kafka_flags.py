@@ -15,31 +15,33 @@ from difflib import get_close_matches
 import click
 
 from kmirror.cli.main import kmirror
-from kmirror.cli.options import Verb
+from kmirror.cli.options import IRREVERSIBLE, Verb
 from kmirror.errors import RefusedError, UsageError
-from kmirror.patterns import is_plain_name
+from kmirror.settings.patterns import is_plain_name
 
 #: Action, the kmirror verb it becomes, what it is for. --create becomes `add` when topics are named.
 ACTIONS = {
-    "--create": ("create", "Make a mirror; with --mirror-topic, make a mirror topic."),
-    "--add": ("add", "Make topics of the source mirror topics."),
-    "--start": ("add", "The same as --add."),
-    "--list": ("list", "Show the mirrors; with --link, its mirror topics."),
-    "--describe": ("describe", "Show every mirrored partition: offsets, lag, state."),
-    "--pause": ("pause", "Stop copying for a while."),
-    "--resume": ("resume", "Go on copying what was paused."),
-    "--unpause": ("resume", "The same as --resume."),
-    "--recover": ("recover", "Have FAILED partitions tried again at once."),
-    "--promote": ("promote", "Stop mirroring to topics as their copies become complete; waits for it."),
-    "--failover": ("failover", "Make mirror topics ordinary ones, at once."),
-    "--stop": ("failover", "The same as --failover, for topics that are named."),
-    "--remove": ("remove", "Stop mirroring to topics, for good."),
+    "--create": ("create", "Create a mirror; with --mirror-topic, a mirror topic."),
+    "--add": ("add", "Add source topics to a mirror."),
+    "--start": ("add", "Same as --add."),
+    "--list": ("list", "List the mirrors; with --link, the topics of one."),
+    "--describe": ("describe", "Show offsets, lag and state of each mirrored partition."),
+    "--pause": ("pause", "Pause copying."),
+    "--resume": ("resume", "Resume copying."),
+    "--unpause": ("resume", "Same as --resume."),
+    "--recover": ("recover", "Retry FAILED partitions now."),
+    "--promote": ("promote", "Wait until topics are fully copied, then stop mirroring them."),
+    "--failover": ("failover", "Stop mirroring immediately and make the topics writable."),
+    "--stop": ("failover", "Same as --failover, for the named topics."),
+    "--remove": ("remove", "Remove topics from a mirror and make them writable."),
     "--truncate-and-restore": ("failback", "Make the old source a mirror of the new primary."),
-    "--reverse-and-start": ("switchover", "Change roles with the source, as planned."),
-    "--delete": ("delete", "Forget a mirror; its topics stay."),
+    "--reverse-and-start": ("switchover", "Swap source and destination (planned)."),
+    "--delete": ("delete", "Delete a mirror but keep its topics."),
 }
 _ADDING = ("--create", "--add", "--start")
 _SHOWING = ("--list", "--describe")
+#: kmirror's verbs that ask first.
+_ASKING = frozenset({"recover", "failover", "failback", "remove", "delete"})
 
 MIRROR_FLAGS = ("--mirror", "--link", "--links")
 TOPIC_FLAGS = ("--topics", "--topic", "--mirror-topic")
@@ -58,22 +60,32 @@ class OwnFlag:
 
 
 OWN = {
-    "--mirror": OwnFlag("M", "The mirror's name."),
-    "--link": OwnFlag("M", "The same as --mirror."),
-    "--links": OwnFlag("M", "The same as --mirror; names may be separated by commas."),
-    "--topics": OwnFlag("LIST", "Topics: names and regular expressions, separated by commas."),
-    "--topic": OwnFlag("LIST", "The same as --topics."),
-    "--mirror-topic": OwnFlag("LIST", "Mirror topics, by their names on the destination."),
-    _SOURCE_TOPIC: OwnFlag("LIST", "Topics, by their names on the source.", _ADDING),
-    _REPLICATION_FACTOR: OwnFlag("N", "Replicas of the topics that are created.", _ADDING),
-    "--pending-stopped-only": OwnFlag(None, "Only topics that are being promoted.", ("--describe",)),
-    "--include-stopped": OwnFlag(None, "Nothing changes: stopped topics are always shown.", _SHOWING),
-    "--force": OwnFlag(None, "Nothing changes: nothing is ever asked."),
+    "--mirror": OwnFlag("M", "Name of the mirror."),
+    "--link": OwnFlag("M", "Same as --mirror."),
+    "--links": OwnFlag("M", "Same as --mirror, comma-separated."),
+    "--topics": OwnFlag("LIST", "Topic names and regular expressions, comma-separated."),
+    "--topic": OwnFlag("LIST", "Same as --topics."),
+    "--mirror-topic": OwnFlag("LIST", "Mirror topics (names on the destination)."),
+    _SOURCE_TOPIC: OwnFlag("LIST", "Source topics (names on the source).", _ADDING),
+    _REPLICATION_FACTOR: OwnFlag("N", "Replication factor of the topics that are created.", _ADDING),
+    "--pending-stopped-only": OwnFlag(None, "Show only topics that are being promoted.", ("--describe",)),
+    "--include-stopped": OwnFlag(None, "Accepted but not needed: stopped topics are always shown.", _SHOWING),
+    "--force": OwnFlag(None, "Accepted but not needed: kafka-mirrors never asks."),
 }
 
-_UNSUPPORTED = {
+#: Actions that people look for here, and how it is done.
+_DONE_BY = {
     "--reverse-and-pause": "give --reverse-and-start; then, at the old source, --pause",
+    "--failback": "against the old source: kafka-mirrors --truncate-and-restore --mirror M --mirror-config FILE,"
+    " with a FILE that points at the new primary",
+    "--switchover": "give --reverse-and-start --mirror M --mirror-config FILE",
 }
+#: What is never guessed from a mistyped word: nothing asks before it is done.
+_TYPED_IN_FULL = frozenset(
+    {flag for flag, (verb, _) in ACTIONS.items() if verb in IRREVERSIBLE}
+    | {"--accept-loss", "--accept-reset", "--accept-divergence", "--trim", "--discard", "--recreate"}
+    | {"--allow-producers", "--fence-with-record"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,7 @@ class Request:
         words += self.rest
         if self.verb == "create" and self.replication_factor is not None:
             words += ["--config", f"replication.factor={self.replication_factor}"]
-        return [*words, "--yes"] if "--yes" in options_of(self.verb) else words
+        return [*words, "--yes"] if self.verb in _ASKING else words
 
     def value(self, flag: str) -> str | None:
         """Return the value with which a flag is passed on."""
@@ -137,18 +149,16 @@ def action_of(arguments: Sequence[str]) -> tuple[str, str]:
     """Return the action that arguments name, and the kmirror verb it becomes. Raises UsageError."""
     words = [word.partition("=")[0] for word in arguments]
     for word in words:
-        if word in _UNSUPPORTED:
-            raise UsageError(f"{word} is not supported", _UNSUPPORTED[word])
+        if word in _DONE_BY:
+            raise UsageError(f"{word} is not supported", _DONE_BY[word])
     given = list(dict.fromkeys(word for word in words if word in ACTIONS))
     if not given:
-        near = [near for word in words if word.startswith("--") for near in _near(word, ACTIONS)]
         known = {*OWN, *_options_of_all()}
-        meant = near[0] if near and not all(word in known for word in words if word.startswith("--")) else None
-        raise UsageError(
-            "no action is named", f"did you mean {meant}?" if meant else f"give one of {', '.join(ACTIONS)}"
-        )
+        unknown = [word for word in words if word.startswith("--") and word not in known]
+        hints = [hint for word in unknown if (hint := _guessed(word, {*ACTIONS, *_DONE_BY}))]
+        raise UsageError("the action is missing", hints[0] if hints else f"give one of {', '.join(ACTIONS)}")
     if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} are two actions", "give one of them")
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other: both are actions", "give one of them")
     verb = ACTIONS[given[0]][0]
     if verb == "create" and any(word in _TOPIC_WORDS for word in words):
         verb = "add"
@@ -177,7 +187,7 @@ def read(arguments: Sequence[str]) -> Request:
             continue
         flag, equals, value = word.partition("=")
         if not flag.startswith("-"):
-            raise UsageError(f"got unexpected argument {word}", f"topics are named with a flag: --topics {word}")
+            raise UsageError(f"got unexpected argument {word}", f"name topics with --topics {word}")
         if flag in OWN and (not OWN[flag].actions or action in OWN[flag].actions):
             takes_value = OWN[flag].metavar is not None
             is_own = flag in {*MIRROR_FLAGS, *TOPIC_FLAGS} or flag not in passed
@@ -190,7 +200,7 @@ def read(arguments: Sequence[str]) -> Request:
                 raise UsageError(f"{flag} needs a value", f"see `kafka-mirrors {action} --help`")
             value = words.pop(0)
         if equals and not takes_value:
-            raise UsageError(f"{flag} takes no value", f"write {flag} alone")
+            raise UsageError(f"{flag} takes no value", f"write {flag} without a value")
         if is_own:
             own.setdefault(flag, []).append(value)
         else:
@@ -224,12 +234,12 @@ def _require(request: Request) -> None:
     action, verb = request.action, request.verb
     named = [*request.topics, *request.mirror_topics, *request.source_topics]
     if "" in request.mirrors:
-        raise UsageError("a mirror's name is empty", "give --mirror M, or --link M")
+        raise UsageError("the mirror name is empty", "give --mirror M, or --link M")
     if len(request.mirrors) > 1 and verb in {"create", "add", "failback", "switchover"}:
         first, second = request.mirrors[:2]
-        raise UsageError(f"{first} and {second} are two mirrors, and {action} is about one", "name one of them")
+        raise UsageError(f"{action} takes one mirror: {first} and {second} are given", "name one of them")
     if named and "--topics" not in options_of(verb):
-        raise UsageError(f"topics do not go with {action}", f"leave them out; `kafka-mirrors {action} --help`")
+        raise UsageError(f"{action} takes no topics", f"leave them out; see `kafka-mirrors {action} --help`")
     if verb == "add" and not named:
         raise UsageError(f"{action} needs --topics", "name topics of the source, or regular expressions")
     if verb == "remove" and not named:
@@ -240,12 +250,12 @@ def _require(request: Request) -> None:
         if verb in {"create", "add", "delete", "failback"}:
             raise UsageError(f"{action} needs --mirror", "give --mirror M, or --link M")
         if not named:
-            raise UsageError(f"{action} needs --mirror or --topics", "say what it is about: --link M means --mirror M")
+            raise UsageError(f"{action} needs --mirror or --topics", "give one of them; --link M means --mirror M")
     if verb in {"create", "failback", "switchover"} and _MIRROR_CONFIG not in request.rest:
         says = {
-            "create": "FILE says how the source is reached; to make topics mirror topics, name them with --topics",
-            "failback": "FILE says how the new primary is reached",
-            "switchover": "FILE says how this cluster is reached from the other side",
+            "create": "FILE describes the source connection; to add topics to a mirror, name them with --topics",
+            "failback": "FILE describes the connection to the new primary",
+            "switchover": "FILE describes how the other side reaches this cluster",
         }
         raise UsageError(f"{action} needs --mirror-config FILE", says[verb])
 
@@ -264,14 +274,14 @@ def source_names(request: Request, prefix: str) -> tuple[str, ...]:
         _plain(request.source_topics, _SOURCE_TOPIC),
     )
     if sources and len(sources) != len(mirror_topics):
-        raise UsageError("--mirror-topic and --source-topic name unequal numbers of topics", "name them in pairs")
+        raise UsageError("--mirror-topic and --source-topic name different numbers of topics", "name them in pairs")
     for place, topic in enumerate(mirror_topics):
         wanted = f"{prefix}{sources[place]}" if sources else topic
         if topic != wanted or not topic.startswith(prefix) or topic == prefix:
-            rule = f"starts with {prefix}, this mirror's topic.prefix" if prefix else "is its source topic's name"
+            rule = f"start with {prefix}, this mirror's topic.prefix" if prefix else "equal its source topic's name"
             hint = f"name it {wanted}" if sources else f"name it {prefix}{topic}, or name source topics with --topics"
             raise RefusedError(
-                f"a mirror topic cannot be named {topic}: its name {rule}",
+                f"mirror topic cannot be named {topic}: its name must {rule}",
                 f"{hint}; topic.prefix is fixed when the mirror is created",
             )
     return (*request.topics, *(topic.removeprefix(prefix) for topic in mirror_topics))
@@ -281,7 +291,7 @@ def _plain(values: Sequence[str], flag: str) -> list[str]:
     names = [name.strip() for value in values for name in value.split(",")]
     for name in names:
         if not is_plain_name(name):
-            raise UsageError(f"{flag}: {name!r} is not a topic's name", "regular expressions go with --topics")
+            raise UsageError(f"{flag}: {name!r} is not a topic name", "give regular expressions with --topics")
     return names
 
 
@@ -296,11 +306,11 @@ def check_replication_factor(request: Request, setting: int) -> None:
     if wanted is None:
         return
     if not re.fullmatch("-1|[1-9][0-9]*", wanted):
-        raise UsageError(f"--replication-factor: {wanted!r} is not a number of replicas", "give 1 or more")
+        raise UsageError(f"--replication-factor: {wanted!r} is not a replication factor", "give 1 or more")
     if int(wanted) != setting:
         now = "the brokers' default" if setting == -1 else str(setting)
         raise RefusedError(
-            f"--replication-factor {wanted} is not the mirror's replication.factor, which is {now}",
+            f"--replication-factor {wanted} differs from the mirror's replication.factor, which is {now}",
             f"leave it out, or `kmirror config --mirror {request.mirrors[0]} --set replication.factor={wanted}` first",
         )
 
@@ -309,23 +319,27 @@ def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
     here = {*(name for name in OWN if not OWN[name].actions or action in OWN[name].actions), *passed} - {"--yes"}
     if action == "--create" and flag == _MIRROR_CONFIG:
         return UsageError(
-            "--mirror-config makes a mirror, and naming topics makes mirror topics", "give two commands, one for each"
+            "--mirror-config and topics exclude each other: one creates a mirror, the other mirror topics",
+            "run two commands: first --create --mirror-config, then --create with topics",
         )
     if action in _ADDING and flag == "--config":
         return UsageError(
-            "--config does not go with topics: they have their sources' settings",
-            "leave it out; kafka-configs changes them, topic.properties.exclude keeps a key from being taken over",
+            "--config cannot be used with topics: mirror topics take their settings from the source",
+            "leave it out; kafka-configs changes them, topic.properties.exclude keeps a key from being synced",
         )
-    see = f"`kafka-mirrors {action} --help` shows what does"
+    see = f"see `kafka-mirrors {action} --help`"
     if flag in OWN or flag in _options_of_all():
-        return UsageError(f"{flag} does not go with {action}", see)
-    near = _near(flag, here)
-    return UsageError(f"no such option {flag}", f"did you mean {near[0]}?" if near else see.replace("does", "there is"))
+        return UsageError(f"{flag} cannot be used with {action}", see)
+    return UsageError(f"no such option {flag}", _guessed(flag, here) or see)
 
 
 def _options_of_all() -> set[str]:
     return {flag for verb, _ in ACTIONS.values() for flag in options_of(verb)} - {"--yes"}
 
 
-def _near(word: str, known: Mapping[str, object] | set[str]) -> list[str]:
-    return get_close_matches(word, sorted(known), n=1)
+def _guessed(word: str, known: set[str]) -> str | None:
+    """Return a hint at what a mistyped word means, None where it is not to be guessed."""
+    near = next(iter(get_close_matches(word, sorted(known), n=1)), None)
+    if near is None or near in _TYPED_IN_FULL:
+        return None
+    return _DONE_BY.get(near, f"did you mean {near}?")

@@ -17,45 +17,61 @@ from itertools import pairwise
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from kmirror import __version__
 from kmirror.cli.failures import INTERRUPTED, explain
-from kmirror.cli.options import Session, VerbGroup
+from kmirror.cli.options import COMPLETE_VARIABLE, Session, VerbGroup
 from kmirror.cli.screen import Screen
 from kmirror.errors import UsageError
 
-#: Verb, module, and what it is for, in the order of their use.
-VERBS = {
-    "create": ("mirrors", "Store a mirror: a source, filters and settings."),
-    "add": ("mirrors", "Make topics of the source mirror topics."),
-    "run": ("copying", "Copy, until told to stop or until all is copied."),
-    "list": ("views", "Show the mirrors of a destination."),
-    "describe": ("views", "Show every mirrored partition: offsets, lag, state."),
-    "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
-    "pause": ("stopping", "Stop copying for a while."),
-    "resume": ("stopping", "Go on copying what was paused."),
-    "recover": ("mirrors", "Have FAILED partitions tried again at once."),
-    "truncate-logs": ("offline", "Cut a stopped broker's logs where a failback plan says."),
-    "promote": ("stopping", "Stop mirroring to topics as their copies become complete."),
-    "failover": ("stopping", "Make mirror topics ordinary ones, at once."),
-    "failback": ("returning", "Make the old source a mirror of the new primary."),
-    "switchover": ("returning", "Change roles with the source, as planned."),
-    "remove": ("stopping", "Stop mirroring to topics, for good."),
-    "verify": ("copying", "Compare source and destination, record by record."),
-    "config": ("mirrors", "Show or change a mirror's settings."),
-    "events": ("views", "Show who did what to mirrors, when, with what result."),
-    "check": ("views", "Look ahead: do both clusters answer, and are they new enough?"),
-    "delete": ("mirrors", "Forget a mirror; its topics stay."),
-    "sandbox": ("sandbox", "Two real Kafka clusters on this machine, to try things."),
-    "demo": ("demo", "Watch it work, told step by step."),
+#: What `kmirror --help` shows: under each heading the verbs, each with its module and its summary.
+SECTIONS = {
+    "Set up": {
+        "check": ("views", "Check connections, broker versions, rights and settings."),
+        "create": ("mirrors", "Create a mirror: store its source, filters and settings."),
+        "add": ("mirrors", "Add source topics to a mirror."),
+    },
+    "Copy": {
+        "run": ("copying", "Copy records until stopped or caught up."),
+        "pause": ("stopping", "Pause copying."),
+        "resume": ("stopping", "Resume copying."),
+    },
+    "Monitor and verify": {
+        "list": ("views", "List the mirrors on a destination."),
+        "describe": ("views", "Show offsets, lag and state of each mirrored partition."),
+        "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
+        "verify": ("copying", "Compare source and destination record by record."),
+        "events": ("views", "Show who did what to a mirror, when, and the result."),
+    },
+    "Stop, fail over and fail back": {
+        "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),
+        "failover": ("stopping", "Stop mirroring immediately and make the topics writable."),
+        "remove": ("stopping", "Remove topics from a mirror and make them writable."),
+        "failback": ("returning", "Make the old source a mirror of the new primary."),
+        "truncate-logs": ("offline", "Truncate a stopped broker's logs as a failback plan says."),
+        "switchover": ("returning", "Swap source and destination (planned)."),
+    },
+    "Operate": {
+        "recover": ("mirrors", "Retry FAILED partitions now."),
+        "config": ("mirrors", "Show or change a mirror's settings."),
+        "delete": ("mirrors", "Delete a mirror but keep its topics."),
+        "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),
+    },
+    "Try it out": {
+        "sandbox": ("sandbox", "Run two real Kafka clusters on this machine."),
+        "demo": ("demo", "Watch a copy, crash, failover and failback, step by step."),
+    },
 }
+#: Verb, module and summary, in the order of the help.
+VERBS = {name: verb for verbs in SECTIONS.values() for name, verb in verbs.items()}
 
 
 class Verbs(VerbGroup):
     """A group that knows its verbs by name and imports them one at a time."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order of their use."""
+        """Return the verbs in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -66,17 +82,24 @@ class Verbs(VerbGroup):
         assert isinstance(found, click.Command)
         return found
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the verbs, without importing them, and the options."""
+        verbs = [CompletionItem(name, help=VERBS[name][1]) for name in VERBS if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
+        """Write the verbs by section, without importing them."""
+        width = max(map(len, VERBS))
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
 
 
 kmirror = Verbs(
     "kmirror",
     help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
-    " Commands talk to the destination; a mirror knows its source.",
-    epilog="`kmirror COMMAND --help` shows a command's options and an example. To see it work: kmirror demo",
+    " All commands connect to the destination; the mirror stores how to reach its source.",
+    epilog="`kmirror COMMAND --help` shows the options and examples of a command. To see kmirror work: kmirror demo",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     params=[
         click.Option(
@@ -85,15 +108,15 @@ kmirror = Verbs(
             is_eager=True,
             expose_value=False,
             help="Show the version and exit.",
-            callback=lambda ctx, _, asked: _show_version(ctx) if asked else None,
+            callback=lambda ctx, _, asked: _show_version(ctx) if asked and not ctx.resilient_parsing else None,
         )
     ],
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Carry out one command line and return its exit code."""
-    session = Session(Screen.of_this_process())
+def main(arguments: Sequence[str], screen: Screen | None = None) -> int:
+    """Carry out one command line and return its exit code; by default it writes to this process's streams."""
+    session = Session(screen or Screen.of_this_process())
 
     def work() -> int:
         with kmirror.make_context("kmirror", list(arguments), obj=session) as context:
@@ -123,11 +146,15 @@ def guarded(session: Session, arguments: Sequence[str], work: Callable[[], int])
 
 def entry_point() -> None:
     """Run the command line of this process and exit."""
-    run_process(main)
+    run_process(main, lambda: kmirror)
 
 
-def run_process(run: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run this process's command line with `main`, or one like it, and exit."""
+def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click.Command]) -> NoReturn:
+    """Run this process's command line with `main`, or one like it, and exit; or complete that of `command`."""
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        from kmirror.cli.completion import answer
+
+        sys.exit(answer(command(), instruction))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -8,34 +8,41 @@ import click
 
 from kmirror.cli.direction import direction
 from kmirror.cli.names import remember_names
-from kmirror.cli.options import Call, assignments_option, mirror_option, topics_option, verb
+from kmirror.cli.options import Call, assignments_option, file_option, mirror_option, topics_option, verb
 
 if TYPE_CHECKING:
-    from kmirror.patterns import TopicSelector
-    from kmirror.settings import StartFrom
+    from kmirror.settings.patterns import TopicSelector
+    from kmirror.settings.table import StartFrom
 
 
 def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> StartFrom | None:
-    from kmirror.settings import parse_start_from
+    from kmirror.settings.table import parse_start_from
 
     return None if value is None else parse_start_from("--start-from", value)
 
 
 @verb(
     "create",
-    "Store a mirror: a source, filters and settings.\n\nThe file holds Java client properties for the source, and"
-    " settings of the mirror. Secrets in it stand as references, such as ${env:NAME}.",
-    mirror_option(),
-    click.Option(["--mirror-config"], metavar="FILE", required=True, help="Properties of the source and the mirror."),
-    assignments_option("--config", "One more property; goes before the file's. May be repeated."),
-    click.Option(["--if-not-exists"], is_flag=True, help="Be content with a mirror that is there and the same."),
-    example="kmirror create --mirror m --mirror-config source.properties --bootstrap-server b:9092",
+    "Create a mirror: store its source, filters and settings.\n\nFILE is a Java properties file with the client"
+    " properties of the source and the settings of the mirror. Write secrets as references such as ${env:NAME};"
+    " plaintext secrets are refused.",
+    mirror_option(new=True),
+    file_option("--mirror-config", "Connection to the source and mirror settings.", required=True),
+    assignments_option("--config", "Set or override one property of FILE. Repeatable."),
+    click.Option(["--if-not-exists"], is_flag=True, help="Succeed if an identical mirror already exists."),
+    examples=(
+        "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092",
+        "kmirror create --mirror dr --mirror-config source.properties --config 'topics.include=orders,payments\\..*'"
+        " --bootstrap-server b:9092",
+        "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092"
+        " --command-config admin.properties --dry-run",
+    ),
     changes=True,
     dry_run=True,
 )
 def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, str], if_not_exists: bool) -> int:
-    from kmirror.cluster.properties import read_properties
-    from kmirror.ops.create import create
+    from kmirror.cluster.security.properties import read_properties
+    from kmirror.ops.mirrors.create import create
 
     properties = read_properties(mirror_config)
     with call.destination() as destination:
@@ -47,20 +54,30 @@ def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, s
 
 @verb(
     "add",
-    "Make topics of the source mirror topics.\n\nLIST holds names and regular expressions of source topics, separated"
-    " by commas, or is @FILE. Expressions stay in the mirror's filters: later topics follow."
-    "\n\nWHEN is earliest, latest or timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds. It is looked up"
-    " once, now. Partitions that the source gets later begin at their start, and an adopted topic goes on where its"
-    " records end.",
+    "Add source topics to a mirror.\n\nLIST is a comma-separated list of topic names and regular expressions, or @FILE"
+    " with one per line. Regular expressions are kept as filters: topics that match later are added automatically."
+    "\n\nWHEN is earliest, latest or timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds. It is resolved"
+    " to offsets once, now. Partitions added to the source later are copied from their start; an adopted topic"
+    " continues at its log end.",
     mirror_option(),
-    topics_option("Source topics; may be repeated.", required=True),
-    topics_option("Leave these out, now and later.", flags=("--exclude",)),
-    click.Option(["--adopt"], is_flag=True, help="Take over destination topics whose content is the source's."),
-    click.Option(["--allow-missing"], is_flag=True, help="Names need not exist on the source yet."),
+    topics_option("Source topics to add. Repeatable.", required=True, of_source=True),
+    topics_option("Source topics to exclude, now and later.", flags=("--exclude",), of_source=True),
     click.Option(
-        ["--start-from"], metavar="WHEN", callback=_start_from, help="Where the copies begin; else start.from decides."
+        ["--adopt"], is_flag=True, help="Adopt existing destination topics that hold a true prefix of the source."
     ),
-    example="kmirror add --mirror m --topics 'orders,payments\\..*' --bootstrap-server b:9092",
+    click.Option(
+        ["--allow-missing"],
+        is_flag=True,
+        help="Accept names and patterns that match no source topic yet.",
+    ),
+    click.Option(
+        ["--start-from"], metavar="WHEN", callback=_start_from, help="Where to start copying. Default: start.from."
+    ),
+    examples=(
+        "kmirror add --mirror dr --topics 'orders,payments\\..*' --bootstrap-server b:9092",
+        "kmirror add --mirror dr --topics '.*' --exclude 'test-.*' --dry-run --bootstrap-server b:9092",
+        "kmirror add --mirror dr --topics clicks --start-from latest --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
@@ -73,7 +90,7 @@ def add_verb(
     allow_missing: bool,
     start_from: StartFrom | None,
 ) -> int:
-    from kmirror.ops.add import add
+    from kmirror.ops.add.add import add
 
     with call.destination() as destination:
         done = add(
@@ -93,28 +110,29 @@ def add_verb(
 
 @verb(
     "recover",
-    "Have FAILED partitions tried again at once.\n\nWhere records are at stake nothing is"
-    " done without consent: it prints what would be lost first. The consent holds for that loss only.",
+    "Retry FAILED partitions now.\n\nIf recovery would lose records, kmirror prints what would be lost and requires"
+    " one of the --accept options. The consent covers only the loss that is printed.",
     mirror_option(),
-    topics_option("Destination topics; every topic by default. May be repeated."),
-    click.Option(
-        ["--accept-loss"], is_flag=True, help="Go on without records that the source deleted before they were copied."
-    ),
-    click.Option(["--trim"], is_flag=True, help="With --accept-loss: delete the mirror's records before the loss too."),
+    topics_option("Destination topics. Default: all topics of the mirror."),
+    click.Option(["--accept-loss"], is_flag=True, help="Skip records that the source deleted before they were copied."),
+    click.Option(["--trim"], is_flag=True, help="With --accept-loss: also delete the records before the lost ones."),
     click.Option(
         ["--accept-reset"],
         is_flag=True,
-        help="Archive and rebuild topics whose source was deleted and created again.",
+        help="Archive and rebuild topics that were recreated on the source.",
     ),
     click.Option(
         ["--accept-divergence"],
         is_flag=True,
-        help="Archive what the source does not have, and rebuild topics whose histories part.",
+        help="Archive records that the source does not have, and rebuild topics that diverged.",
     ),
-    example="kmirror recover --mirror m --topics orders --accept-loss --bootstrap-server b:9092",
+    examples=(
+        "kmirror recover --mirror dr --bootstrap-server b:9092",
+        "kmirror recover --mirror dr --topics orders --accept-loss --dry-run --bootstrap-server b:9092",
+        "kmirror recover --mirror dr --topics orders --accept-reset --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
-    irreversible=True,
 )
 def recover_verb(
     call: Call,
@@ -126,10 +144,10 @@ def recover_verb(
     accept_divergence: bool,
 ) -> int:
     from kmirror.errors import RefusedError, UsageError
-    from kmirror.ops.recover import Consent, recover
+    from kmirror.ops.mirrors.recover import Consent, recover
 
     if trim and not accept_loss:
-        raise UsageError("--trim goes with --accept-loss", "give both, or neither")
+        raise UsageError("--trim requires --accept-loss", "give both or neither")
     consent = Consent(accept_loss, trim, accept_reset, accept_divergence)
     with call.destination() as destination:
         if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
@@ -138,8 +156,8 @@ def recover_verb(
                 call.output.screen.tell(line)
             for row in preview.results:
                 call.output.screen.tell(row.message or row.result.value)
-            if not call.confirm("Go on like this?"):
-                raise RefusedError("the answer was no: nothing was changed")
+            if not call.confirm("Proceed?"):
+                raise RefusedError("not confirmed: nothing was changed")
         done = recover(destination, mirror, topics, consent, dry_run=call.dry_run)
     call.output.result(done)
     return done.exit_code
@@ -147,16 +165,21 @@ def recover_verb(
 
 @verb(
     "config",
-    "Show or change a mirror's settings.\n\nWithout --set and --unset it shows them all, and the source's properties.",
+    "Show or change a mirror's settings.\n\nWithout --set and --unset it shows all settings and the source's"
+    " connection properties.",
     mirror_option(),
-    assignments_option("--set", "Give a setting a value; may be repeated."),
-    click.Option(["--unset"], metavar="K", multiple=True, help="Give a setting its default back; may be repeated."),
-    example="kmirror config --mirror m --set retry.timeout.ms=60000 --bootstrap-server b:9092",
+    assignments_option("--set", "Change a setting. Repeatable."),
+    click.Option(["--unset"], metavar="K", multiple=True, help="Reset a setting to its default. Repeatable."),
+    examples=(
+        "kmirror config --mirror dr --bootstrap-server b:9092",
+        "kmirror config --mirror dr --set retry.timeout.ms=60000 --bootstrap-server b:9092",
+        "kmirror config --mirror dr --unset retry.timeout.ms --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
 def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, ...]) -> int:  # noqa: A002
-    from kmirror.ops.config import change_config, show_config
+    from kmirror.ops.mirrors.config import change_config, show_config
 
     with call.destination() as destination:
         if not set and not unset:
@@ -169,16 +192,19 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
 
 @verb(
     "delete",
-    "Forget a mirror; its topics stay.\n\nThey must be stopped or gone. No topic is deleted.",
+    "Delete a mirror but keep its topics.\n\nEvery topic of the mirror must be STOPPED or already deleted. No"
+    " topic is deleted.",
     mirror_option(),
-    example="kmirror delete --mirror m --bootstrap-server b:9092",
+    examples=(
+        "kmirror delete --mirror dr --bootstrap-server b:9092",
+        "kmirror delete --mirror dr --dry-run --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
-    irreversible=True,
 )
 def delete_verb(call: Call, mirror: str) -> int:
     from kmirror.errors import RefusedError
-    from kmirror.ops.delete import delete
+    from kmirror.ops.mirrors.delete import delete
     from kmirror.ops.results import Outcome
 
     with call.destination() as destination:
@@ -187,8 +213,8 @@ def delete_verb(call: Call, mirror: str) -> int:
             if not call.yes:
                 for line in direction(destination, mirror):
                     call.output.screen.tell(line)
-            if not call.confirm(f"Forget mirror {mirror}?"):
-                raise RefusedError("the answer was no: nothing was changed")
+            if not call.confirm(f"Delete mirror {mirror}?"):
+                raise RefusedError("not confirmed: nothing was changed")
             done = delete(destination, mirror)
         remember_names(destination)
     call.output.result(done)

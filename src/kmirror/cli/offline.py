@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.options import Call, verb
+from kmirror.cli.options import Call, file_option, folder_option, verb
 
 if TYPE_CHECKING:
-    from kmirror.ops.truncate_logs import Preview
+    from kmirror.ops.failback.truncate_logs import Preview
 
 
 @verb(
     "truncate-logs",
-    "Cut a stopped broker's logs where a failback plan says.\n\nRun it on each broker that has replicas of the plan's"
-    " partitions, with every folder of its log.dirs, while all these brokers are stopped. What is cut is kept beside"
-    " the logs.",
-    click.Option(["--plan"], metavar="FILE", required=True, help="The plan that failback has written."),
-    click.Option(
-        ["--log-dir"], metavar="DIR", required=True, multiple=True, help="A folder of log.dirs; may be repeated."
+    "Truncate a stopped broker's logs as a failback plan says.\n\nRun it on each broker with replicas of the plan's"
+    " partitions, while all these brokers are stopped. Pass every directory of log.dirs. What is cut off is kept"
+    " next to the logs.",
+    file_option("--plan", "Plan written by `kmirror failback --offline`.", required=True),
+    folder_option("--log-dir", text="One directory of log.dirs. Repeatable.", required=True, multiple=True),
+    click.Option(["--undo"], is_flag=True, help="Restore what was cut off. Only until the broker is started."),
+    examples=(
+        "kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data --dry-run",
+        "kmirror truncate-logs --plan plan.json --log-dir /data1/kafka --log-dir /data2/kafka",
+        "kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data --undo",
     ),
-    click.Option(["--undo"], is_flag=True, help="Put back what was cut; until the broker is started."),
-    example="kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data",
     changes=True,
     dry_run=True,
-    irreversible=True,
     destination=False,
 )
 def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bool) -> int:
-    from kmirror.ops.truncate_logs import truncate_logs, undo_truncation
-    from kmirror.ops.truncation_plan import read_plan
+    from kmirror.ops.failback.truncate_logs import truncate_logs, undo_truncation
+    from kmirror.ops.failback.truncation_plan import read_plan
 
     asked = read_plan(plan)
     folders = [Path(folder).expanduser() for folder in log_dir]
@@ -45,7 +46,7 @@ def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bo
                 tell(f"{row.topic}-{row.partition}: {row.message or row.result.value}")
             for warning in preview.result.warnings:
                 tell(f"warning: {warning}")
-        return call.confirm("Cut these logs?")
+        return call.confirm("Truncate these logs?")
 
     if undo:
         done = undo_truncation(asked, folders, dry_run=call.dry_run)

@@ -15,24 +15,33 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from kmirror.cli.names import remembered_mirrors, remembered_topics
 from kmirror.cli.output import Output, output_for
 from kmirror.cli.screen import Screen
-from kmirror.durations import parse_duration
 from kmirror.errors import RefusedError, UsageError
+from kmirror.settings.durations import parse_duration
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
-    from kmirror.patterns import TopicSelector
+    from kmirror.settings.patterns import TopicSelector
 
+#: With it a shell asks what Tab may complete; `kmirror.cli.completion` answers.
+COMPLETE_VARIABLE = "_KMIRROR_COMPLETE"
 BOOTSTRAP_ENVIRONMENT = "KMIRROR_BOOTSTRAP_SERVER"
+
+#: Verbs that end mirroring, or give records up.
+IRREVERSIBLE = frozenset({"promote", "failover", "failback", "switchover", "remove", "delete", "recover"})
+#: How like such a verb a mistyped word must be (of 1) to be taken for it: one letter too many, too few or changed.
+_ALMOST_THE_SAME = 0.85
 
 _LOG_LEVELS = {1: logging.INFO, 2: logging.DEBUG}
 
 
 @dataclass(slots=True)
 class Session:
-    """Hold what is known of one command so far, for whoever has to report its failure."""
+    """Hold what is known of one command so far, for the report of its failure."""
 
     screen: Screen
     verb: Verb | None = None
@@ -62,10 +71,14 @@ class Call:
     @contextmanager
     def destination(self) -> Iterator[Destination]:
         """Open the destination for the time of a `with` block."""
+        with self.open_destination() as destination:
+            yield destination
+
+    def open_destination(self) -> Destination:
+        """Open the destination; the caller closes it."""
         from kmirror.ops.context import Destination
 
-        with Destination.open(self.properties(), self.expect_cluster_id) as destination:
-            yield destination
+        return Destination.open(self.properties(), self.expect_cluster_id)
 
     def confirm(self, question: str) -> bool:
         """Ask before something that cannot be undone; `--yes` has answered already.
@@ -76,16 +89,18 @@ class Call:
         if self.yes:
             return True
         if not self.output.screen.can_ask:
-            raise RefusedError("this cannot be undone, and there is no terminal to ask at", "give --yes to go ahead")
+            raise RefusedError("this cannot be undone, and there is no terminal to ask on", "add --yes to proceed")
         return self.output.screen.ask(question)
 
 
 class Verb(click.Command):
-    """A command whose help keeps the common options apart and ends with an example."""
+    """A command whose help keeps the common options apart and ends with examples."""
 
-    def __init__(self, name: str, *, example: str, common: Sequence[click.Option], changes: bool, **rest: Any) -> None:
+    def __init__(
+        self, name: str, *, examples: Sequence[str], common: Sequence[click.Option], changes: bool, **rest: Any
+    ) -> None:
         super().__init__(name, **rest)
-        self.example = example
+        self.examples = tuple(examples)
         self.common = {option.name for option in common}
         self.changes = changes
 
@@ -95,12 +110,16 @@ class Verb(click.Command):
             session.verb, session.command = self, ctx.command_path
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the options before a dash is typed, too."""
+        return super().shell_complete(ctx, incomplete or "-")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verb's own options, then those that others have too."""
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
                 (common if parameter.name in {*self.common, "help"} else own).append(record)
         for title, records in (("Options", own), ("Common options", common)):
             if records:
@@ -108,9 +127,10 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the example, however long, as one line that can be copied."""
-        with formatter.section("Example"):
-            formatter.write(f"  {self.example}\n")
+        """Write each example, however long, as one line that can be copied."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"  {example}\n")
 
 
 class VerbGroup(click.Group):
@@ -125,9 +145,11 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb the arguments begin with. Raises UsageError."""
         known = self.list_commands(ctx)
-        if args[0] not in known and not args[0].startswith("-"):
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"`{ctx.command_path} --help` shows what there is"
+            if near and near[0] in IRREVERSIBLE:
+                near = get_close_matches(args[0], near, cutoff=_ALMOST_THE_SAME)
+            hint = f"did you mean {near[0]}?" if near else f"`{ctx.command_path} --help` lists the commands"
             raise UsageError(f"no such command {args[0]}", hint)
         return super().resolve_command(ctx, args)
 
@@ -135,19 +157,18 @@ class VerbGroup(click.Group):
 def verb(
     name: str,
     summary: str,
-    *options: click.Option,
-    example: str,
+    *options: click.Parameter,
+    examples: Sequence[str],
     changes: bool = False,
     dry_run: bool = False,
-    irreversible: bool = False,
     destination: bool = True,
     documents: bool = True,
 ) -> Callable[[Callable[..., int]], Verb]:
-    """Make a verb of a function; `changes` decides the document it fails with, the others which options it has."""
+    """Make a verb of a function; `changes` decides the document it fails with, and like the others its options."""
     common = [
         *(_DESTINATION if destination else ()),
         *((_DRY_RUN,) if dry_run else ()),
-        *((_YES,) if irreversible else ()),
+        *((_YES,) if changes else ()),
         *(_DOCUMENTS if documents else ()),
         _VERBOSE,
     ]
@@ -158,7 +179,8 @@ def verb(
             session.verbosity = given.pop("verbose")
             session.dry_run = given.get("dry_run", False)
             session.mirror = _one_name(given.get("mirror"))
-            session.output = output_for(_output(given) if documents else "table", session.screen)
+            kind = _output(given) if documents else "table"
+            session.output = output_for(kind, session.screen, session.verbosity)
             call = Call(session.output, **{key: given.pop(key) for key in _CALLS & given.keys()})
             with _logging(session):
                 return function(call, **given)
@@ -168,7 +190,7 @@ def verb(
             callback=invoke,
             params=[*options, *common],
             help=summary,
-            example=example,
+            examples=examples,
             common=common,
             changes=changes,
         )
@@ -176,15 +198,41 @@ def verb(
     return decorate
 
 
-def mirror_option(*, required: bool = True, multiple: bool = False) -> click.Option:
-    """Return `--mirror M`."""
-    text = "The mirror's name; may be repeated." if multiple else "The mirror's name."
-    return click.Option(["--mirror"], metavar="M", required=required, multiple=multiple, help=text)
+def mirror_option(*, required: bool = True, multiple: bool = False, new: bool = False) -> click.Option:
+    """Return `--mirror M`; the name of a new mirror is not completed."""
+    text = "Name of the mirror. Repeatable." if multiple else "Name of the mirror."
+    names = None if new else remembered_mirrors
+    return click.Option(
+        ["--mirror"], metavar="M", required=required, multiple=multiple, help=text, shell_complete=names
+    )
 
 
-def topics_option(text: str, *, required: bool = False, flags: Sequence[str] = ("--topics", "--topic")) -> click.Option:
-    """Return an option whose value is a TopicSelector, None when it is not given."""
-    return click.Option([*flags], metavar="LIST", required=required, multiple=True, callback=_selector, help=text)
+def topics_option(
+    text: str, *, required: bool = False, flags: Sequence[str] = ("--topics", "--topic"), of_source: bool = False
+) -> click.Option:
+    """Return an option whose value is a TopicSelector, None when it is not given; mirror topics are completed."""
+    names = None if of_source else remembered_topics
+    return click.Option(
+        [*flags],
+        metavar="LIST",
+        required=required,
+        multiple=True,
+        callback=_selector,
+        help=text,
+        shell_complete=names,
+    )
+
+
+def file_option(flag: str, text: str, *, required: bool = False) -> click.Option:
+    """Return an option whose value is the name of a file."""
+    return click.Option([flag], metavar="FILE", required=required, help=text, shell_complete=_files)
+
+
+def folder_option(*declared: str, text: str, required: bool = False, multiple: bool = False) -> click.Option:
+    """Return an option whose value is the name of a folder."""
+    return click.Option(
+        [*declared], metavar="DIR", required=required, multiple=multiple, help=text, shell_complete=_folders
+    )
 
 
 #: `--master MASTER`, for the verbs that use Spark.
@@ -193,13 +241,13 @@ MASTER = click.Option(
     default="local[*]",
     show_default=True,
     metavar="MASTER",
-    help="Spark's master, as spark-submit takes it.",
+    help="Spark master URL, as for spark-submit.",
 )
 
 
 def report_option() -> click.Option:
     """Return `--report FILE`."""
-    return click.Option(["--report"], metavar="FILE", help="Write the evidence there, as JSON.")
+    return file_option("--report", "Write a JSON report (evidence) to this file.")
 
 
 def duration_option(flag: str, text: str, *, name: str | None = None, required: bool = False) -> click.Option:
@@ -221,11 +269,11 @@ def destination_properties(
     Raises:
         UsageError: no destination is named, or two are, or a file cannot be read.
     """
-    from kmirror.cluster.properties import read_properties
+    from kmirror.cluster.security.properties import read_properties
     from kmirror.config_file import load_config_file
 
     if bootstrap_server and cluster:
-        raise UsageError("--bootstrap-server and --cluster both name the destination", "give one of them")
+        raise UsageError("--bootstrap-server and --cluster exclude each other", "give one of them")
     server = bootstrap_server or (None if cluster else os.environ.get(BOOTSTRAP_ENVIRONMENT))
     named = None
     if not server:
@@ -239,7 +287,7 @@ def destination_properties(
         properties["bootstrap.servers"] = server
     if not properties.get("bootstrap.servers", "").strip():
         raise UsageError(
-            "no destination is named",
+            "the destination is missing",
             f"give --bootstrap-server HOST:PORT, set {BOOTSTRAP_ENVIRONMENT}, or give --cluster NAME from kmirror.toml",
         )
     return properties
@@ -276,10 +324,20 @@ def _logging(session: Session) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _selector(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> TopicSelector | None:
-    from kmirror.patterns import TopicSelector
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
 
-    return TopicSelector.parse(values, _flag(param)) if values else None
+
+def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _selector(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> TopicSelector | None:
+    if not values or ctx.resilient_parsing:
+        return None
+    from kmirror.settings.patterns import TopicSelector
+
+    return TopicSelector.parse(values, _flag(param))
 
 
 def _milliseconds(_: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -308,21 +366,17 @@ _DESTINATION = (
     click.Option(
         ["--bootstrap-server"],
         metavar="HOST:PORT",
-        help=f"The destination's brokers, separated by commas; else {BOOTSTRAP_ENVIRONMENT}.",
+        help=f"Brokers of the destination, comma-separated. Default: {BOOTSTRAP_ENVIRONMENT}.",
     ),
-    click.Option(
-        ["--command-config"], metavar="FILE", help="Client properties for the destination, as Kafka's tools take."
-    ),
-    click.Option(["--cluster"], metavar="NAME", help="The destination by its name in kmirror.toml."),
-    click.Option(["--expect-cluster-id"], metavar="ID", help="Refuse to work on any other destination."),
+    file_option("--command-config", "Client properties for the destination, as for Kafka's own tools."),
+    click.Option(["--cluster"], metavar="NAME", help="Name of the destination in kmirror.toml."),
+    click.Option(["--expect-cluster-id"], metavar="ID", help="Fail unless the destination has this cluster ID."),
 )
-_DRY_RUN = click.Option(["--dry-run"], is_flag=True, help="Say what would be done, and change nothing.")
-_YES = click.Option(["--yes"], is_flag=True, help="Do not ask.")
+_DRY_RUN = click.Option(["--dry-run"], is_flag=True, help="Show what would be done and change nothing.")
+_YES = click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation.")
 _DOCUMENTS = (
-    click.Option(
-        ["--output"], type=click.Choice(["table", "json"]), help="For people or for scripts; table by default."
-    ),
-    click.Option(["--json", "as_json"], is_flag=True, help="The same as --output json."),
+    click.Option(["--output"], type=click.Choice(["table", "json"]), help="Output format. Default: table."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Short for --output json."),
 )
-_VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Tell more on standard error; -vv tells all.")
+_VERBOSE = click.Option(["-v", "--verbose"], count=True, help="Log to stderr; -vv logs debug messages and tracebacks.")
 _CALLS = {"dry_run", "yes", *(str(option.name) for option in _DESTINATION)}

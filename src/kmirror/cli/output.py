@@ -16,10 +16,7 @@ from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from kmirror.engine.driver import RunView
-    from kmirror.ops.describe_groups import GroupRow
-    from kmirror.ops.describe_settings import TopicSettingRow
-    from kmirror.ops.promote import PromoteView
+    from kmirror.engine.control.driver import RunView
     from kmirror.ops.results import (
         CheckLine,
         CheckReport,
@@ -27,15 +24,20 @@ if TYPE_CHECKING:
         MirrorRow,
         PartitionRow,
         SettingRow,
+        StopTotals,
+        TopicResult,
         VerbResult,
     )
-    from kmirror.ops.verify import VerifyView
-    from kmirror.ops.verify_results import VerifyOutcome
+    from kmirror.ops.show.describe_groups import GroupRow
+    from kmirror.ops.show.describe_settings import TopicSettingRow
+    from kmirror.ops.stop.promote import PromoteView
+    from kmirror.ops.verify.results import VerifyOutcome
+    from kmirror.ops.verify.verify import VerifyView
     from kmirror.sandbox.registry import SandboxStatus
     from kmirror.state.events import Event
 
 Watcher = Callable[["RunView"], None]
-OnLook = Callable[[Sequence["PartitionRow"]], None]
+OnLook = Callable[[str], None]
 
 
 class Output(Protocol):
@@ -46,12 +48,15 @@ class Output(Protocol):
         """Return where it is shown."""
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
-        """Show what a verb did, or would do; with a `headline`, people get only the rows that went wrong, and it."""
+        """Show what a verb did, or would do; with a `headline`, people get only the rows that went wrong, and it.
+
+        Where there are totals, people are shown them first, and then only the rows that need a look; all with `-v`.
+        """
 
     def mirrors(self, rows: Sequence[MirrorRow]) -> None:
         """Show the rows of `list`."""
 
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False) -> None:
+    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
         """Show the rows of `describe`."""
 
     def groups(self, rows: Sequence[GroupRow]) -> None:
@@ -99,9 +104,12 @@ class TableOutput:
     """Speak to people: tables, sentences, live progress on a terminal."""
 
     screen: Screen
+    verbosity: int = 0
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
         about_topics = [row for row in result.results if row.topic is not None]
+        if result.totals is not None:
+            about_topics = self._stopped(result.totals, about_topics)
         if headline:
             about_topics = [row for row in about_topics if row.result not in {"DONE", "NOOP"}]
         if about_topics:
@@ -118,18 +126,32 @@ class TableOutput:
         if result.error:
             tell_error(self.screen, result.error)
 
+    def _stopped(self, totals: StopTotals, rows: list[TopicResult]) -> list[TopicResult]:
+        """Show the totals; return the rows to show."""
+        from kmirror.ops.stop.report import needs_a_look, totals_told
+
+        for line in totals_told(totals) if totals.partitions else ():
+            self.screen.line(line)
+        if self.verbosity:
+            return rows
+        shown = [row for row in rows if needs_a_look(row)]
+        if hidden := len(rows) - len(shown):
+            self.screen.tell(f"{tables.counted(hidden, 'row')} without trouble or loss not shown; -v shows all")
+        return shown
+
     def mirrors(self, rows: Sequence[MirrorRow]) -> None:
         self._table(tables.mirrors(rows))
         if not rows:
             self.screen.tell("no mirrors on this destination; `kmirror create` makes one")
 
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False) -> None:
-        self._table(tables.failed_partitions(rows) if failed else tables.partitions(rows))
-        if failed and not rows:
-            self.screen.tell("no partition is FAILED")
-        elif not rows:
-            self.screen.tell("no topic is mirrored yet; `kmirror add` makes one a mirror topic")
-        for note in [] if failed else tables.notes(rows):
+    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
+        table = tables.failed_partitions if failed else tables.stopped_partitions if stopped else tables.partitions
+        self._table(table(rows))
+        if not rows:
+            which = "FAILED" if failed else "STOPPED" if stopped else None
+            none_yet = "no topic is mirrored yet; `kmirror add` makes one a mirror topic"
+            self.screen.tell(f"no partition is {which}" if which else none_yet)
+        for note in [] if failed or stopped else tables.notes(rows):
             self.screen.tell(note)
 
     def groups(self, rows: Sequence[GroupRow]) -> None:
@@ -154,7 +176,8 @@ class TableOutput:
 
     def check_line(self, line: CheckLine) -> None:
         self._styled(tables.check_line(line))
-        for said in (line.hint or "").splitlines():
+        # commands to be copied: each on a line of its own, which only the terminal may fold
+        for said in (*line.message.splitlines()[1:], *(line.hint or "").splitlines()):
             self.screen.line(f"      {said}")
 
     def check(self, report: CheckReport) -> None:
@@ -199,7 +222,7 @@ class TableOutput:
             yield _ignore
             return
         with self.screen.console().status(what, refresh_per_second=4) as status:
-            yield lambda rows: status.update(f"{what}: {tables.standing(rows)}")
+            yield lambda found: status.update(f"{what}: {found}")
 
     def failure(self, error: ErrorInfo, document: Any) -> None:
         tell_error(self.screen, error)
@@ -216,7 +239,7 @@ class TableOutput:
         for column in table.columns:
             shown.add_column(column, justify="right" if column in table.numbers else "left", overflow="fold")
         for row in table.rows:
-            shown.add_row(*(Text(cell, style=tables.STYLES.get(cell, "")) for cell in row))
+            shown.add_row(*(Text(cell, style=tables.STYLES.get(cell.split(" ", 1)[0], "")) for cell in row))
         self.screen.console().print(shown)
 
     def _styled(self, line: str) -> None:
@@ -247,7 +270,7 @@ class JsonOutput:
     def mirrors(self, rows: Sequence[MirrorRow]) -> None:
         self._print([row.to_json() for row in rows])
 
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False) -> None:
+    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
         self._print([row.to_json() for row in rows])
 
     def groups(self, rows: Sequence[GroupRow]) -> None:
@@ -298,9 +321,9 @@ class JsonOutput:
         self.screen.line(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def output_for(kind: str, screen: Screen) -> Output:
-    """Return the output of a kind, `table` or `json`."""
-    return JsonOutput(screen) if kind == "json" else TableOutput(screen)
+def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
+    """Return the output of a kind, `table` or `json`; with a verbosity tables leave nothing out."""
+    return JsonOutput(screen) if kind == "json" else TableOutput(screen, verbosity)
 
 
 def document_of(event: Event) -> dict[str, Any]:
@@ -320,10 +343,10 @@ def _document(result: VerbResult) -> dict[str, Any]:
 
 
 def tell_error(screen: Screen, error: ErrorInfo) -> None:
-    """Write what is wrong and what to do, a line each, to standard error."""
+    """Write what is wrong in a line, and what to do, to standard error; each command of a hint keeps its line."""
     screen.tell(f"kmirror: {tables.one_line(error.message)}")
-    if error.hint:
-        screen.tell(f"  {tables.one_line(error.hint)}")
+    for said in (error.hint or "").splitlines():
+        screen.tell(f"  {tables.one_line(said)}")
 
 
 def _ignore(_: object) -> None:

@@ -15,12 +15,13 @@ from kmirror.cli.screen import Screen
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kmirror.engine.driver import RunView, TopicView
-    from kmirror.ops.promote import PromoteView
-    from kmirror.ops.verify import VerifyView
+    from kmirror.engine.control.driver import RunView, TopicView
+    from kmirror.ops.stop.promote import PromoteView
+    from kmirror.ops.verify.verify import VerifyView
 
 #: Between two plain lines while nothing else happens.
 LINE_SECONDS = 5.0
+_LINK_STATES = frozenset({"LINK_FAILED", "SOURCE_UNAVAILABLE"})
 
 _MOST_TOPICS = 20
 _LINES_BESIDES_TOPICS = 6
@@ -145,8 +146,16 @@ def run_line(view: RunView) -> str:
     return (
         f"{at}  {view.phase}  {tables.counted(len(view.topics), 'topic')}, {partitions}"
         f"  lag {_lag(view.topics)}  {tables.rate(view.total_bytes_per_second)}"
-        f"{f'  {failed} FAILED' if failed else ''}"
+        f"{f'  {failed} FAILED' if failed else ''}{_cause(view.topics)}"
     )
+
+
+def _cause(topics: Sequence[TopicView]) -> str:
+    """Return why some topics are not copied, where that is not their own trouble."""
+    for topic in topics:
+        if topic.reason and topic.state in _LINK_STATES:
+            return f"  {topic.reason}: {tables.one_line(topic.message)}"
+    return ""
 
 
 def run_table(view: RunView, most: int) -> Table:

@@ -1,4 +1,7 @@
-"""The file of `--report`: evidence of what a verb did, as one JSON document."""
+"""The file of `--report`: evidence of what a verb did, as one JSON document.
+
+Evidence is never lost: a report that is in the file already goes along in the new one, under `earlier`.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ from kmirror.errors import KmirrorError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Write a report; what stood in the file before is there until the new one is whole."""
+    """Write a report; what the file held before is there until the new one is whole, and in the new one then."""
 
     path: Path
+    #: The reports that the file held, oldest first.
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def at(cls, path: str) -> Report:
         """Return the report of that path.
 
         Raises:
-            UsageError: it cannot be written; said before the work it is about.
+            UsageError: it cannot be written, or the file holds something else; said before the work it is about.
         """
         report = cls(Path(path).expanduser())
         try:
@@ -31,11 +36,11 @@ class Report:
             report._unfinished.unlink()
         except OSError as error:
             raise UsageError(
-                f"--report: cannot write {report.path}: {error.strerror}", "name a file in a folder that can be written"
+                f"--report: cannot write {report.path}: {error.strerror}", "give a file in a writable directory"
             ) from None
         if report.path.is_dir():
             raise UsageError(f"--report: {report.path} is a folder", "name a file in it")
-        return report
+        return cls(report.path, _reports_in(report.path))
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Write the document.
@@ -44,7 +49,8 @@ class Report:
             KmirrorError: the file cannot be written any more.
         """
         try:
-            self._unfinished.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            whole = {**document, "earlier": list(self.earlier)} if self.earlier else document
+            self._unfinished.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(self._unfinished, self.path)
         except OSError as error:
             raise KmirrorError(f"the report {self.path} cannot be written: {error.strerror}") from error
@@ -52,3 +58,18 @@ class Report:
     @property
     def _unfinished(self) -> Path:
         return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+
+
+def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the reports that a file holds, oldest first; none where there is no file, or an empty one."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        last = json.loads(text) if text.strip() else None
+        if last is None:
+            return ()
+        earlier = last.pop("earlier", [])
+        if "verb" in last and all("verb" in one for one in earlier):
+            return (*earlier, last)
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    raise UsageError(f"--report: {path} holds something else than reports of kmirror", "name another file")

@@ -7,39 +7,50 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli import tables
-from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
+from kmirror.cli.options import (
+    MASTER,
+    Call,
+    duration_option,
+    file_option,
+    mirror_option,
+    report_option,
+    topics_option,
+    verb,
+)
 from kmirror.cli.report import Report
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from kmirror.ops.failback import FailbackPreview
-    from kmirror.ops.failover import Stopped
-    from kmirror.patterns import TopicSelector
+    from kmirror.ops.failback.failback import FailbackPreview
+    from kmirror.ops.stop.failover import Stopped
+    from kmirror.settings.patterns import TopicSelector
 
-_TOPICS = "Topics, by name; every topic of the mirror by default. May be repeated."
+_TOPICS = "Topics. Default: all topics of the mirror."
 
 
 @verb(
     "failback",
-    "Make the old source a mirror of the new primary.\n\nThe destination is the old source; the file names the new"
-    " primary. Says per partition where the two logs part, and how many records lie beyond that here. Where some do,"
-    " it ends with 3 unless told how to go on. --recreate saves them in an archive, deletes the topic, and copies it in"
-    " full. --offline saves them and writes a plan for `kmirror truncate-logs`; the same command run again after that"
-    " copies only what is lacking.",
+    "Make the old source a mirror of the new primary.\n\nRun it against the old source; FILE describes the new primary."
+    " It shows, per partition, the offset where the two logs fork and how many records exist only on the old source."
+    " If there are any, it exits with 3 until you choose how to proceed: --recreate archives them, deletes the topic"
+    " and copies it in full; --offline archives them and writes a plan for `kmirror truncate-logs`, after which the"
+    " same failback command copies only the missing records.",
     mirror_option(),
-    click.Option(
-        ["--mirror-config"], metavar="FILE", required=True, help="Properties of the new primary and the mirror."
-    ),
+    file_option("--mirror-config", "Connection to the new primary and mirror settings.", required=True),
     topics_option(_TOPICS),
-    click.Option(["--recreate"], is_flag=True, help="Delete topics that hold more, and copy them in full."),
-    click.Option(["--offline"], is_flag=True, help="Write a plan to cut the logs of stopped brokers."),
-    click.Option(["--plan"], metavar="FILE", help="Where the plan of --offline goes."),
-    click.Option(["--discard"], is_flag=True, help="Do not save what lies beyond."),
+    click.Option(["--recreate"], is_flag=True, help="Delete topics with extra records and copy them in full."),
+    click.Option(["--offline"], is_flag=True, help="Write a plan to truncate the logs of stopped brokers."),
+    file_option("--plan", "File to write the --offline plan to."),
+    click.Option(["--discard"], is_flag=True, help="Do not archive the extra records."),
     report_option(),
-    example="kmirror failback --mirror m --mirror-config b.properties --bootstrap-server a:9092",
+    examples=(
+        "kmirror failback --mirror back --mirror-config b.properties --dry-run --bootstrap-server a:9092",
+        "kmirror failback --mirror back --mirror-config b.properties --recreate --bootstrap-server a:9092",
+        "kmirror failback --mirror back --mirror-config b.properties --offline --plan plan.json"
+        " --bootstrap-server a:9092",
+    ),
     changes=True,
     dry_run=True,
-    irreversible=True,
 )
 def failback_verb(
     call: Call,
@@ -53,13 +64,13 @@ def failback_verb(
     report: str | None,
 ) -> int:
     if recreate and offline:
-        raise UsageError("--recreate and --offline are two ways", "give one of them")
+        raise UsageError("--recreate and --offline exclude each other", "give one of them")
     if offline != (plan is not None):
-        raise UsageError("--offline and --plan FILE belong together", "give both, or neither")
+        raise UsageError("--offline and --plan FILE require each other", "give both or neither")
     if discard and not (recreate or offline):
-        raise UsageError("--discard alone says not how to go on", "give --recreate or --offline with it")
-    from kmirror.cluster.properties import read_properties
-    from kmirror.ops.failback import FailbackRequest, Way, failback
+        raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
+    from kmirror.cluster.security.properties import read_properties
+    from kmirror.ops.failback.failback import FailbackRequest, Way, failback
 
     def agree(preview: FailbackPreview) -> bool:
         if not call.yes:
@@ -70,7 +81,7 @@ def failback_verb(
                 screen.tell(row.message or row.result.value)
             for warning in preview.result.warnings:
                 screen.tell(warning)
-        return call.confirm("Make the destination a mirror of the source, as said?")
+        return call.confirm("Make the destination a mirror of the source as shown?")
 
     evidence = Report.at(report) if report else None
     way = Way.RECREATE if recreate else Way.OFFLINE if offline else None
@@ -82,16 +93,19 @@ def failback_verb(
 
 @verb(
     "switchover",
-    "Change roles with the source, as planned.\n\nTopics are promoted here; then their source becomes a mirror of this"
-    " cluster, and nothing is copied again. The file says how the source's side reaches this cluster. What is not"
-    " complete in time is mirrored on; the same command goes on where it was.",
+    "Swap source and destination (planned).\n\nPromotes the topics on the destination and makes the source a"
+    " mirror of it; no records are copied again. FILE describes how the source's side reaches the destination. Topics"
+    " that are not ready by --timeout (or on Ctrl-C) stay mirrored; run the same command again to continue.",
     mirror_option(),
-    click.Option(["--mirror-config"], metavar="FILE", required=True, help="Properties of this cluster and the mirror."),
+    file_option("--mirror-config", "Connection to the destination and mirror settings.", required=True),
     topics_option(_TOPICS),
-    duration_option("--timeout", "End with 5 after so long; without it, wait as long as it takes.", name="timeout_ms"),
+    duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
     MASTER,
     report_option(),
-    example="kmirror switchover --mirror m --mirror-config b.properties --bootstrap-server b:9092",
+    examples=(
+        "kmirror switchover --mirror dr --mirror-config b.properties --dry-run --bootstrap-server b:9092",
+        "kmirror switchover --mirror dr --mirror-config b.properties --timeout 30m --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
@@ -104,9 +118,9 @@ def switchover_verb(
     master: str,
     report: str | None,
 ) -> int:
-    from kmirror.cluster.properties import read_properties
-    from kmirror.ops.run import stopping
-    from kmirror.ops.switchover import SwitchoverRequest, switchover
+    from kmirror.cluster.security.properties import read_properties
+    from kmirror.ops.run.run import stopping
+    from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 
     evidence = Report.at(report) if report else None
     request = SwitchoverRequest(mirror, read_properties(mirror_config), topics, timeout_ms, master=master)

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmirror.cli.options import Call, VerbGroup, verb
+from kmirror.cli.options import Call, VerbGroup, folder_option, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kmirror.sandbox.registry import SandboxStatus, Step
 
-_DIRECTORY = click.Option(
-    ["--dir", "directory"], metavar="DIR", help="The sandbox's folder; ~/.local/state/kmirror/sandbox by default."
-)
+_DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Default: ~/.local/state/kmirror/sandbox.")
 
 
 @verb(
     "up",
-    "Start clusters a and b, and create them first if need be.\n\nKafka is fetched once from Maven Central and kept in"
-    " the cache folder; KAFKA_HOME is used where it is set. The brokers run on after the command.",
-    click.Option(["--brokers"], metavar="N", type=int, help="Brokers of each cluster; 1 by default."),
-    click.Option(["--kafka-version"], metavar="VERSION", help="Kafka's version, such as 3.9.2."),
-    click.Option(["--base-port"], metavar="PORT", type=int, help="The first port; 19092 by default."),
+    "Start clusters a and b, creating them if needed.\n\nUses KAFKA_HOME if it is set; otherwise downloads Kafka once"
+    " from Maven Central and caches it. The brokers keep running after the command.",
+    click.Option(["--brokers"], metavar="N", type=int, help="Brokers per cluster. Default: 1."),
+    click.Option(["--kafka-version"], metavar="VERSION", help="Kafka version, such as 3.9.2."),
+    click.Option(["--base-port"], metavar="PORT", type=int, help="First port. Default: 19092."),
     click.Option(
         ["--secured"],
         is_flag=True,
-        help="With TLS, logins and ACLs; what the users admin and kmirror need to log in is written to files.",
+        help="Use TLS, SASL and ACLs. Writes client properties for the users admin and kmirror.",
     ),
     _DIRECTORY,
-    example="kmirror sandbox up --brokers 3",
+    examples=(
+        "kmirror sandbox up",
+        "kmirror sandbox up --brokers 3 --kafka-version 3.9.2",
+        "kmirror sandbox up --secured --dir /tmp/sandbox",
+    ),
     changes=True,
     dry_run=True,
     destination=False,
@@ -59,11 +62,12 @@ def up_verb(
     if done.status.client_files:
         for file in done.status.client_files:
             tell(f"client properties: {file}")
-        tell(f"to mirror a to b: kmirror create --mirror m --mirror-config {folder / 'a' / MIRROR_FILE}")
-        tell(
-            f"                  --bootstrap-server {destination} --command-config {folder / 'b' / 'kmirror.properties'}"
-        )
-        tell("the user kmirror has no rights yet: `kmirror check` prints what it needs; admin is a super user")
+        mirror_file = shlex.quote(str(folder / "a" / MIRROR_FILE))
+        login = shlex.quote(str(folder / "b" / "kmirror.properties"))
+        flags = f"--mirror-config {mirror_file} --bootstrap-server {destination} --command-config {login}"
+        tell(f"to mirror a to b: kmirror create --mirror m {flags}")
+        tell("the user kmirror has no rights yet, admin is a super user; for the commands that grant what it needs:")
+        tell(f"                  kmirror check {flags}")
         return 0
     tell(f"to mirror a to b: echo bootstrap.servers={source} >a.properties")
     tell(f"                  kmirror create --mirror m --mirror-config a.properties --bootstrap-server {destination}")
@@ -72,9 +76,9 @@ def up_verb(
 
 @verb(
     "down",
-    "Stop both clusters and remove them with their data.",
+    "Stop both clusters and delete their data.",
     _DIRECTORY,
-    example="kmirror sandbox down",
+    examples=("kmirror sandbox down", "kmirror sandbox down --dir /tmp/sandbox --dry-run"),
     changes=True,
     dry_run=True,
     destination=False,
@@ -93,7 +97,7 @@ def down_verb(call: Call, directory: str | None) -> int:
     "status",
     "Show the brokers of both clusters.",
     _DIRECTORY,
-    example="kmirror sandbox status",
+    examples=("kmirror sandbox status", "kmirror sandbox status --json"),
     destination=False,
 )
 def status_verb(call: Call, directory: str | None) -> int:
@@ -106,7 +110,7 @@ def status_verb(call: Call, directory: str | None) -> int:
 
 sandbox_verb = VerbGroup(
     "sandbox",
-    help="Two real Kafka clusters on this machine, to try things.",
+    help="Run two real Kafka clusters on this machine.",
     commands={"up": up_verb, "down": down_verb, "status": status_verb},
 )
 

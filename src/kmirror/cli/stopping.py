@@ -14,25 +14,28 @@ from kmirror.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
-    from kmirror.ops.failover import Stopped
-    from kmirror.patterns import TopicSelector
+    from kmirror.ops.stop.failover import Stopped
+    from kmirror.settings.patterns import TopicSelector
 
 _MOST_SHOWN = 20
-_TOPICS = "Destination topics; every topic by default. May be repeated."
+_TOPICS = "Destination topics. Default: all topics of the mirror."
 
 
 @verb(
     "pause",
-    "Stop copying for a while.\n\nThe topics stay read-only. Without --topics the whole mirror is paused, topics that"
-    " it discovers later with it.",
+    "Pause copying.\n\nThe topics stay read-only. Without --topics the whole mirror is paused, including topics that"
+    " it discovers later.",
     mirror_option(),
     topics_option(_TOPICS),
-    example="kmirror pause --mirror m --topics orders --bootstrap-server b:9092",
+    examples=(
+        "kmirror pause --mirror dr --bootstrap-server b:9092",
+        "kmirror pause --mirror dr --topics orders --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
 def pause_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
-    from kmirror.ops.pause import pause
+    from kmirror.ops.mirrors.pause import pause
 
     with call.destination() as destination:
         done = pause(destination, mirror, topics, dry_run=call.dry_run)
@@ -42,15 +45,18 @@ def pause_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
 
 @verb(
     "resume",
-    "Go on copying what was paused.",
+    "Resume copying.",
     mirror_option(),
     topics_option(_TOPICS),
-    example="kmirror resume --mirror m --topics orders --bootstrap-server b:9092",
+    examples=(
+        "kmirror resume --mirror dr --bootstrap-server b:9092",
+        "kmirror resume --mirror dr --topics orders --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
 def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
-    from kmirror.ops.pause import resume
+    from kmirror.ops.mirrors.pause import resume
 
     with call.destination() as destination:
         done = resume(destination, mirror, topics, dry_run=call.dry_run)
@@ -60,19 +66,25 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
 
 @verb(
     "promote",
-    "Stop mirroring to topics as their copies become complete.\n\nThe planned migration: each topic is stopped when it"
-    " lacks nothing, its source has stood still, and settings and groups agree. What is not stopped when the time runs"
-    " out, or at Ctrl-C, is mirrored on. Where no engine is in charge, it copies itself.",
+    "Stop mirroring topics once they are fully copied (planned migration).\n\nA topic is stopped when its lag is 0, its"
+    " source has received no records for the --idle time, and topic settings and group offsets are in sync. Topics that"
+    " are not ready by --timeout (or on Ctrl-C) stay mirrored. If no engine is running, promote copies the rest"
+    " itself.",
     mirror_option(),
     topics_option(_TOPICS),
-    topics_option("Leave these out.", flags=("--exclude",)),
-    duration_option("--timeout", "End with 5 after so long; without it, wait as long as it takes.", name="timeout_ms"),
-    duration_option("--idle", "How long the source's end has to stand still; 10s unless given.", name="idle_ms"),
-    click.Option(["--allow-producers"], is_flag=True, help="Do not wait until the source stands still."),
-    click.Option(["--verify"], is_flag=True, help="Compare contents before a topic is stopped."),
+    topics_option("Topics to exclude.", flags=("--exclude",)),
+    duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
+    duration_option("--idle", "How long the source must receive no records. Default: 10s.", name="idle_ms"),
+    click.Option(["--allow-producers"], is_flag=True, help="Do not wait for producers to stop."),
+    click.Option(["--verify"], is_flag=True, help="Compare contents before stopping a topic."),
+    click.Option(["--together"], is_flag=True, help="Stop all topics at the same time, or none."),
     MASTER,
     report_option(),
-    example="kmirror promote --mirror m --timeout 30m --bootstrap-server b:9092",
+    examples=(
+        "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --topics 'orders,payments' --together --verify --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
 )
@@ -85,17 +97,18 @@ def promote_verb(
     idle_ms: int | None,
     allow_producers: bool,
     verify: bool,
+    together: bool,
     master: str,
     report: str | None,
 ) -> int:
     if allow_producers and idle_ms is not None:
-        raise UsageError("--idle and --allow-producers say different things", "give one of them")
-    from kmirror.ops.promote import IDLE_MS, PromoteRequest, promote
-    from kmirror.ops.run import stopping
+        raise UsageError("--idle and --allow-producers exclude each other", "give one of them")
+    from kmirror.ops.run.run import stopping
+    from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
 
     evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms
-    request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master)
+    request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together)
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = promote(destination, request, show, stop, dry_run=call.dry_run)
     return _tell(call, done, evidence)
@@ -103,56 +116,61 @@ def promote_verb(
 
 @verb(
     "failover",
-    "Make mirror topics ordinary ones, at once.\n\nFor the day the source is lost: neither it nor an engine is needed."
-    " Whoever still copies is shut out at the brokers, and what the source is known to have had beyond each copy is"
-    " told. Without --topics the whole mirror is stopped, and its discovery. With --dry-run it is the drill.",
+    "Stop mirroring immediately and make the topics writable.\n\nFor disaster recovery: needs neither the source nor a"
+    " running engine. Fences any engine that is still running and reports how many records were not copied. Without"
+    " --topics it stops the whole mirror and its topic discovery. Use --dry-run for a failover drill.",
     mirror_option(),
     topics_option(_TOPICS),
     click.Option(
         ["--fence-with-record"],
         is_flag=True,
-        help="Where kmirror may not write markers: shut a forgotten engine out by one visible record per partition.",
+        help="If kmirror lacks the right to write markers: fence with one visible record per partition.",
     ),
     report_option(),
-    example="kmirror failover --mirror m --bootstrap-server b:9092",
+    examples=(
+        "kmirror failover --mirror dr --dry-run --bootstrap-server b:9092",
+        "kmirror failover --mirror dr --report failover.json --bootstrap-server b:9092",
+        "kmirror failover --mirror dr --topics orders --yes --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
-    irreversible=True,
 )
 def failover_verb(
     call: Call, mirror: str, topics: TopicSelector | None, fence_with_record: bool, report: str | None
 ) -> int:
-    from kmirror.ops.failover import failover
+    from kmirror.ops.stop.failover import failover
 
     evidence = Report.at(report) if report else None
     with call.destination() as destination:
         if not call.dry_run and not call.yes:
             preview = failover(destination, mirror, topics, dry_run=True)
-            _ask(call, destination, mirror, preview, "Stop mirroring to these topics now?")
+            _ask(call, destination, mirror, preview, "Stop mirroring these topics now?")
         done = failover(destination, mirror, topics, fence_with_record=fence_with_record, dry_run=call.dry_run)
     return _tell(call, done, evidence)
 
 
 @verb(
     "remove",
-    "Stop mirroring to topics, for good.\n\nThe topics stay, and can be written to; they are not discovered again. How"
-    " far their copies are does not matter.",
+    "Remove topics from a mirror and make them writable.\n\nThe topics stay on the destination, stop at once whatever"
+    " their lag, and are not discovered again.",
     mirror_option(),
-    topics_option("Destination topics; may be repeated.", required=True),
+    topics_option("Destination topics to remove. Repeatable.", required=True),
     report_option(),
-    example="kmirror remove --mirror m --topics orders --bootstrap-server b:9092",
+    examples=(
+        "kmirror remove --mirror dr --topics orders --bootstrap-server b:9092",
+        "kmirror remove --mirror dr --topics 'test-.*' --dry-run --bootstrap-server b:9092",
+    ),
     changes=True,
     dry_run=True,
-    irreversible=True,
 )
 def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | None) -> int:
-    from kmirror.ops.failover import remove
+    from kmirror.ops.stop.failover import remove
 
     evidence = Report.at(report) if report else None
     with call.destination() as destination:
         if not call.dry_run and not call.yes:
             preview = remove(destination, mirror, topics, dry_run=True)
-            _ask(call, destination, mirror, preview, "Stop mirroring to these topics?")
+            _ask(call, destination, mirror, preview, "Stop mirroring these topics?")
         done = remove(destination, mirror, topics, dry_run=call.dry_run)
     return _tell(call, done, evidence)
 
@@ -161,21 +179,25 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, qu
     """Show what would be done, and ask.
 
     Raises:
-        RefusedError: the answer is no, or there is nobody to ask.
+        RefusedError: the answer is no, or there is no terminal.
     """
     screen = call.output.screen
     for line in direction(destination, mirror):
         screen.tell(line)
-    rows = preview.result.results
-    for row in rows[:_MOST_SHOWN]:
+    from kmirror.ops.stop.report import needs_a_look, totals_told
+
+    totals, rows = preview.result.totals, preview.result.results
+    for line in totals_told(totals) if totals is not None and totals.partitions else ():
+        screen.tell(line)
+    shown = [row for row in rows if needs_a_look(row)]
+    for row in shown[:_MOST_SHOWN]:
         screen.tell(row.message or row.result.value)
-    if len(rows) > _MOST_SHOWN:
-        behind = sum(row.lag or 0 for row in rows)
-        screen.tell(f"and {len(rows) - _MOST_SHOWN} more; {behind:,} records are known to be missing in all")
+    if len(shown) > _MOST_SHOWN:
+        screen.tell(f"and {len(shown) - _MOST_SHOWN} more; --dry-run shows all of them")
     for warning in preview.result.warnings:
         screen.tell(warning)
     if not call.confirm(question):
-        raise RefusedError("the answer was no: nothing was changed")
+        raise RefusedError("not confirmed: nothing was changed")
 
 
 def _tell(call: Call, done: Stopped, evidence: Report | None) -> int:

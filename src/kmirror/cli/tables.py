@@ -7,18 +7,20 @@ line, never cut. Only the last column may hold spaces.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kmirror.durations import format_duration
+from kmirror.errors import NOT_COPYING
+from kmirror.settings.durations import format_duration
+from kmirror.words import at_time
+from kmirror.words import counted as counted  # noqa: PLC0414 - part of what this module offers
 
 if TYPE_CHECKING:
-    from kmirror.ops.describe_groups import GroupRow
-    from kmirror.ops.describe_settings import TopicSettingRow
     from kmirror.ops.results import CheckLine, MirrorRow, PartitionRow, SettingRow, TopicResult
-    from kmirror.ops.verify_results import VerifyRow
+    from kmirror.ops.show.describe_groups import GroupRow
+    from kmirror.ops.show.describe_settings import TopicSettingRow
+    from kmirror.ops.verify.results import VerifyRow
     from kmirror.sandbox.registry import BrokerStatus
     from kmirror.state.events import Event
 
@@ -47,6 +49,9 @@ STYLES = {
     "FAILED": "bold red",
     "FAIL": "bold red",
     "LINK_FAILED": "bold red",
+    "NO_ENGINE": "bold red",
+    "ENGINE_SILENT": "bold red",
+    "NO_WORKERS": "bold red",
     "DIFFERENT": "bold red",
     "not-compared": "yellow",
 }
@@ -83,11 +88,36 @@ def partitions(rows: Iterable[PartitionRow]) -> Table:
             shown(row.source_offset),
             shown(row.destination_offset),
             shown(row.lag),
-            row.state.value,
+            state_of(row),
         )
         for row in rows
     )
     return Table(columns, tuple(cells), frozenset(columns[2:6]))
+
+
+def state_of(row: PartitionRow) -> str:
+    """Return a partition's state for people: why nothing is copied goes before what is only remembered."""
+    waits = row.topic_state == "PENDING_STOPPED" and row.state in ("MIRRORING", "LOG_ALIGNMENT")
+    state = row.topic_state.value if waits else row.state.value
+    return f"{row.reason.value} ({state})" if row.reason in NOT_COPYING and row.reason else state
+
+
+def stopped_partitions(rows: Iterable[PartitionRow]) -> Table:
+    """Return the table of `describe --stopped`."""
+    columns = ("MIRROR", "TOPIC", "PARTITION", "LAST-MIRRORED-OFFSET", "LAST-MIRRORED-EPOCH", "STOPPED", "REASON")
+    cells = (
+        (
+            row.mirror,
+            row.topic,
+            str(row.partition),
+            shown(row.last_mirrored_offset),
+            shown(row.last_mirrored_epoch),
+            UNKNOWN if row.state_time_ms is None else at_time(row.state_time_ms),
+            shown(row.reason),
+        )
+        for row in rows
+    )
+    return Table(columns, tuple(cells), frozenset(columns[2:5]))
 
 
 def failed_partitions(rows: Iterable[PartitionRow]) -> Table:
@@ -147,7 +177,10 @@ def group_notes(rows: Sequence[GroupRow]) -> list[str]:
 
 def mirrors(rows: Iterable[MirrorRow]) -> Table:
     """Return the table of `list`."""
-    columns = ("MIRROR", "TOPICS", "PARTITIONS", "STATE", "MAX-LAG", "SOURCE-CLUSTER-ID", "SOURCE", "ENGINE")
+    columns = (
+        *("MIRROR", "TOPICS", "PARTITIONS", "STATE", "MAX-LAG", "SOURCE-CLUSTER-ID", "SOURCE", "ENGINE"),
+        *("HEARTBEAT-AGE", "REASON"),
+    )
     cells = (
         (
             row.mirror,
@@ -158,10 +191,12 @@ def mirrors(rows: Iterable[MirrorRow]) -> Table:
             shown(row.source_cluster_id),
             shown(row.source_bootstrap_server),
             shown(row.engine),
+            UNKNOWN if row.engine_age_ms is None else elapsed(row.engine_age_ms // 1000),
+            shown(row.reason),
         )
         for row in rows
     )
-    return Table(columns, tuple(cells), frozenset({"TOPICS", "PARTITIONS", "MAX-LAG"}))
+    return Table(columns, tuple(cells), frozenset({"TOPICS", "PARTITIONS", "MAX-LAG", "HEARTBEAT-AGE"}))
 
 
 def topic_settings(rows: Iterable[TopicSettingRow]) -> Table:
@@ -192,7 +227,7 @@ def events(found: Iterable[Event]) -> Table:
     """Return the table of `events`."""
     cells = (
         (
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.time_ms / 1000)),
+            at_time(event.time_ms),
             shown(event.mirror),
             event.actor,
             event.what,
@@ -252,9 +287,13 @@ def brokers(rows: Iterable[BrokerStatus]) -> Table:
 
 
 def check_line(line: CheckLine) -> str:
-    """Return one finding of `check` as a line: how it went, where, and what was found; a good one with a hint warns."""
+    """Return a finding of `check` in one line: how it went, where, and what was found; a good one with a hint warns.
+
+    Further lines of the message are left out.
+    """
     how = ("warn" if line.hint else "ok") if line.ok else "FAIL"
-    return f"{how:<4}  {line.cluster:<11}  {line.what:<17}  {one_line(line.message)}"
+    message = line.message.partition("\n")[0]
+    return f"{how:<4}  {line.cluster:<11}  {line.what:<17}  {one_line(message)}"
 
 
 def notes(rows: Sequence[PartitionRow]) -> list[str]:
@@ -267,13 +306,17 @@ def notes(rows: Sequence[PartitionRow]) -> list[str]:
                 f"{mirror}: {failed} of {counted(len(of_mirror), 'partition')} FAILED;"
                 f" `kmirror describe --mirror {mirror} --failed` says why"
             )
-        if any(row.reason == "NO_ENGINE" for row in of_mirror):
-            told.append(f"{mirror}: no engine is running; `kmirror run --mirror {mirror}` starts one")
+        for cause in sorted(NOT_COPYING):
+            idle = [row for row in of_mirror if row.reason == cause]
+            if idle:
+                told.append(
+                    f"{mirror}: {counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}"
+                )
         stopped = [row for row in of_mirror if row.state == "STOPPED"]
         for reason in dict.fromkeys(row.reason for row in stopped):
             topics = {row.topic for row in stopped if row.reason == reason}
             told.append(f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}")
-        refused = [row for row in of_mirror if row.topic_state == "LINK_FAILED"]
+        refused = [row for row in of_mirror if row.topic_state == "LINK_FAILED" and row.reason not in NOT_COPYING]
         if refused:
             why = one_line(refused[0].error_message)
             told.append(f"{mirror}: the source refuses {counted(len(refused), 'partition')}: {why}")
@@ -283,14 +326,6 @@ def notes(rows: Sequence[PartitionRow]) -> list[str]:
             last = f"; the last known lag of these partitions is {sum(known):,}" if known else ""
             told.append(f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}")
     return told
-
-
-def standing(rows: Sequence[PartitionRow]) -> str:
-    """Return how partitions stand, in a few words."""
-    lags = [row.lag for row in rows]
-    behind = sum(lag != 0 for lag in lags)
-    lag = "unknown" if None in lags else f"{sum(lag for lag in lags if lag is not None):,}"
-    return f"{behind:,} of {counted(len(rows), 'partition')} not caught up, lag {lag}"
 
 
 def one_line(text: str | None) -> str:
@@ -306,11 +341,6 @@ def _word(value: str | None) -> str:
 def shown(value: object) -> str:
     """Return a value as a cell, `-` where it is not known."""
     return UNKNOWN if value is None else str(value)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 topic`, `2,000 topics`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def rate(bytes_per_second: float) -> str:

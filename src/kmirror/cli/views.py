@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.cli.names import remember_names
-from kmirror.cli.options import Call, assignments_option, duration_option, mirror_option, topics_option, verb
+from kmirror.cli.options import (
+    Call,
+    assignments_option,
+    duration_option,
+    file_option,
+    mirror_option,
+    topics_option,
+    verb,
+)
 from kmirror.cli.output import TableOutput
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from kmirror.patterns import TopicSelector
+    from kmirror.settings.patterns import TopicSelector
 
 #: Scripts written for Confluent's kafka-mirrors compare its standard output with this line to see a promotion end.
 _NONE_PENDING = "No mirror topics found."
@@ -20,11 +28,14 @@ _NONE_PENDING = "No mirror topics found."
 
 @verb(
     "list",
-    "Show the mirrors of a destination.",
-    example="kmirror list --bootstrap-server b:9092",
+    "List the mirrors on a destination.",
+    examples=(
+        "kmirror list --bootstrap-server b:9092",
+        "kmirror list --bootstrap-server b:9092 --command-config admin.properties --json",
+    ),
 )
 def list_verb(call: Call) -> int:
-    from kmirror.ops.listing import list_mirrors
+    from kmirror.ops.show.listing import list_mirrors
 
     with call.destination() as destination:
         rows = list_mirrors(destination)
@@ -35,38 +46,42 @@ def list_verb(call: Call) -> int:
 
 @verb(
     "describe",
-    "Show every mirrored partition: offsets, lag, state.\n\nIt works with the source down and with no engine running;"
-    " numbers that are not known are -.",
+    "Show offsets, lag and state of each mirrored partition.\n\nWorks with the source down and without a running"
+    " engine. Unknown numbers are shown as -.",
     mirror_option(required=False),
-    topics_option("Destination topics; every topic by default. May be repeated."),
-    click.Option(["--failed"], is_flag=True, help="Only FAILED partitions, and why."),
+    topics_option("Destination topics. Default: all topics of the mirror."),
+    click.Option(["--failed"], is_flag=True, help="Show only FAILED partitions and the reason."),
+    click.Option(["--stopped"], is_flag=True, help="Show only STOPPED partitions: last mirrored offset, time, reason."),
     click.Option(
         ["--pending-stopped-only"],
         is_flag=True,
         hidden=True,
-        help="Only topics that are being promoted (kafka-mirrors).",
+        help="Show only topics that are being promoted (kafka-mirrors).",
     ),
-    click.Option(["--groups"], is_flag=True, help="The groups whose offsets are taken over, instead of partitions."),
-    click.Option(["--settings"], is_flag=True, help="Topics' settings that differ from the source's, and why."),
-    example="kmirror describe --mirror m --failed --bootstrap-server b:9092",
+    click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
+    click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
+    examples=(
+        "kmirror describe --mirror dr --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --failed --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --topics orders --groups --json --bootstrap-server b:9092",
+    ),
 )
 def describe_verb(
     call: Call,
     mirror: str | None,
     topics: TopicSelector | None,
     failed: bool,
+    stopped: bool,
     pending_stopped_only: bool,
     groups: bool,
     settings: bool,
 ) -> int:
-    from kmirror.ops.describe import describe
-    from kmirror.ops.describe_groups import describe_groups
-    from kmirror.ops.describe_settings import describe_settings
+    from kmirror.ops.show.describe import describe
+    from kmirror.ops.show.describe_groups import describe_groups
+    from kmirror.ops.show.describe_settings import describe_settings
 
-    if failed + groups + settings > 1:
-        raise UsageError(
-            "--failed is about partitions, --groups about groups, --settings about topics' settings", "give one of them"
-        )
+    if failed + stopped + groups + settings > 1:
+        raise UsageError("--failed, --stopped, --groups and --settings exclude each other", "give one of them")
     with call.destination() as destination:
         if settings:
             call.output.topic_settings(describe_settings(destination, mirror, topics))
@@ -76,32 +91,37 @@ def describe_verb(
             return 0
         rows = describe(destination, mirror, topics, failed=failed)
         remember_names(destination)
+    if stopped:
+        rows = tuple(row for row in rows if row.state == "STOPPED")
     if pending_stopped_only:
         rows = tuple(row for row in rows if row.topic_state == "PENDING_STOPPED")
         if not rows and isinstance(call.output, TableOutput):
             call.output.screen.line(_NONE_PENDING)
             return 0
-    call.output.partitions(rows, failed=failed)
+    call.output.partitions(rows, failed=failed, stopped=stopped)
     return 0
 
 
 @verb(
     "wait",
-    "Wait until topics are caught up, stopped or healthy.\n\nEnds with 5 when the time runs out, and at once when"
-    " waiting cannot help.",
+    "Wait until topics are caught up, stopped or healthy.\n\nExits with 5 on --timeout, and immediately if waiting"
+    " cannot help.",
     mirror_option(),
-    topics_option("Destination topics; every topic by default. May be repeated."),
+    topics_option("Destination topics. Default: all topics of the mirror."),
     click.Option(
         ["--for", "condition"],
         type=click.Choice(["caught-up", "stopped", "healthy"]),
         required=True,
-        help="What to wait for.",
+        help="Condition to wait for.",
     ),
-    duration_option("--timeout", "How long at most: 30s, 5m.", name="timeout_ms", required=True),
-    example="kmirror wait --mirror m --for caught-up --timeout 5m --bootstrap-server b:9092",
+    duration_option("--timeout", "Longest time to wait, such as 30s or 5m.", name="timeout_ms", required=True),
+    examples=(
+        "kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092",
+        "kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092",
+    ),
 )
 def wait_verb(call: Call, mirror: str, topics: TopicSelector | None, condition: str, timeout_ms: int) -> int:
-    from kmirror.ops.wait import Condition, wait
+    from kmirror.ops.show.wait import Condition, wait
 
     with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_look:
         done = wait(destination, mirror, Condition(condition), timeout_ms, topics=topics, on_look=on_look)
@@ -111,21 +131,24 @@ def wait_verb(call: Call, mirror: str, topics: TopicSelector | None, condition: 
 
 @verb(
     "check",
-    "Look ahead: do both clusters answer, and are they new enough?\n\nThe source is that of a"
-    " stored mirror, or that of a file you mean to create one with.",
+    "Check connections, broker versions, rights and settings.\n\nChecks a stored mirror (--mirror) or a file before you"
+    " create a mirror with it (--mirror-config). Prints ready kafka-acls commands for missing rights.",
     mirror_option(required=False),
-    click.Option(["--mirror-config"], metavar="FILE", help="The file to create a mirror with."),
-    assignments_option("--config", "One more property; goes before the file's. May be repeated."),
-    example="kmirror check --mirror-config source.properties --bootstrap-server b:9092",
+    file_option("--mirror-config", "File to create a mirror from."),
+    assignments_option("--config", "Set or override one property of FILE. Repeatable."),
+    examples=(
+        "kmirror check --mirror-config source.properties --bootstrap-server b:9092",
+        "kmirror check --mirror dr --bootstrap-server b:9092 --command-config kmirror.properties",
+    ),
 )
 def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config: dict[str, str]) -> int:
-    from kmirror.cluster.properties import read_properties
-    from kmirror.ops.check import check
+    from kmirror.cluster.security.properties import read_properties
+    from kmirror.ops.check.check import check
 
     if mirror and mirror_config:
-        raise UsageError("--mirror and --mirror-config both name a source", "give one of them")
+        raise UsageError("--mirror and --mirror-config exclude each other", "give one of them")
     if config and not mirror_config:
-        raise UsageError("--config adds to --mirror-config, which is missing", "give both, or --mirror alone")
+        raise UsageError("--config requires --mirror-config", "give both, or --mirror alone")
     report = check(
         call.properties(),
         mirror=mirror,
@@ -139,14 +162,17 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
 
 @verb(
     "events",
-    "Show who did what to mirrors, when, with what result.\n\nT is a time, such as 2026-03-01T12:00:00Z, or how long"
-    " ago: 2h.",
+    "Show who did what to a mirror, when, and the result.\n\nT is a time such as 2026-03-01T12:00:00Z, or a duration"
+    " such as 2h.",
     mirror_option(required=False),
-    click.Option(["--since"], metavar="T", help="Only what happened since then."),
-    example="kmirror events --mirror m --since 24h --bootstrap-server b:9092",
+    click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
+    examples=(
+        "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
+        "kmirror events --since 2026-03-01T12:00:00Z --json --bootstrap-server b:9092",
+    ),
 )
 def events_verb(call: Call, mirror: str | None, since: str | None) -> int:
-    from kmirror.ops.events import events
+    from kmirror.ops.show.events import events
 
     with call.destination() as destination:
         found = events(destination, mirror, since)

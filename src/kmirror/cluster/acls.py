@@ -14,16 +14,21 @@ import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
+from kmirror.cluster.acl_commands import grant_line, operation_flag
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import Code, code_name
+from kmirror.cluster.protocol.acl_binding import (
+    ANY_HOST,
+    OPERATION_CODES,
+    AclBinding,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-
-#: Any principal, any host, any name: how ACLs write it.
-EVERYONE = "User:*"
-ANY_HOST = "*"
-ANY_NAME = "*"
 
 _SECURITY_DISABLED = 54
 _NOT_CONTROLLER = 41
@@ -33,61 +38,16 @@ _PAUSE_S = 0.05
 _AGAIN = frozenset({_NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
 
 
-class ResourceType(StrEnum):
-    """Name what an ACL is about."""
-
-    TOPIC = "TOPIC"
-    GROUP = "GROUP"
-    CLUSTER = "CLUSTER"
-    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
-    DELEGATION_TOKEN = "DELEGATION_TOKEN"
-    USER = "USER"
-
-
-class PatternType(StrEnum):
-    """Name how an ACL's resource name is to be read."""
-
-    LITERAL = "LITERAL"
-    PREFIXED = "PREFIXED"
-
-
-class Operation(StrEnum):
-    """Name what an ACL permits or forbids."""
-
-    ALL = "ALL"
-    READ = "READ"
-    WRITE = "WRITE"
-    CREATE = "CREATE"
-    DELETE = "DELETE"
-    ALTER = "ALTER"
-    DESCRIBE = "DESCRIBE"
-    CLUSTER_ACTION = "CLUSTER_ACTION"
-    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
-    ALTER_CONFIGS = "ALTER_CONFIGS"
-    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
-    CREATE_TOKENS = "CREATE_TOKENS"
-    DESCRIBE_TOKENS = "DESCRIBE_TOKENS"
-    TWO_PHASE_COMMIT = "TWO_PHASE_COMMIT"
-
-
-class Permission(StrEnum):
-    """Say whether an ACL permits or forbids."""
-
-    DENY = "DENY"
-    ALLOW = "ALLOW"
-
-
 def _codes(words: type[StrEnum], first: int) -> dict[Any, int]:
     return {word: code for code, word in enumerate(words, first)}
 
 
 _RESOURCE_CODES: dict[ResourceType, int] = _codes(ResourceType, 2)
 _PATTERN_CODES: dict[PatternType, int] = _codes(PatternType, 3)
-_OPERATION_CODES: dict[Operation, int] = _codes(Operation, 2)
 _PERMISSION_CODES: dict[Permission, int] = _codes(Permission, 2)
 _RESOURCES = {code: word for word, code in _RESOURCE_CODES.items()}
 _PATTERNS = {code: word for word, code in _PATTERN_CODES.items()}
-_OPERATIONS = {code: word for word, code in _OPERATION_CODES.items()}
+_OPERATIONS = {code: word for word, code in OPERATION_CODES.items()}
 _PERMISSIONS = {code: word for word, code in _PERMISSION_CODES.items()}
 
 _FLAGS = {
@@ -97,32 +57,6 @@ _FLAGS = {
     ResourceType.DELEGATION_TOKEN: "--delegation-token",
     ResourceType.USER: "--user-principal",
 }
-
-
-class AclBinding(NamedTuple):
-    """One ACL: who, from where, may or may not do what, with which resource."""
-
-    resource_type: ResourceType
-    resource_name: str
-    pattern_type: PatternType
-    principal: str
-    host: str
-    operation: Operation
-    permission: Permission
-
-    def covers(self, resource_type: ResourceType, name: str) -> bool:
-        """Tell whether it is about a resource, by its name, a prefix or `*` (KIP-290)."""
-        if self.resource_type is not resource_type:
-            return False
-        if self.pattern_type is PatternType.PREFIXED:
-            return name.startswith(self.resource_name)
-        return self.resource_name in (name, ANY_NAME)
-
-    def __str__(self) -> str:
-        prefix = "*" if self.pattern_type is PatternType.PREFIXED else ""
-        host = "" if self.host == ANY_HOST else f" from {self.host}"
-        what = f"{self.permission} {self.operation} on {self.resource_type.lower()} {self.resource_name}{prefix}"
-        return f"{what} for {self.principal}{host}"
 
 
 class NoAuthorizerError(RefusedError):
@@ -136,7 +70,7 @@ def describe_acls(client: ClusterClient, resource_type: ResourceType | None = No
         NoAuthorizerError: the cluster has none.
         UnreachableError: it does not answer, or does not let us see them (NOT_AUTHORIZED).
     """
-    return _bindings(client.ask_any(_described(resource_type)))
+    return _bindings(client.config, client.ask_any(_described(resource_type)))
 
 
 def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
@@ -158,7 +92,7 @@ def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
                     resource_pattern_type=_PATTERN_CODES[one.pattern_type],
                     principal=one.principal,
                     host=one.host,
-                    operation=_OPERATION_CODES[one.operation],
+                    operation=OPERATION_CODES[one.operation],
                     permission_type=_PERMISSION_CODES[one.permission],
                 )
                 for one in some
@@ -187,7 +121,7 @@ def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
                     pattern_type_filter=_PATTERN_CODES[one.pattern_type],
                     principal_filter=one.principal,
                     host_filter=one.host,
-                    operation=_OPERATION_CODES[one.operation],
+                    operation=OPERATION_CODES[one.operation],
                     permission_type=_PERMISSION_CODES[one.permission],
                 )
                 for one in some
@@ -240,17 +174,18 @@ def broker_acls(
         OutcomeUnknown: its answer was lost.
     """
     broker = client.metadata([]).brokers[node_id]
-    return _bindings(client.connect(node_id, broker.host, broker.port).request(_described(resource_type)))
+    answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type))
+    return _bindings(client.config, answer)
 
 
-def kafka_acls_line(binding: AclBinding, bootstrap_servers: str, *, remove: bool = False) -> str:
-    """Return the command with which an administrator adds, or removes, an ACL."""
+def kafka_acls_line(binding: AclBinding, cluster: str, *, remove: bool = False) -> str:
+    """Return the command with which an administrator adds, or removes, an ACL; `cluster` as of `admin_options`."""
     permission = binding.permission.lower()
     where = "--cluster"
     if binding.resource_type is not ResourceType.CLUSTER:
         where = f"{_FLAGS[binding.resource_type]} {shlex.quote(binding.resource_name)}"
     parts = [
-        f"kafka-acls --bootstrap-server {bootstrap_servers}",
+        f"kafka-acls {cluster}",
         "--remove --force" if remove else "--add",
         f"--{permission}-principal {shlex.quote(binding.principal)}",
         "" if binding.host == ANY_HOST else f"--{permission}-host {binding.host}",
@@ -259,11 +194,6 @@ def kafka_acls_line(binding: AclBinding, bootstrap_servers: str, *, remove: bool
         "--resource-pattern-type prefixed" if binding.pattern_type is PatternType.PREFIXED else "",
     ]
     return " ".join(part for part in parts if part)
-
-
-def operation_flag(operation: str) -> str:
-    """Return an operation as `kafka-acls` takes it: `DescribeConfigs`."""
-    return operation.title().replace("_", "")
 
 
 def _described(resource_type: ResourceType | None) -> Any:
@@ -280,9 +210,9 @@ def _described(resource_type: ResourceType | None) -> Any:
     )
 
 
-def _bindings(answer: Any) -> frozenset[AclBinding]:
+def _bindings(config: ClientConfig, answer: Any) -> frozenset[AclBinding]:
     if answer.error_code:
-        raise _refusal(answer.error_code, answer.error_message, "describing ACLs", "Describe")
+        raise _refusal(config, answer.error_code, answer.error_message, "describing ACLs", "Describe")
     return frozenset(_decoded(answer))
 
 
@@ -317,17 +247,17 @@ def _change(
         for binding, result in zip(some, results, strict=True):
             code = result.error_code
             said = f"{what} {binding}"
-            outcomes[binding] = _refusal(code, result.error_message, said, "Alter") if code else None
+            outcomes[binding] = _refusal(client.config, code, result.error_message, said, "Alter") if code else None
     return outcomes
 
 
-def _refusal(code: int, detail: str | None, what: str, right: str) -> KmirrorError:
+def _refusal(config: ClientConfig, code: int, detail: str | None, what: str, right: str) -> KmirrorError:
     if code == _SECURITY_DISABLED:
         return NoAuthorizerError(f"{what}: the cluster has no authorizer", "set authorizer.class.name on its brokers")
     if code == Code.CLUSTER_AUTHORIZATION_FAILED:
         return UnreachableError(
             f"{what}: we lack {right.upper()} on the cluster",
-            f"kafka-acls --add --allow-principal User:NAME --operation {right} --cluster",
+            grant_line(config, (right,), "--cluster"),
             Reason.NOT_AUTHORIZED,
         )
     return BrokerError(code, code_name(code), what, detail)

@@ -2,9 +2,9 @@
 
     from kmirror.cluster.append import OffsetAppender
     from kmirror.cluster.client import ClusterClient
-    from kmirror.cluster.metadata import TopicPartition
-    from kmirror.cluster.records import Record
-    from kmirror.cluster.security import client_config
+    from kmirror.cluster.protocol.metadata import TopicPartition
+    from kmirror.cluster.protocol.records import Record
+    from kmirror.cluster.security.client_config import client_config
 
     with ClusterClient(client_config({"bootstrap.servers": "localhost:9092"})) as client:
         with OffsetAppender(client, TopicPartition("orders", 0), producer_id=(1 << 62) + 1) as out:
@@ -27,16 +27,18 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kmirror.cluster import markers, produce
-from kmirror.cluster.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, guard
-from kmirror.cluster.client import LATEST, ClusterClient, ProducerState, require
-from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.connection import ConnectFailedError, Connection
-from kmirror.cluster.fill_plan import MAX_PRODUCER_EPOCH, Ask, Done, Failed, FillPlan, Look, Obstacle
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.pieces import Run, pieces
-from kmirror.cluster.records import Record, make_batch, read_records
-from kmirror.cluster.wire import Buffer, FrameError
+from kmirror.cluster.protocol import markers, produce
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, guard
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.fill_plan import MAX_PRODUCER_EPOCH, Ask, Done, Failed, FillPlan, Look, Obstacle
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.pieces import Run, pieces
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
+from kmirror.cluster.protocol.wire import Buffer, FrameError
 from kmirror.errors import (
     BrokerError,
     HistoriesDifferError,
@@ -62,8 +64,8 @@ class InvalidProduceOffsetError(KmirrorError):
 
     def __init__(self, partition: TopicPartition, offset: int, log_end_offset: int) -> None:
         super().__init__(
-            f"{partition} ends at offset {log_end_offset}; records for offset {offset} cannot be appended to it",
-            f"append records from offset {log_end_offset} on",
+            f"{partition} ends at offset {log_end_offset}: records for offset {offset} cannot be appended",
+            f"append records starting at offset {log_end_offset}",
         )
         self.args = (partition, offset, log_end_offset)
         self.partition = partition
@@ -89,7 +91,7 @@ class OffsetAppender:
     def __init__(self, client: ClusterClient, partition: TopicPartition, *, producer_id: int) -> None:
         if producer_id < produce.FIRST_OWN_PRODUCER_ID:
             raise UsageError(
-                f"producer id {producer_id} may be one that brokers hand out",
+                f"producer id {producer_id} is in the range that brokers assign",
                 f"take one from {produce.FIRST_OWN_PRODUCER_ID} up",
             )
         self._client = client
@@ -165,7 +167,7 @@ class OffsetAppender:
                 # what was sent before and not answered has a lower epoch: it is refused from now on
                 seen = self._replicated(in_doubt=in_doubt)
                 if seen.producer and seen.producer.producer_epoch > epoch:
-                    raise self._refusal(Failed(Obstacle.FENCED, "somebody else took over meanwhile", seen.log_end))
+                    raise self._refusal(Failed(Obstacle.FENCED, "another writer took over", seen.log_end))
                 self._producer_epoch, self._sequence = epoch, 0
                 self._resume(seen)
                 return
@@ -176,7 +178,7 @@ class OffsetAppender:
             if seen.producer:
                 epoch = max(epoch, seen.producer.producer_epoch)
                 self._coordinator_epoch = max(self._coordinator_epoch, seen.producer.coordinator_epoch + 1)
-        raise _given_up(f"taking over {self._partition} does not get on", in_doubt)
+        raise _given_up(f"taking over {self._partition} makes no progress", in_doubt)
 
     def renew(self) -> None:
         """Write one marker, so that the leader remembers our producer id from now on, however old the records are.
@@ -193,7 +195,7 @@ class OffsetAppender:
         troubles, waited = 0, False
         while not isinstance(plan.step, Done):
             if troubles > _TRIES:
-                raise _given_up(f"filling {self._partition} up to offset {end} does not get on", plan.in_doubt)
+                raise _given_up(f"filling {self._partition} up to offset {end} makes no progress", plan.in_doubt)
             match plan.step:
                 case Ask() as ask:
                     code = self._write_markers(ask)
@@ -252,14 +254,16 @@ class OffsetAppender:
         message = f"{self._partition} could not be filled: {failed.message}"
         match failed.obstacle:
             case Obstacle.NOT_AUTHORIZED:
-                hint = "grant ALTER (or CLUSTER_ACTION) on the cluster"
+                hint = grant_line(self._client.config, ("ALTER",), "--cluster")
                 return RefusedError(message, hint, Reason.NOT_AUTHORIZED)
             case Obstacle.FENCED:
-                return RefusedError(message, "let only one writer use a producer id", Reason.FENCED)
+                return RefusedError(message, "use each producer id in one writer only", Reason.FENCED)
             case Obstacle.UNDECIDED:
                 return OutcomeUnknown(message)
             case Obstacle.OVERSHOT | Obstacle.TRUNCATED:
-                return HistoriesDifferError(message, "let nobody else write to it", Reason.OFFSET_MISMATCH)
+                return HistoriesDifferError(
+                    message, "make sure that no other client writes to it", Reason.OFFSET_MISMATCH
+                )
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -271,7 +275,9 @@ class OffsetAppender:
             code = answer.error_code if answer else None
             if answer and code == Code.NONE:
                 if answer.base_offset != run.base_offset:
-                    raise self._mismatch(f"records for offset {run.base_offset} landed at {answer.base_offset}")
+                    raise self._mismatch(
+                        f"records for offset {run.base_offset} were appended at offset {answer.base_offset}"
+                    )
                 self._appended(run)
                 return
             if code is None or code in _PERHAPS_WRITTEN:
@@ -280,8 +286,8 @@ class OffsetAppender:
                     time.sleep(_SETTLE_S)
             elif code == Code.INVALID_PRODUCER_EPOCH:
                 raise RefusedError(
-                    f"somebody else writes to {self._partition} with producer id {self._producer_id}",
-                    "let only one writer use a producer id",
+                    f"another client writes to {self._partition} with producer id {self._producer_id}",
+                    "use each producer id in one writer only",
                     Reason.FENCED,
                 )
             elif code not in _NOTHING_WRITTEN and code != Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -297,7 +303,7 @@ class OffsetAppender:
                 raise self._mismatch(f"it ends at offset {seen.log_end} instead of {run.base_offset}")
             if not in_doubt:
                 self._resume(seen)
-        raise _given_up(f"appending to {self._partition} does not get on", in_doubt)
+        raise _given_up(f"appending to {self._partition} makes no progress", in_doubt)
 
     def _produce(self, run: Run) -> produce.AppendAnswer | None:
         """Return the leader's answer; None when there was none. What never left us is answered with "no leader"."""
@@ -335,7 +341,7 @@ class OffsetAppender:
 
     def _mismatch(self, what: str) -> HistoriesDifferError:
         return HistoriesDifferError(
-            f"{self._partition}: {what}", "somebody else writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
+            f"{self._partition}: {what}", "another client writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
         )
 
     # -- the leader -----------------------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ class OffsetAppender:
         partition = self._partition
         try:
             producers = self._client.describe_producers([partition])[partition]
-            require(producers.error_code, f"asking for the producers of {partition}")
+            require(producers.error_code, f"describing the producers of {partition}")
             ends = []
             for log_end in (True, False):
                 found = self._client.list_offsets({partition: LATEST}, log_end=log_end)[partition]
@@ -365,7 +371,7 @@ class OffsetAppender:
             if seen.high_watermark >= seen.log_end:
                 return seen
             self._client.pause(attempt)
-        raise _given_up(f"{self._partition} lacks in-sync replicas", in_doubt)
+        raise _given_up(f"{self._partition} has too few in-sync replicas", in_doubt)
 
     def _resume(self, seen: _Seen) -> None:
         """Go on from what the leader knows."""
@@ -398,13 +404,13 @@ class OffsetAppender:
         metadata = self._client.metadata([self._partition.topic])
         leader = metadata.leader(self._partition)
         if leader is None or leader.leader_id is None:
-            raise ConnectFailedError(f"{self._partition} has no leader", "are all brokers up?")
+            raise ConnectFailedError(f"{self._partition} has no leader", "check that all brokers are up")
         broker = metadata.brokers[leader.leader_id]
         return broker.node_id, broker.host, broker.port, metadata.topics[self._partition.topic].topic_id
 
 
 def _given_up(message: str, in_doubt: bool) -> Exception:
-    return OutcomeUnknown(message) if in_doubt else UnreachableError(message, "is the partition's leader up?")
+    return OutcomeUnknown(message) if in_doubt else UnreachableError(message, "check that the partition's leader is up")
 
 
 def _as_run(records: Iterable[Record] | memoryview | bytes | bytearray) -> Run:

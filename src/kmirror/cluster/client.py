@@ -9,27 +9,29 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.connection import Connection
-from kmirror.cluster.metadata import ClusterMetadata, TopicPartition, decode_metadata
-from kmirror.cluster.security import ClientConfig
-from kmirror.cluster.wire import format_topic_id
+from kmirror.cluster.connection import Connection, UnknownHostError
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, decode_metadata
+from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 EARLIEST = -2
 LATEST = -1
+#: The record with the largest timestamp (KIP-734).
+MAX_TIMESTAMP = -3
 
 _CONSUMER = -1
 #: ListOffsets with this replica id answers with the log end instead of the high watermark, to any client.
 _DEBUGGING_REPLICA = -2
 _READ_COMMITTED = 1
 _RETRY_PAUSE = 0.1
-#: The broker's controller is just changing; nothing was done.
-_NOT_CONTROLLER = 41
 #: Metadata takes ids from here on; what comes after it is not needed.
 _METADATA_BY_ID = 12
 #: CreateTopics from here on knows a default replication factor, and from 7 on tells the new topic's id.
@@ -41,23 +43,15 @@ _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
 
 @dataclass(frozen=True, slots=True)
 class OffsetAnswer:
-    """One partition's answer to ListOffsets; `offset` is None when no offset fits or `error_code` is not 0."""
+    """One partition's answer to ListOffsets; `offset` is None when no offset fits or `error_code` is not 0.
+
+    `timestamp` is that of the record found, in epoch milliseconds; None for EARLIEST and LATEST, which find offsets.
+    """
 
     error_code: int
     offset: int | None
     leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerState:
-    """What a leader remembers of one producer."""
-
-    producer_id: int
-    producer_epoch: int
-    last_sequence: int
-    last_timestamp: int
-    coordinator_epoch: int
-    current_txn_start_offset: int | None
+    timestamp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +84,8 @@ class ClusterClient:
         self._connections.clear()
         self._bootstrap = None
 
-    def connect(self, node_id: int, host: str, port: int) -> Connection:
-        """Return the connection to a broker, opening it where needed.
+    def connect(self, node_id: int, host: str, port: int, *, timeout: float | None = None) -> Connection:
+        """Return the connection to a broker, opening it where needed, within `timeout` seconds.
 
         Raises:
             UnreachableError: the broker cannot be reached or refuses us.
@@ -102,9 +96,15 @@ class ClusterClient:
             if is_open and (known.host, known.port) == (host, port):
                 return known
             known.close()
-        connection = Connection.open(host, port, self.config)
+        connection = self._open(host, port, timeout)
         self._connections[node_id] = connection
         return connection
+
+    def _open(self, host: str, port: int, timeout: float | None) -> Connection:
+        config = self.config
+        if timeout is not None:
+            config = replace(config, connect_timeout_ms=min(config.connect_timeout_ms, int(1000 * timeout)))
+        return Connection.open(host, port, config)
 
     def ask_any(self, message: Any, *, highest: int | None = None, timeout: float | None = None) -> Any:
         """Send a request to whichever broker answers.
@@ -117,13 +117,13 @@ class ClusterClient:
             try:
                 # Half of what is left, so that a broker that is silent leaves time for another one.
                 patience = max((deadline - time.monotonic()) / 2, 0.1)
-                return self._any_connection().request(message, highest=highest, timeout=patience)
+                return self._any_connection(patience).request(message, highest=highest, timeout=patience)
             except OutcomeUnknown as error:
                 if time.monotonic() > deadline:
-                    raise UnreachableError(str(error), "is the cluster up?") from None
+                    raise UnreachableError(str(error), "check that the cluster is up") from None
                 time.sleep(_RETRY_PAUSE)
 
-    def _any_connection(self) -> Connection:
+    def _any_connection(self, timeout: float | None = None) -> Connection:
         for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
             if connection.socket.fileno() >= 0 and not connection.must_be_replaced:
                 return connection
@@ -135,13 +135,17 @@ class ClusterClient:
         first: UnreachableError | None = None
         for host, port in dict.fromkeys(places):
             try:
-                self._bootstrap = Connection.open(host, port, self.config)
+                self._bootstrap = self._open(host, port, timeout)
             except UnreachableError as error:
-                # one that refuses us says more than another that is silent
-                first = error if first is None or (error.reason and not first.reason) else first
+                # one that refuses us says more than another that is silent, and that one more than a name nobody knows
+                says_more = first is not None and (
+                    (error.reason and not first.reason)
+                    or (isinstance(first, UnknownHostError) and not isinstance(error, UnknownHostError))
+                )
+                first = error if first is None or says_more else first
             else:
                 return self._bootstrap
-        raise first or UnreachableError("no bootstrap server is given", "set bootstrap.servers")
+        raise first or UnreachableError("bootstrap.servers is missing", "set bootstrap.servers")
 
     def pause(self, attempt: int) -> None:
         """Sleep before trying again, longer each time, at most a second."""
@@ -159,7 +163,7 @@ class ClusterClient:
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         found = decode_metadata(self.ask_any(request, highest=_METADATA_BY_ID, timeout=timeout))
         if not found.brokers:
-            raise UnreachableError("the cluster names no brokers yet", "it may be starting; try again")
+            raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
         return found
 
@@ -190,7 +194,8 @@ class ClusterClient:
         """Send one request to each leader and collect (error code, answer) per partition.
 
         `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
-        Leaders that moved are looked up again until `timeout`; what is still missing then carries its error code.
+        All leaders are asked at once: one that is silent takes no time from the others. Leaders that moved are looked
+        up again until `timeout`; what is still missing then carries its error code.
 
         Raises:
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
@@ -198,6 +203,7 @@ class ClusterClient:
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
         missing = set(partitions)
         answers: dict[TopicPartition, tuple[int, Any]] = {}
+        attempt = 0
         while missing:
             metadata = self.metadata({p.topic for p in missing}, timeout=max(deadline - time.monotonic(), 0.1))
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
@@ -209,18 +215,35 @@ class ClusterClient:
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            refusals = [
-                self._ask_leader(metadata, node_id, led, build, read, answers, deadline)
-                for node_id, led in by_leader.items()
-            ]
+            refusals = self._ask_leaders(metadata, by_leader, build, read, answers, deadline)
             if refusals and refusals[0] and all(refusals):
                 raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
             if time.monotonic() > deadline:
                 break
             if missing:
-                time.sleep(_RETRY_PAUSE)
+                self.pause(attempt)
+                attempt += 1
         return answers
+
+    def _ask_leaders(
+        self,
+        metadata: ClusterMetadata,
+        by_leader: Mapping[int, list[TopicPartition]],
+        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
+        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+        answers: dict[TopicPartition, tuple[int, Any]],
+        deadline: float,
+    ) -> list[UnreachableError | None]:
+        """Ask these leaders, each over its own connection; return which of them refuse us."""
+
+        def ask(led_by: tuple[int, list[TopicPartition]]) -> UnreachableError | None:
+            return self._ask_leader(metadata, *led_by, build, read, answers, deadline)
+
+        if len(by_leader) < 2:
+            return [ask(one) for one in by_leader.items()]
+        with ThreadPoolExecutor(len(by_leader), "kmirror-leaders") as threads:
+            return list(threads.map(ask, by_leader.items()))
 
     def _ask_leader(
         self,
@@ -240,7 +263,8 @@ class ClusterClient:
         for partition in led:
             answers[partition] = (Code.BROKER_NOT_AVAILABLE, None)
         try:
-            connection = self.connect(node_id, broker.host, broker.port)
+            left = max(deadline - time.monotonic(), 0.1)
+            connection = self.connect(node_id, broker.host, broker.port, timeout=left)
             answer = connection.request(build(by_topic, metadata), timeout=max(deadline - time.monotonic(), 0.1))
         except UnreachableError as error:
             return error if error.reason is Reason.AUTHENTICATION_FAILED else None
@@ -258,7 +282,7 @@ class ClusterClient:
         log_end: bool = False,
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAnswer]:
-        """Look up offsets: EARLIEST, LATEST, or the first at or after a timestamp in epoch milliseconds.
+        """Look up offsets: EARLIEST, LATEST, MAX_TIMESTAMP, or the first at or after a timestamp in epoch milliseconds.
 
         LATEST is the high watermark; with `read_committed` the last stable offset; with `log_end` the true log end.
         """
@@ -292,7 +316,8 @@ class ClusterClient:
             for topic in answer.topics:
                 for p in topic.partitions:
                     offset = p.offset if p.offset >= 0 and not p.error_code else None
-                    value = OffsetAnswer(p.error_code, offset, p.leader_epoch)
+                    timestamp = p.timestamp if offset is not None and p.timestamp >= 0 else None
+                    value = OffsetAnswer(p.error_code, offset, p.leader_epoch, timestamp)
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, value
 
         found = self.per_leader(wanted, build, read, timeout=timeout)
@@ -411,7 +436,7 @@ class ClusterClient:
             codes = {result.error_code for result in results}
             if Code.REQUEST_TIMED_OUT in codes:
                 raise OutcomeUnknown(f"{what}: the controller did not finish in time")
-            if codes != {_NOT_CONTROLLER} or time.monotonic() > deadline:
+            if codes != {Code.NOT_CONTROLLER} or time.monotonic() > deadline:
                 return results
             time.sleep(_RETRY_PAUSE)
 

@@ -11,7 +11,6 @@ next one is sent.
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import struct
@@ -20,9 +19,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kmirror.cluster.sasl import authenticate
-from kmirror.cluster.security import ClientConfig
-from kmirror.cluster.wire import INT32, Buffer, FrameError
+from kmirror.cluster.protocol.wire import INT32, Buffer, FrameError
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.security.sasl import authenticate
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 #: The largest answer we are ready to hold. Brokers send at most one batch more than asked; none is near this.
@@ -43,6 +42,10 @@ _SESSION_PART = 0.85
 
 class ConnectFailedError(UnreachableError):
     """A broker that cannot be reached, or that refuses the connection as it is configured."""
+
+
+class UnknownHostError(ConnectFailedError):
+    """A host name that has no address."""
 
 
 class UnsupportedVersionError(KmirrorError):
@@ -78,7 +81,8 @@ class Connection:
         try:
             sock = socket.create_connection((host, port), timeout=timeout)
         except OSError as error:
-            raise ConnectFailedError(
+            is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+            raise (UnknownHostError if is_unknown else ConnectFailedError)(
                 f"cannot connect to {host}:{port}: {_reason_of(error)}",
                 "check the address, and that the broker is up and reachable from this machine",
             ) from None
@@ -101,7 +105,7 @@ class Connection:
         except (OSError, OutcomeUnknown, FrameError) as error:
             sock.close()
             raise ConnectFailedError(
-                f"the handshake with {host}:{port} failed: {_reason_of(error)}",
+                f"handshake with {host}:{port} failed: {_reason_of(error)}",
                 f"is {config.security_protocol} the listener's security.protocol? "
                 "A listener that wants TLS or SASL hangs up on a client that offers none",
             ) from None
@@ -221,13 +225,15 @@ class Connection:
             head = self._receive(4, deadline)
             (size,) = INT32.unpack(head)
             if not 4 <= size <= self._largest_frame:
-                raise FrameError(f"{self.host}:{self.port} announces an answer of {size} bytes; is this Kafka?")
+                raise FrameError(
+                    f"{self.host}:{self.port} sent a response of {size} bytes: it may not be a Kafka broker"
+                )
             answer = self._receive(size, deadline)
             if INT32.unpack_from(answer)[0] != correlation_id:
-                raise FrameError(f"{self.host}:{self.port} answered another request than the one asked")
+                raise FrameError(f"{self.host}:{self.port} responded to a different request")
         except OSError as error:
             self.close()
-            raise OutcomeUnknown(f"no answer from {self.host}:{self.port}: {_reason_of(error)}") from None
+            raise OutcomeUnknown(f"no response from {self.host}:{self.port}: {_reason_of(error)}") from None
         except BaseException:
             self.close()
             raise
@@ -379,7 +385,7 @@ class Stream:
                 return False
         (size,) = INT32.unpack_from(self._inbox, self._inbox_start)
         if not 4 <= size <= MAX_FRAME_BYTES:
-            raise FrameError(f"{self.connection!r} announces an answer of {size} bytes")
+            raise FrameError(f"{self.connection!r} sent a response of {size} bytes")
         start = self._inbox_start + 4
         here = min(size, self._inbox_end - start)
         frame = self._buffer(size)
@@ -399,11 +405,6 @@ class Stream:
         owner = frame.obj
         if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)
-
-
-def wait_readable(sock: socket.socket, timeout: float) -> bool:
-    """Wait until `sock` has something to read."""
-    return bool(select.select([sock], [], [], timeout)[0])
 
 
 def _reason_of(error: BaseException) -> str:

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import ConnectFailedError
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 #: How long the coordinator lets a transaction be before it aborts it.
@@ -89,7 +89,7 @@ class EmptyTransactions:
         Raises:
             OutcomeUnknown: each partition has one marker more, or none, and nothing is on its way any more.
             BrokerError: refused; no marker was written.
-            RefusedError: somebody else uses the transactional id; each partition may have a marker more.
+            RefusedError: another client uses the transactional id; each partition may have a marker more.
             UnreachableError: the coordinator does not answer; a marker may still be written, until `settle`.
         """
         assert self._producer is not None, "settle first"
@@ -151,7 +151,7 @@ class EmptyTransactions:
             request, deadline, lambda answer: answer.error_code, highest=_HIGHEST_CLIENT_VERSION, repeat=True
         )
         if answer.error_code == _INVALID_TXN_STATE:
-            raise OutcomeUnknown(f"the coordinator aborted the transaction of {self._transactional_id} by itself")
+            raise OutcomeUnknown(f"the coordinator aborted the transaction of {self._transactional_id} on its own")
         self._require(answer.error_code, "ending a transaction")
 
     def _ask(self, request: Any, deadline: float, code_of: Any, *, highest: int, repeat: bool) -> Any:
@@ -179,7 +179,7 @@ class EmptyTransactions:
             pause = min(2 * pause, _LONGEST_STEP_S)
         raise UnreachableError(
             f"the transaction coordinator of {self._transactional_id} does not answer: {trouble}",
-            "are all brokers up? The topic __transaction_state needs its in-sync replicas",
+            "check that all brokers are up; the topic __transaction_state needs its in-sync replicas",
         )
 
     def _find(self, deadline: float) -> tuple[int, str, int]:
@@ -193,14 +193,14 @@ class EmptyTransactions:
                 return found.node_id, found.host, found.port
             if time.monotonic() > deadline:
                 message = f"{self._transactional_id} has no transaction coordinator"
-                raise UnreachableError(message, "are all brokers up?")
+                raise UnreachableError(message, "check that all brokers are up")
             time.sleep(_STEP_S)
 
     def _require(self, code: int, what: str) -> None:
         if code in _FENCED:
             raise RefusedError(
-                f"somebody else uses the transactional id {self._transactional_id}",
-                "Let only one engine write to a mirror at a time.",
+                f"another client uses the transactional id {self._transactional_id}",
+                "run only one engine per mirror at a time",
                 Reason.FENCED,
             )
         if code:

@@ -14,17 +14,17 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from kmirror.cluster.batch import BatchHeader, batch_headers, guard
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.codes import Code
-from kmirror.cluster.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
-from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.batch import BatchHeader, batch_headers, guard
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.records import Record, make_batch, read_records
 
 #: How long leaders that are away are looked for.
 _PATIENCE_S = 5.0
@@ -57,6 +57,8 @@ class Fenced:
     end_offset: int | None
     #: True when the writer is shut out at the leader.
     is_shut_out: bool = False
+    #: The writer's last sequence number before the fence; None where the leader did not know it, or was not asked.
+    last_sequence: int | None = field(default=None, compare=False)
 
 
 def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Fenced]:
@@ -98,6 +100,7 @@ def _fence_once(
     # in this order: whoever was shut out before the ends were read is remembered as such by the leader now
     known = client.describe_producers([p for p in writers if p not in found], timeout=_PATIENCE_S)
     to_fence: dict[TopicPartition, Writer] = {}
+    sequences: dict[TopicPartition, int] = {}
     for place, answer in known.items():
         writer = writers[place]
         if answer.error_code:
@@ -108,6 +111,8 @@ def _fence_once(
             found[place] = _fence_there(client, place, writer, writer.known_end)
         else:
             epoch = max(writer.producer_epoch, mine.producer_epoch if mine else 0)
+            if mine is not None and mine.last_sequence >= 0:
+                sequences[place] = mine.last_sequence
             to_fence[place] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
     codes = (_send_records if with_record else _send_markers)(client, to_fence)
     after = log_ends(client, [place for place, code in codes.items() if not code])
@@ -117,7 +122,7 @@ def _fence_once(
         if end is None:
             found[place] = Fenced(code or after[place].error_code, None)
         elif end == start + 1:
-            found[place] = Fenced(0, start, is_shut_out=True)
+            found[place] = Fenced(0, start, is_shut_out=True, last_sequence=sequences.get(place))
         else:
             # the writer was quicker, or the request was carried out twice
             found[place] = _fence_there(client, place, writers[place], min(start, end))

@@ -11,16 +11,16 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from kmirror.cluster import share_offsets
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.metadata import Broker, TopicPartition
-from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
+from kmirror.cluster.protocol.metadata import Broker, TopicPartition
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
 #: What a broker answers for a commit while the group has members, and for one of a version it does not know.
 UNKNOWN_MEMBER_ID = 25
@@ -32,7 +32,6 @@ _LIST_GROUPS_WITH_STATE = 4
 _OFFSET_FETCH_OF_MANY = 8
 #: Both address topics by name up to here, by id after it.
 _BY_NAME = 9
-_FIND_MANY_COORDINATORS = 4
 #: An answer holds every partition of these.
 _GROUPS_AT_ONCE = 50
 #: One of a group that nobody is in; every other state means members.
@@ -45,34 +44,6 @@ _COORDINATOR_MOVED = {
 }
 
 Answer = TypeVar("Answer")
-
-
-class GroupKind(StrEnum):
-    """Name what kind of group it is: `CONSUMER` for all that commit offsets, Kafka Streams' too."""
-
-    CONSUMER = "consumer"
-    SHARE = "share"
-    #: Something else under the classic protocol, such as Connect's workers.
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
-    """A group that a broker has listed."""
-
-    group: str
-    kind: GroupKind
-    has_members: bool
-
-
-class Committed(NamedTuple):
-    """What a group has committed for a partition; share groups have no metadata."""
-
-    offset: int
-    metadata: str = ""
-
-
-Offsets = Mapping[TopicPartition, Committed]
 
 
 class ClusterGroups:
@@ -105,7 +76,7 @@ class ClusterGroups:
                         request, lowest=_LIST_GROUPS_WITH_STATE, timeout=max(deadline - time.monotonic(), 0.1)
                     )
                 except OutcomeUnknown as error:
-                    raise UnreachableError(str(error), "are all brokers up?") from None
+                    raise UnreachableError(str(error), "check that all brokers are up") from None
                 code = code or answer.error_code
                 for group in answer.groups:
                     found[group.group_id] = _listed(group)
@@ -215,6 +186,22 @@ class ClusterGroups:
             else:
                 self._coordinators[one.key] = one.node_id
         return codes
+
+
+def visible_groups(client: ClusterClient) -> list[str]:
+    """Return the names of all groups that we may see, from every broker that answers.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    from kafka.protocol.admin import ListGroupsRequest
+
+    names: set[str] = set()
+    for node_id, broker in client.metadata([]).brokers.items():
+        with suppress(KmirrorError):
+            connection = client.connect(node_id, broker.host, broker.port)
+            names.update(group.group_id for group in connection.request(ListGroupsRequest()).groups)
+    return sorted(names)
 
 
 def _listed(group: Any) -> ListedGroup:

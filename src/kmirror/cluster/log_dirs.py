@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: From here on brokers tell the size of their disks.
 _WITH_SIZES = 4
+_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +55,32 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
     return DiskUse(taken, free)
 
 
-def partition_sizes(client: ClusterClient, topics: Collection[str]) -> dict[TopicPartition, int]:
-    """Return the bytes that the largest replica of each partition takes, as far as brokers tell.
+def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Ask the leaders how many bytes they store of each partition; empty without the right to know (DESCRIBE, cluster).
 
     Raises:
         UnreachableError: no broker answers.
     """
     from kafka.protocol.admin import DescribeLogDirsRequest
 
-    sizes: dict[TopicPartition, int] = {}
-    for broker in client.metadata([]).brokers.values():
-        try:
-            connection = client.connect(broker.node_id, broker.host, broker.port)
-            answer: Any = connection.request(DescribeLogDirsRequest(topics=None), highest=_WITH_SIZES)
-        except (KmirrorError, OutcomeUnknown):
-            continue
-        for found in answer.results:
-            for one in found.topics:
-                if one.name in topics:
-                    for partition in one.partitions:
-                        place = TopicPartition(one.name, partition.partition_index)
-                        sizes[place] = max(sizes.get(place, 0), partition.partition_size)
-    return sizes
+    asked: list[TopicPartition] = []
+
+    def build(by_topic: dict[str, list[int]], _: ClusterMetadata) -> Any:
+        asked[:] = [TopicPartition(topic, index) for topic, indexes in by_topic.items() for index in indexes]
+        topic_type = DescribeLogDirsRequest.DescribableLogDirTopic
+        topics = [topic_type(topic=topic, partitions=indexes) for topic, indexes in by_topic.items()]
+        return DescribeLogDirsRequest(topics=topics)
+
+    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int | None]]:
+        sizes = {
+            TopicPartition(topic.name, partition.partition_index): partition.partition_size
+            for result in answer.results
+            for topic in result.topics
+            for partition in topic.partitions
+            if not partition.is_future_key
+        }
+        # whatever is not told is not asked again
+        yield from ((partition, 0, sizes.get(partition)) for partition in asked)
+
+    answers = client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)
+    return {partition: size for partition, (_, size) in answers.items() if size is not None}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 
 _ANSWER_BYTES = 1 << 20
@@ -79,7 +79,7 @@ class PartitionReader:
                 raise BrokerError(code, code_name(code), f"reading {self._partition} at offset {offset}")
             error, self._place = OutcomeUnknown(f"{self._partition} moved"), None
             self._client.pause(attempt)
-        raise UnreachableError(str(error), "is the partition's leader up?")
+        raise UnreachableError(str(error), "check that the partition's leader is up")
 
 
 def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int) -> memoryview | None:

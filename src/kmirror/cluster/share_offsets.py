@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.wire import (
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import (
     INT32,
     FrameError,
     compact_string,

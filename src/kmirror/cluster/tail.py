@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kmirror.cluster.batch import batch_headers
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.codes import Code, code_name
 from kmirror.cluster.connection import Connection
-from kmirror.cluster.fetch import API_KEY, VERSION, FetchKey, FetchPosition, FetchSession
-from kmirror.cluster.isolation import Isolation, Kind
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.records import Record, read_records
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import BrokerError, OutcomeUnknown
 
 _FETCH_BYTES = 4 << 20

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require
-from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 
 #: DeleteRecords' answer where cleanup.policy lacks `delete`.
@@ -64,7 +64,7 @@ class _Settings(NamedTuple):
         if self.policy not in {None, _COMPACT}:
             raise RefusedError(
                 f"topic {topic} cannot be trimmed: its {_POLICY} is {self.policy!r}",
-                f"Set {_POLICY} to {_COMPACT} or {_BOTH}.",
+                f"set {_POLICY} to {_COMPACT} or {_BOTH}",
             )
         own_policy = _OWN_POLICY if self.policy is not None else 0
         return {
@@ -143,7 +143,7 @@ def trim_compacted(
         try:
             _restore(client, before)
         except (KmirrorError, OutcomeUnknown) as second:
-            error.add_note(f"the settings of {', '.join(sorted(before))} could not be put back: {second}")
+            error.add_note(f"the settings of {', '.join(sorted(before))} could not be restored: {second}")
         raise
     _restore(client, before)
     return found
@@ -203,8 +203,8 @@ def _marked(topic: str, name: str, value: int | None) -> int:
         code = value + 2
     else:
         raise RefusedError(
-            f"topic {topic} cannot be trimmed: its {name} is {value}, which could not be put back exactly",
-            f"Set {name} to -1, which keeps everything too, or below {_VALUE_MASK - 2}.",
+            f"topic {topic} cannot be trimmed: its {name} is {value}, which could not be restored exactly",
+            f"set {name} to -1, which also keeps everything, or below {_VALUE_MASK - 2}",
         )
     return _MARK << _MARK_SHIFT | code
 

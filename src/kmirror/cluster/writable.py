@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 from uuid import UUID
 
-from kmirror.cluster.batch import CRC, CRC_POSITION, crc_of
+from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import Code, code_name
-from kmirror.cluster.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.records import Record, make_batch
+from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 
 _ACKS_ALL = -1
@@ -53,7 +55,7 @@ def probe_writable(
                 yield TopicPartition(name, one.index), one.error_code, None
 
     found = client.per_leader(partitions, build, read, timeout=timeout)
-    return {partition: _verdict(partition, code) for partition, (code, _) in found.items()}
+    return {partition: _verdict(client.config, partition, code) for partition, (code, _) in found.items()}
 
 
 def _torn_batch() -> bytes:
@@ -62,13 +64,13 @@ def _torn_batch() -> bytes:
     return bytes(batch)
 
 
-def _verdict(partition: TopicPartition, code: int) -> KmirrorError | None:
+def _verdict(config: ClientConfig, partition: TopicPartition, code: int) -> KmirrorError | None:
     if code == Code.CORRUPT_MESSAGE:
         return None
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return UnreachableError(
             f"{partition}: we lack WRITE on the topic",
-            f"kafka-acls --add --allow-principal User:NAME --operation Write --topic {partition.topic}",
+            grant_line(config, ("WRITE",), f"--topic {partition.topic}"),
             Reason.NOT_AUTHORIZED,
         )
-    return BrokerError(code, code_name(code), f"asking whether {partition} may be written to")
+    return BrokerError(code, code_name(code), f"probing the right to write to {partition}")

@@ -1,1 +1,1 @@
-"""The running copy: what to run (driver), which lane gets which partitions (plan), the copy loop (lane)."""
+"""The running copy: `control` plans and watches, `lane` copies, `histories` judges whether it may."""

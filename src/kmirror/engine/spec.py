@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.produce import FIRST_OWN_PRODUCER_ID
-from kmirror.cluster.wire import format_topic_id, parse_topic_id
-from kmirror.errors import Reason
-from kmirror.state.records import AssignedPartition, Recovery
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.wire import format_topic_id, parse_topic_id
+from kmirror.state.records import AssignedPartition, ProgressRow, Recovery
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
@@ -109,32 +108,6 @@ def filling_transactional_id(mirror: str, lane: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionReport:
-    """How one partition stands; unknown numbers are None, `rate` in bytes per second."""
-
-    topic: str
-    partition: int
-    state: str
-    destination_offset: int | None
-    source_offset: int | None
-    source_high_watermark: int | None
-    source_log_start: int | None
-    last_timestamp: int | None
-    last_epoch: int | None
-    rate: int
-    reason: Reason | None = None
-    message: str | None = None
-    retry_attempt: int = 0
-    failed_offset: int | None = None
-    begun: bool = False
-    aligned_to: int | None = None
-    lost_from: int | None = None
-    lost_until: int | None = None
-    again_from: int | None = None
-    again_until: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LaneResult:
     """How a lane ended. `ended` is one of STOPPED, SUPERSEDED, OUTDATED, FENCED, LOST_ENGINE."""
 
@@ -143,6 +116,6 @@ class LaneResult:
     attempt: int
     ended: str
     message: str
-    reports: tuple[PartitionReport, ...] = field(default=())
+    reports: tuple[ProgressRow, ...] = field(default=())
     #: True when every append was answered, so that nothing of ours can still be on its way.
     clean: bool = False

@@ -24,7 +24,7 @@ def until(condition: Callable[[], bool], seconds: float, stopping: threading.Eve
     deadline = time.monotonic() + seconds
     while not condition():
         if stopping is not None and stopping.is_set():
-            raise StoppedError("Spark was stopped while it was starting")
+            raise StoppedError("Spark was stopped during startup")
         if time.monotonic() > deadline:
             raise TimedOutError(f"this took longer than {seconds:.0f} s")
         time.sleep(_LOOK_EVERY_SECONDS)

@@ -165,7 +165,7 @@ def sync_folder(folder: Path) -> None:
 def _rename(path: Path, target: Path) -> None:
     if path.exists():
         if target.exists():
-            raise KmirrorError(f"{path} and {target} are both there", "look which is the right one; nothing was lost")
+            raise KmirrorError(f"{path} and {target} are both there", "check which is the right one; nothing was lost")
         os.rename(path, target)
     elif not target.exists():
-        raise KmirrorError(f"{path} is gone, and {target} is not there either", "restore it from another replica")
+        raise KmirrorError(f"{path} and {target} are both missing", "restore it from another replica")

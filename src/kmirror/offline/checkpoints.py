@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 
 _VERSION = "0"
 

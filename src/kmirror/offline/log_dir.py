@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmirror.cluster.metadata import TopicPartition
-from kmirror.cluster.properties import parse_properties
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.properties import parse_properties
 from kmirror.errors import RefusedError, UsageError
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -74,7 +74,7 @@ def open_log_dirs(paths: Sequence[Path]) -> list[LogDir]:
     found: dict[Path, LogDir] = {}
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"--log-dir: {path} is no folder", "name a folder of the broker's log.dirs")
+            raise UsageError(f"--log-dir: {path} is not a directory", "give a directory of the broker's log.dirs")
         real = path.resolve()
         found.setdefault(real, _opened(real))
     dirs = list(found.values())
@@ -91,12 +91,14 @@ def _opened(path: Path) -> LogDir:
         properties = parse_properties((path / _META).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RefusedError(
-            f"{path} is no log directory: it has no {_META}", "name the folders that log.dirs names, not their parents"
+            f"{path} is not a log directory: it has no {_META}", "give the directories in log.dirs, not their parents"
         ) from None
     cluster_id = properties.get("cluster.id")
     node_id = properties.get("node.id") or properties.get("broker.id")
     if not cluster_id or not node_id:
-        raise RefusedError(f"{path / _META} names no cluster and node", "only a formatted log directory can be cut")
+        raise RefusedError(
+            f"{path / _META} names no cluster and node", "only a formatted log directory can be truncated"
+        )
     return LogDir(path, cluster_id, node_id)
 
 
@@ -127,8 +129,8 @@ def _locked(folder: Path) -> Iterator[None]:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RefusedError(
-                    f"{folder} is in use: a broker runs on it, or another command works there",
-                    "stop the broker, and wait until its process has ended",
+                    f"{folder} is in use by a broker or another command",
+                    "stop the broker and wait until its process has ended",
                 ) from None
             if _is_same(descriptor, path):
                 yield
@@ -187,8 +189,8 @@ def segment_files(folder: Path) -> list[SegmentFile]:
             found.append(SegmentFile(entry, int(match["offset"]), match["kind"]))
         elif entry not in {EPOCHS, METADATA} and not _LEFT_OVER.fullmatch(entry):
             raise RefusedError(
-                f"{folder.name} holds {entry}, which is not known",
-                "if the broker left it, start it and stop it cleanly; if somebody else did, move it away",
+                f"{folder.name} holds {entry}, which is unknown",
+                "if the broker left it, start and cleanly stop the broker; otherwise move it away",
             )
     return found
 

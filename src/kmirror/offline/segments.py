@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmirror.cluster.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
+from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
 from kmirror.errors import RefusedError
 
 _SNAPSHOT = struct.Struct(">hIi")
@@ -101,7 +101,7 @@ def kept_part(segment: Path, base_offset: int, cut_offset: int, open_before: Map
         raise RefusedError(f"{segment.name}: {error.message}", RECOVER_FIRST) from None
     if size_in_bytes != len(data):
         raise RefusedError(
-            f"{segment.name} ends, behind offset {log_end_offset}, with bytes that are no whole batch",
+            f"{segment.name} ends, behind offset {log_end_offset}, with an incomplete batch",
             RECOVER_FIRST,
         )
     return KeptPart(size_in_bytes, log_end_offset, still_open)
@@ -130,13 +130,14 @@ def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segmen
     _require_format(header, segment)
     if header.next_offset > cut_offset:
         raise RefusedError(
-            f"the cut at {cut_offset} lies inside a batch (offsets {header.base_offset} to {header.next_offset - 1})",
-            "a log can be cut only between two batches; the plan is not for this log",
+            f"the cut at {cut_offset} is inside a batch (offsets {header.base_offset} to {header.next_offset - 1})",
+            "a log can be cut only between batches; the plan is not for this log",
         )
     if crc_of(data[header.position : header.position + header.size_in_bytes]) != header.crc:
         raise RefusedError(
-            f"{segment.name}: the batch at offset {header.base_offset} is damaged; the broker would cut the log there",
-            "take this replica from another broker",
+            f"{segment.name}: the batch at offset {header.base_offset} is corrupt; the broker would truncate the"
+            " log there",
+            "restore this replica from another broker",
         )
 
 
@@ -144,7 +145,7 @@ def _require_format(header: BatchHeader, segment: Path) -> None:
     if header.magic != 2:
         raise RefusedError(
             f"{segment.name} holds message format {header.magic} (offset {header.base_offset})",
-            "only logs in format 2 are cut; recreate the topic instead",
+            "only logs in format 2 can be truncated; recreate the topic instead",
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import RefusedError
 from kmirror.offline.checkpoints import cut_epochs, parse_offsets, parse_topic_id
 from kmirror.offline.log_dir import (
@@ -150,12 +150,12 @@ def survey(dirs: Sequence[LogDir], planned: Iterable[PlannedCut]) -> list[Found]
             if len(having) > 1:
                 raise RefusedError(
                     f"{cut.place} is in {having[0].path} and in {having[1].path}",
-                    "a broker refuses that too; find out which one is the older, and move it away",
+                    "a broker refuses that too; find the older one and move it away",
                 )
             if moving:
                 raise RefusedError(
                     f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
-                    "start the broker, wait until that is over, and stop it cleanly",
+                    "start the broker, wait until that has finished, and stop it cleanly",
                 )
             finding = _look(log_dir, cut, starts[log_dir.path]) if log_dir else NotHere()
         except RefusedError as error:
@@ -192,7 +192,7 @@ def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]
     if cut.cut_offset < log_start:
         raise RefusedError(
             f"{cut.place} begins at {log_start}, behind the cut at {cut.cut_offset}",
-            "nothing of the common history is left here; recreate the topic instead",
+            "none of the common history is left here; recreate the topic instead",
         )
     planned = _cut_at(folder, files, cut.cut_offset)
     if planned.log_end_before <= cut.cut_offset and not planned.removed.size_in_bytes:
@@ -200,7 +200,7 @@ def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]
     if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:
         raise RefusedError(
             f"{cut.place} ends at {planned.log_end_before}; it was {cut.expected_log_end} when the plan was made",
-            "make a new plan, so that what came since is saved too",
+            "make a new plan, so that newer records are archived too",
         )
     safe = planned
     while safe.kept.open_transactions:
@@ -285,7 +285,7 @@ def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
     except ValueError as error:
         raise RefusedError(f"{name} is not understood: {error}", RECOVER_FIRST) from None
     if topic_id is None:
-        raise RefusedError(f"{name} is missing: nobody can say which topic {cut.place} is", RECOVER_FIRST)
+        raise RefusedError(f"{name} is missing: the topic id of {cut.place} is unknown", RECOVER_FIRST)
     if topic_id != cut.topic_id:
         raise RefusedError(
             f"{cut.place} is of topic id {topic_id}, the plan is for {cut.topic_id}",

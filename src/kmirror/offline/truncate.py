@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.offline.changes import Change, Move, Rewrite, Shorten, sync_folder
 from kmirror.offline.checkpoints import lowered
@@ -33,7 +33,7 @@ from kmirror.offline.survey import PartitionCut
 Checkpoint = Callable[[str], None]
 
 _SPARE_BYTES = 16 << 20
-_RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or with --undo to take it back"
+_RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or with --undo to revert"
 
 
 def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
@@ -46,13 +46,13 @@ def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
     folders = [str(cut.summary.place) for cut in cuts]
     for path in [log_dir.path, *(log_dir.path / name for name in (*names, *folders))]:
         if not os.access(path, os.W_OK) or os.geteuid() not in {0, path.stat().st_uid}:
-            raise RefusedError(f"{path} belongs to somebody else", "run as the broker's user, or as root")
+            raise RefusedError(f"{path} belongs to another user", "run as the broker's user, or as root")
     status = os.statvfs(log_dir.path)
     needed = sum(cut.segment.size_in_bytes - cut.segment.kept_bytes for cut in cuts if cut.segment) + _SPARE_BYTES
     if status.f_bavail * status.f_frsize < needed:
         raise RefusedError(
-            f"{log_dir.path} has too little room to keep what is cut: {needed:,} bytes are needed",
-            "make room; of the segments that go whole nothing is copied",
+            f"{log_dir.path} has too little free space for the saved files: {needed:,} bytes are needed",
+            "free some space; whole segments are moved, not copied",
         )
 
 

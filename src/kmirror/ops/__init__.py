@@ -1,1 +1,1 @@
-"""What the verbs do: one module a verb; it decides and records, and knows neither click nor Spark."""
+"""What the verbs do, a folder for each family of them: they decide and record, and know neither click nor Spark."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.security import ClientConfig, client_config
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
@@ -43,7 +43,7 @@ class Destination:
         self.config = config
         self.client = client
         self.cluster_id = cluster_id
-        self.store = StateStore(config.librdkafka())
+        self.store = StateStore(config)
 
     @classmethod
     def open(cls, properties: Mapping[str, str], expect_cluster_id: str | None = None) -> Destination:
@@ -98,7 +98,7 @@ def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> st
     """
     found = client.metadata([], timeout=timeout).cluster_id
     if not found:
-        raise UnreachableError("the cluster has no id yet", "it may be starting; try again")
+        raise UnreachableError("the cluster has no id yet", "it may still be starting; try again")
     return found
 
 
@@ -110,7 +110,7 @@ def require_same_cluster(recorded: str | None, found: str | None) -> None:
     """
     if recorded is not None and found != recorded:
         raise RefusedError(
-            f"the source is cluster {found} now, the mirror was made from {recorded}",
+            f"the source is now cluster {found}, but the mirror was created from {recorded}",
             "correct bootstrap.servers with `kmirror config`, or create another mirror for the other cluster",
             Reason.SOURCE_CLUSTER_CHANGED,
         )
@@ -168,7 +168,7 @@ def require_mirror(state: State, name: str) -> MirrorRecord:
     elif names:
         hint = f"mirrors here: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
     else:
-        hint = "`kmirror create` makes one; is --bootstrap-server the destination?"
+        hint = "`kmirror create` creates one; check that --bootstrap-server is the destination"
     raise RefusedError(f"there is no mirror {name} on this destination", hint)
 
 
@@ -183,8 +183,8 @@ def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
         return transact(destination.store, mirror, decide)
     except OutcomeUnknown as error:
         raise UnreachableError(
-            f"the destination fell silent in the middle: {error}",
-            "look with `kmirror describe`; the same command finishes what was begun",
+            f"the destination stopped responding before it confirmed: {error}",
+            "check with `kmirror describe`; run the same command again to finish",
             Reason.DESTINATION_UNREACHABLE,
         ) from error
 

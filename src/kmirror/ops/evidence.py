@@ -31,6 +31,7 @@ def evidence_of(
             "bootstrapServer": mirror.source.get("bootstrap.servers"),
         },
         "destination": {"clusterId": destination.cluster_id, "bootstrapServer": destination.bootstrap_server},
+        "totals": result.totals.to_json() if result.totals else None,
         "partitions": [row.to_json() for row in result.results],
         "groups": [row.to_json() for row in result.groups],
         "warnings": list(result.warnings),

@@ -7,38 +7,43 @@ from datetime import UTC, datetime
 from kmirror.errors import Reason
 
 _RESET = (
-    "to archive what the mirror topic holds, and copy the new one: "
-    "kmirror recover --mirror {mirror} --topics {topic} --accept-reset"
+    "to archive the mirror topic's records and copy the new topic: kmirror recover --mirror {mirror} --topics"
+    " {topic} --accept-reset"
 )
 _DIVERGED = (
-    "to archive what the source does not have, and copy the topic again: "
-    "kmirror recover --mirror {mirror} --topics {topic} --accept-divergence"
+    "to archive records that the source does not have and copy the topic again: kmirror recover --mirror {mirror}"
+    " --topics {topic} --accept-divergence"
 )
 _STEPS = {
-    Reason.SOURCE_TRUNCATED: "to go on without them: kmirror recover --mirror {mirror} --topics {topic} --accept-loss",
+    Reason.SOURCE_TRUNCATED: "to continue without them: kmirror recover --mirror {mirror} --topics {topic}"
+    " --accept-loss",
     Reason.DESTINATION_TRUNCATED: (
-        "to go on without what was lost: kmirror recover --mirror {mirror} --topics {topic} --accept-loss; or, "
+        "to continue without the lost records: kmirror recover --mirror {mirror} --topics {topic} --accept-loss; or, "
         + _DIVERGED
     ),
     Reason.SOURCE_TOPIC_RECREATED: _RESET,
     Reason.PARTITIONS_DECREASED: _RESET,
     Reason.SOURCE_DIVERGED: _DIVERGED,
-    Reason.DESTINATION_WRITTEN: f"stop whoever writes to it; then, {_DIVERGED}",
-    Reason.OFFSET_MISMATCH: f"stop whoever writes to it; then, {_DIVERGED}",
+    Reason.DESTINATION_WRITTEN: f"stop the client that writes to it; then, {_DIVERGED}",
+    Reason.OFFSET_MISMATCH: f"stop the client that writes to it; then, {_DIVERGED}",
     Reason.SOURCE_TOPIC_DELETED: (
-        "when it is there again: kmirror recover --mirror {mirror} --topics {topic}; the mirror topic is kept as it is"
+        "the mirror topic is kept as it is; a running engine resumes within 5 minutes after it is back, or"
+        " immediately with: kmirror recover --mirror {mirror} --topics {topic}"
     ),
     Reason.DESTINATION_TOPIC_DELETED: (
-        "it is not created unasked; to mirror it anew: kmirror add --mirror {mirror} --topics {topic}, where no other "
-        "topic bears its name"
+        "it is not recreated automatically; to mirror it again: kmirror add --mirror {mirror} --topics {topic}, if"
+        " no other topic has its name"
     ),
     Reason.NOT_AUTHORIZED: (
-        "kmirror check --mirror {mirror} prints what is missing; then: kmirror recover --mirror {mirror} "
-        "--topics {topic}"
+        "kmirror check --mirror {mirror} prints the command that grants it; a running engine resumes within 5 minutes "
+        "after that, or immediately with: kmirror recover --mirror {mirror} --topics {topic}"
     ),
-    Reason.FENCED: "kmirror events and kmirror list say who is in charge now",
+    Reason.FENCED: "kmirror events and kmirror list show which engine is in charge now",
 }
-_DEFAULT = "when that is mended: kmirror recover --mirror {mirror} --topics {topic}"
+_DEFAULT = (
+    "fix the cause; a running engine resumes within 5 minutes, or immediately with: "
+    "kmirror recover --mirror {mirror} --topics {topic}"
+)
 
 
 def next_step(reason: Reason | None, mirror: str, topic: str) -> str:

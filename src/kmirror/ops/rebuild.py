@@ -21,18 +21,19 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.codes import Code
 from kmirror.cluster.log_dirs import disk_use
-from kmirror.cluster.metadata import TopicMetadata, TopicPartition
-from kmirror.cluster.wire import parse_topic_id
-from kmirror.engine.archive import archive_name, archive_settings
-from kmirror.engine.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
-from kmirror.engine.fork_search import Question, fork_shares, search_share
-from kmirror.engine.rebuilds import RESETS
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.engine.archive.archive_topic import archive_name, archive_settings
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
+from kmirror.engine.control.rebuilds import RESETS
+from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
+from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
-from kmirror.engine.stretches import Ends
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.admin import TopicAdmin, await_topics, topic_settings
+from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
 from kmirror.ops.context import (
     Destination,
     actor,
@@ -43,9 +44,9 @@ from kmirror.ops.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.group_put_back import OffsetsByGroup, committed_on, put_back
-from kmirror.patterns import TopicSelector
-from kmirror.settings import parse_settings
+from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, put_back
+from kmirror.ops.source_settings import source_settings
+from kmirror.settings.table import parse_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.records import (
@@ -61,13 +62,11 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made
+from kmirror.sync.topic_settings import SettingsPlan, as_first_source, settings_for, settings_made
 
 _HOUR_MS = 3_600_000
 _CREATION_S = 60.0
 _PAUSE_S = 0.2
-
-Ranges = Mapping[int, tuple[tuple[int, int], ...]]
 
 
 class Runtime(Protocol):
@@ -103,7 +102,7 @@ class TopicRebuilder:
             def decide(state: State) -> Changes:
                 record = state.topic(self._mirror, topic)
                 if record is None or record.desired is not DesiredState.ACTIVE or record.pending_operation:
-                    raise RefusedError(f"somebody is at work on {topic}", "look with `kmirror describe`")
+                    raise RefusedError(f"another operation on {topic} is in progress", "check with `kmirror describe`")
                 if not consented:
                     self._require_room(state)
                 rebuild = Rebuild(reason, RebuildStep.ARCHIVE, archive, now_ms())
@@ -124,9 +123,9 @@ class TopicRebuilder:
         recent = [t for t in state.topics(self._mirror) if t.rebuild is not None or (t.rebuilt_at_ms or 0) > since]
         if len(recent) >= limit:
             raise RefusedError(
-                f"{len(recent)} topics of mirror {self._mirror} were rebuilt within the last hour, and no more are "
-                f"without being asked for (source.reset.auto.max.topics={limit})",
-                f"look at the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
+                f"{len(recent)} topics of mirror {self._mirror} were rebuilt within the last hour; no more are "
+                f"rebuilt automatically (source.reset.auto.max.topics={limit})",
+                f"check the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
             )
 
     # -- the work -------------------------------------------------------------------------------------------------
@@ -150,9 +149,7 @@ class TopicRebuilder:
                     groups = self._committed(destination, topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
                     rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
-                plan = self._settings(
-                    destination, source, record, parse_settings(mirror.settings).topic_properties_exclude
-                )
+                plan = self._settings(destination, source, mirror, record)
                 made = self._replace(destination, record, len(found.partitions), plan)
                 bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
                 put, failed = self._put_back(destination, source, mirror, record, rebuild.groups or {}, bounds)
@@ -175,7 +172,7 @@ class TopicRebuilder:
     def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:
         record = state.topic(self._mirror, topic)
         if record is None or record.rebuild is None or record.pending_operation != PENDING_REBUILD:
-            raise RefusedError(f"{topic} is not being rebuilt any more", "look with `kmirror describe`", Reason.FENCED)
+            raise RefusedError(f"{topic} is no longer being rebuilt", "check with `kmirror describe`", Reason.FENCED)
         return record, record.rebuild
 
     def _record(
@@ -272,16 +269,16 @@ class TopicRebuilder:
                 if not outcome.saved or outcome.comparison is None:
                     raise KmirrorError(
                         f"{rebuild.archive} does not hold what {place} does: {outcome.comparison}",
-                        f"nothing was deleted; delete {rebuild.archive}, and it is made anew",
+                        f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                     )
                 saved += outcome.comparison.records
         now = _bounds(destination.client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:
                 raise KmirrorError(
-                    f"somebody writes to {record.topic}-{p}, which is being rebuilt: it ends at {now[p][1]}, and "
-                    f"{mine[-1][1]} is archived",
-                    "stop whoever writes to it",
+                    f"another client writes to {record.topic}-{p}, which is being rebuilt: it ends at {now[p][1]},"
+                    f" but is archived up to {mine[-1][1]}",
+                    "stop the client that writes to it",
                     Reason.DESTINATION_WRITTEN,
                 )
         return saved
@@ -289,13 +286,20 @@ class TopicRebuilder:
     # -- replacing ------------------------------------------------------------------------------------------------
 
     def _settings(
-        self, destination: Destination, source: ClusterClient, record: TopicRecord, exclude: TopicSelector
+        self, destination: Destination, source: ClusterClient, mirror: MirrorRecord, record: TopicRecord
     ) -> SettingsPlan:
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
-        told = topic_settings(source, [record.source_topic])[record.source_topic]
+        name = record.source_topic
+        found = source_settings(source, mirror.source, [name])
+        told = found.topics[name]
         if isinstance(told, int):
-            raise UnreachableError(f"the source does not tell the settings of {record.source_topic} (error {told})")
-        return settings_for(told, None if isinstance(known, int) else known, exclude)
+            raise UnreachableError(f"the source does not return the settings of {name} (error {told})")
+        seen_ms = found.first_source_seen_ms.get(name)
+        if name in found.untold:
+            told, seen_ms = as_first_source(told, record), record.first_source_seen_ms
+        exclude = parse_settings(mirror.settings).topic_properties_exclude
+        plan = settings_for(told, None if isinstance(known, int) else known, exclude)
+        return replace(plan, first_source_seen_ms=seen_ms)
 
     def _replace(
         self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
@@ -311,7 +315,7 @@ class TopicRebuilder:
             found.printed_topic_id == record.destination_topic_id
         ):
             if deadline.passed:
-                raise UnreachableError(f"topic {topic} is still there {_CREATION_S:g} s after it was deleted")
+                raise UnreachableError(f"topic {topic} still exists {_CREATION_S:g} s after it was deleted")
             time.sleep(_PAUSE_S)
         factor = parse_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
@@ -324,8 +328,8 @@ class TopicRebuilder:
         ends = _bounds(client, topic, len(made.partitions))
         if len(made.partitions) != partitions or any(end for _, end in ends.values()):
             raise RefusedError(
-                f"a topic {topic} was created by somebody else while it was rebuilt",
-                f"delete it, and kmirror goes on; the old records are in {record.rebuild and record.rebuild.archive}",
+                f"another client created topic {topic} while it was being rebuilt",
+                f"delete it and kmirror continues; the old records are in {record.rebuild and record.rebuild.archive}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         refused = TopicAdmin(destination.store).set_settings({topic: plan.now})[topic]
@@ -372,6 +376,7 @@ class TopicRebuilder:
                 deferred=dict(plan.deferred),
                 settings=settings_made(plan),
                 inherited=plan.inherited,
+                first_source_seen_ms=plan.first_source_seen_ms,
                 recoveries=None,
                 rebuild=None,
                 rebuilt_at_ms=at,
@@ -401,15 +406,15 @@ def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
     found = disk_use(client, topic)
     if found is not None and found.topic_bytes > found.free_bytes:
         raise RefusedError(
-            f"an archive of {topic} takes {found.topic_bytes:,} bytes, and {found.free_bytes:,} are free",
-            f"make room; then: kmirror recover --mirror {mirror} --topics {topic} --accept-reset",
+            f"an archive of {topic} needs {found.topic_bytes:,} bytes, but {found.free_bytes:,} are free",
+            f"free some space; then: kmirror recover --mirror {mirror} --topics {topic} --accept-reset",
         )
 
 
 def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
     found = source.metadata([name]).topics.get(name)
     if found is None or found.error_code or not found.partitions:
-        raise UnreachableError(f"the source has no topic {name} now", "it is rebuilt when it is there again")
+        raise UnreachableError(f"the source has no topic {name} now", "it is rebuilt once it exists again")
     return found
 
 
@@ -417,8 +422,8 @@ def _require_id(destination: Destination, record: TopicRecord) -> None:
     found = destination.client.metadata([record.topic]).topics.get(record.topic)
     if found is None or found.error_code or found.printed_topic_id != record.destination_topic_id:
         raise RefusedError(
-            f"mirror topic {record.topic} was deleted, or created again",
-            f"nothing of it can be archived; to mirror it anew: kmirror add --mirror {record.mirror} "
+            f"mirror topic {record.topic} was deleted or recreated",
+            f"nothing of it can be archived; to mirror it again: kmirror add --mirror {record.mirror} "
             f"--topics {record.topic}",
             Reason.DESTINATION_TOPIC_DELETED,
         )
@@ -438,6 +443,6 @@ def _bounds(
     for place in places:
         start, end = starts[place].offset, ends[place].offset
         if start is None or end is None:
-            raise UnreachableError(f"the offsets of {place} are not known now", "it is tried again")
+            raise UnreachableError(f"the offsets of {place} are not known now", "kmirror retries it")
         found[place.partition] = (start, end)
     return found

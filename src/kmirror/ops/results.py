@@ -12,8 +12,12 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
+from kmirror.ops.show.kept import kept_offsets
 from kmirror.state.group_records import GroupReason
-from kmirror.state.records import PartitionState
+from kmirror.state.records import AtStop, PartitionState
+
+#: What is older than this says from when it is, and what the source's rate makes of the time since.
+STALE_MS = 10_000
 
 
 class Outcome(StrEnum):
@@ -64,10 +68,33 @@ class TopicResult:
     lag: int | None = None
     #: What to do next, for people; shown in the summary's error, not a key of its own.
     hint: str | None = None
+    #: What was known when the partition was stopped, for verbs that stop; `lag` is then what is known to be lost.
+    at_stop: AtStop | None = None
+
+    @property
+    def estimated_more(self) -> int | None:
+        """Return what the source's last known rate makes of the time since it was seen; None where that is short."""
+        known = self.at_stop
+        if known is None or known.source_as_of_ms is None or known.records_per_second is None:
+            return None
+        age_ms = known.time_ms - known.source_as_of_ms
+        return round(known.records_per_second * age_ms / 1000) if age_ms > STALE_MS else None
+
+    @property
+    def rpo_ms(self) -> int | None:
+        """Return the time between the last mirrored record and the source's last one; None where it is not known."""
+        known = self.at_stop
+        if known is None or known.source_as_of_ms is None or self.lag is None:
+            return None
+        if self.lag == 0:
+            return 0 if known.time_ms - known.source_as_of_ms <= STALE_MS else None
+        if known.source_max_timestamp_ms is None or known.last_timestamp_ms is None:
+            return None
+        return max(0, known.source_max_timestamp_ms - known.last_timestamp_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
-        return {
+        row: dict[str, Any] = {
             "topic": self.topic,
             "partition": self.partition,
             "result": self.result.value,
@@ -75,6 +102,62 @@ class TopicResult:
             "message": self.message,
             "lastMirroredOffset": self.last_mirrored_offset,
             "lag": self.lag,
+        }
+        known = self.at_stop
+        if known is not None:
+            row |= {
+                "stopTimeMs": known.time_ms,
+                "logEnd": known.log_end,
+                "sourceOffset": known.source_offset,
+                "sourceHighWatermark": known.source_high_watermark,
+                "asOf": known.source_as_of_ms,
+                "estimatedMoreRecords": self.estimated_more,
+                "recordsPerSecond": known.records_per_second,
+                "rpoMs": self.rpo_ms,
+                "failureReason": known.failure.value if known.failure else None,
+                "failureMessage": known.failure_message,
+                "foreignRecords": known.foreign_records,
+                "foreignProducerId": known.foreign_producer_id,
+            }
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class StopTotals:
+    """Sum up what a stop of partitions lost; unknown numbers are None, times are epoch milliseconds.
+
+    `known_lost_records` is a lower bound as of `as_of_ms`, the oldest moment at which one of the sources' ends was
+    seen; None where none ever was. `rpo_ms` is the longest time between a last mirrored record and its source's last
+    one; where it is not known of all partitions, `rpo_at_least_ms` is what the others say.
+    """
+
+    partitions: int
+    failed_partitions: int
+    known_lost_records: int | None
+    partitions_unknown: int
+    estimated_more_records: int
+    foreign_records: int
+    rpo_ms: int | None
+    rpo_at_least_ms: int | None
+    last_mirrored_timestamp_ms: int | None
+    as_of_ms: int | None
+    stopped_ms: int | None
+    source_trouble: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the totals as `--json` prints them."""
+        return {
+            "partitions": self.partitions,
+            "failedPartitions": self.failed_partitions,
+            "knownLostRecords": self.known_lost_records,
+            "partitionsUnknown": self.partitions_unknown,
+            "estimatedMoreRecords": self.estimated_more_records,
+            "foreignRecords": self.foreign_records,
+            "rpoMs": self.rpo_ms,
+            "rpoAtLeastMs": self.rpo_at_least_ms,
+            "lastMirroredTimestampMs": self.last_mirrored_timestamp_ms,
+            "asOf": self.as_of_ms,
+            "sourceAnswers": self.source_trouble is None,
         }
 
 
@@ -140,6 +223,8 @@ class VerbResult:
     error: ErrorInfo | None = None
     #: Sentences for people that change nothing about the outcome; `--json` leaves them to stderr.
     warnings: tuple[str, ...] = ()
+    #: What was lost in all, for verbs that stop topics; people are then shown only the rows that need a look.
+    totals: StopTotals | None = None
 
     @classmethod
     def of(
@@ -151,11 +236,12 @@ class VerbResult:
         dry_run: bool = False,
         groups: Iterable[GroupResult] = (),
         warnings: Iterable[str] = (),
+        totals: StopTotals | None = None,
     ) -> VerbResult:
         """Return the document for these rows, exit code and error summed up from them."""
         rows = tuple(results)
         code = exit_code_of(rows)
-        return cls(verb, mirror, dry_run, code, rows, tuple(groups), _summary(rows, code), tuple(warnings))
+        return cls(verb, mirror, dry_run, code, rows, tuple(groups), _summary(rows, code), tuple(warnings), totals)
 
     @classmethod
     def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
@@ -164,11 +250,13 @@ class VerbResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as `--json` prints it."""
+        totals = {} if self.totals is None else {"totals": self.totals.to_json()}
         return {
             "verb": self.verb,
             "mirror": self.mirror,
             "dryRun": self.dry_run,
             "exitCode": int(self.exit_code),
+            **totals,
             "results": [row.to_json() for row in self.results],
             "groups": [row.to_json() for row in self.groups],
             "error": self.error.to_json() if self.error else None,
@@ -206,8 +294,8 @@ def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
     reasons = {row.reason for row in bad}
     return ErrorInfo(
         code,
-        f"{len(bad)} of {len(rows)} could not be done; the first: {first.message or first.result.value}",
-        first.hint if len(hints) == 1 else "each row says why",
+        f"{len(bad)} of {len(rows)} failed; the first: {first.message or first.result.value}",
+        first.hint if len(hints) == 1 else "see the message of each row",
         first.reason if len(reasons) == 1 else None,
     )
 
@@ -244,11 +332,24 @@ class PartitionRow:
     rebuilt_at_ms: int | None
     archive: str | None
     as_of_ms: int | None
+    #: The engine that last spoke of the mirror, when it did so, and how long ago that was.
+    engine: str | None = None
+    engine_last_seen_ms: int | None = None
+    engine_age_ms: int | None = None
+    #: False while the partition is to be copied and no lane of the engine in charge reports on it.
+    is_reported: bool = True
 
     @property
     def failed(self) -> bool:
         """Tell whether the partition is what `--failed` asks for."""
         return self.state is PartitionState.FAILED
+
+    @property
+    def kept_beyond_source_log_start(self) -> int | None:
+        """How many offsets the mirror keeps that the source has deleted; None where unknown or STOPPED."""
+        if self.state is PartitionState.STOPPED:
+            return None
+        return kept_offsets(self.source_log_start, self.destination_log_start, self.destination_offset)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -277,6 +378,10 @@ class PartitionRow:
             "rebuiltAt": self.rebuilt_at_ms,
             "archive": self.archive,
             "asOf": self.as_of_ms,
+            "engine": self.engine,
+            "engineLastSeenMs": self.engine_last_seen_ms,
+            "engineAgeMs": self.engine_age_ms,
+            "keptBeyondSourceLogStart": self.kept_beyond_source_log_start,
         }
 
 
@@ -285,7 +390,8 @@ class MirrorRow:
     """Describe one mirror, as `list` shows it.
 
     `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` says who
-    is in charge (None when nobody is), `max_lag` is the largest lag known.
+    is in charge or has been silent for less than a minute (None when nobody is), `max_lag` is the largest lag known.
+    `reason` is why nothing is copied, where something is to be.
     """
 
     mirror: str
@@ -296,6 +402,9 @@ class MirrorRow:
     state: TopicState | None
     engine: str | None
     max_lag: int | None
+    reason: Reason | None = None
+    engine_last_seen_ms: int | None = None
+    engine_age_ms: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -308,6 +417,9 @@ class MirrorRow:
             "state": self.state.value if self.state else None,
             "engine": self.engine,
             "maxLag": self.max_lag,
+            "reason": self.reason.value if self.reason else None,
+            "engineLastSeenMs": self.engine_last_seen_ms,
+            "engineAgeMs": self.engine_age_ms,
         }
 
 

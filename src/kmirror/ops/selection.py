@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from kmirror.errors import RefusedError
-from kmirror.patterns import TopicSelector
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
 
 
@@ -25,12 +25,12 @@ def select_topics(topics: Iterable[TopicRecord], selector: TopicSelector | None,
         near = get_close_matches(missing[0], names, n=1)
         raise RefusedError(
             f"{', '.join(missing)}: no such mirror topic {where}",
-            f"did you mean {near[0]}?" if near else "`kmirror describe` shows the mirror topics, by destination name",
+            f"did you mean {near[0]}?" if near else "`kmirror describe` lists the mirror topics",
         )
     chosen = [topic for topic in known if selector.matches(topic.topic)]
     if not chosen:
         raise RefusedError(
             f"no mirror topic {where} matches {selector}",
-            "patterns match whole destination names; `kmirror describe` shows them",
+            "patterns must match whole destination names; `kmirror describe` lists them",
         )
     return chosen

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.codes import Code
-from kmirror.cluster.security import client_config
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.context import told
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
@@ -86,7 +87,7 @@ def upstream_of(
     mirror: MirrorRecord, destination_cluster_id: str, prefix: str, topics: Collection[str], warn: Callable[[str], None]
 ) -> Upstream:
     """Look up where topics of a mirror's source come from; `warn` hears of what cannot be seen from here."""
-    state = _memory(mirror.source, "the source", None, warn)
+    state = _seen(mirror.source, "the source", None, warn)
     if state is None:
         return Upstream()
     copies = frozenset(topic for upper in state.mirrors for topic in copies_in(state, upper)) & frozenset(topics)
@@ -99,30 +100,46 @@ def upstream_of(
             loops |= found
             for name, up in further.items():
                 upper = remembered.mirror(name)
-                seen = _memory(upper.source, up[0].place, _PATIENCE_MS, warn) if upper is not None else None
+                seen = _seen(upper.source, up[0].place, _PATIENCE_MS, warn) if upper is not None else None
                 if seen is not None:
                     above.append((seen, up))
         here = above
     return Upstream(copies, loops)
 
 
-def _memory(
+def remembered_on(properties: Mapping[str, str], patience_ms: int | None = None) -> State | None:
+    """Read what kmirror remembers on a cluster that these client properties name; None where it remembers nothing.
+
+    Raises:
+        KmirrorError: it does not answer (within `patience_ms`), or we may not read it.
+        OutcomeUnknown: it fell silent.
+    """
+    config = client_config(properties)
+    if patience_ms is not None:
+        config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+    with ClusterClient(config) as client:
+        memory = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
+    if memory is None or memory.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    if memory.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+        raise UnreachableError(
+            f"we lack READ on topic {STATE_TOPIC} there, if there is one",
+            grant_line(config, ("READ",), f"--topic {STATE_TOPIC}"),
+            Reason.NOT_AUTHORIZED,
+        )
+    store = StateStore(config)
+    try:
+        return store.read() if patience_ms is None else store.read(patience_ms / 1000)
+    finally:
+        store.close()
+
+
+def _seen(
     properties: Mapping[str, str], place: str, patience_ms: int | None, warn: Callable[[str], None]
 ) -> State | None:
-    """Read what kmirror remembers on a cluster; None where it remembers nothing, or that cannot be seen from here."""
+    """Return what kmirror remembers on a cluster; None where it remembers nothing, or that cannot be seen from here."""
     try:
-        config = client_config(properties)
-        if patience_ms is not None:
-            config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
-        with ClusterClient(config) as client:
-            memory = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-        if memory is None or memory.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-            return None
-        store = StateStore(config.librdkafka())
-        try:
-            return store.read()
-        finally:
-            store.close()
+        return remembered_on(properties, patience_ms)
     except (KmirrorError, OutcomeUnknown) as error:
-        warn(f"mirrors on {place} that may lead back here cannot be seen: {told(error).message}")
+        warn(f"mirrors on {place} that may lead back here are not visible: {told(error).message}")
         return None

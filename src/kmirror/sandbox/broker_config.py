@@ -62,6 +62,7 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
     settings = {
         "process.roles": "broker,controller" if node.controller_port else "broker",
         "node.id": str(node.node_id),
+        "broker.rack": f"rack-{node.node_id}",
         "controller.quorum.voters": spec.voters,
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),

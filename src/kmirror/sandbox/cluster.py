@@ -281,9 +281,8 @@ class SandboxCluster:
             make_certificates(java, self.directory / "tls", spec.security.store_password)
         for node in nodes:
             node.write_configuration(jars.major)
-        nodes[0].format(java, jars)
-        for node in nodes[1:]:
-            node.format_like(nodes[0])
+        for node in nodes:
+            node.format(java, jars)
 
     def _terminate(self, nodes: list[Node], grace_s: float) -> None:
         terminate([process for node in nodes if (process := node.process())], grace_s)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
@@ -25,6 +24,9 @@ from kmirror.sandbox.process import ProcessIdentity, is_alive, spawn
 from kmirror.sandbox.spec import ClusterSpec, NodeSpec
 
 _TAIL_LINES = 20
+_CHECKPOINT = "bootstrap.checkpoint"
+#: What Kafka's tool has written into that file, by the jars it was run with.
+_CHECKPOINTS: dict[str, bytes] = {}
 
 
 class Node:
@@ -67,28 +69,31 @@ class Node:
         self._logging.write_text(logging_properties(kafka_major, self.log_file), encoding="utf-8")
 
     def format(self, java: Path, jars: KafkaJars) -> None:
-        """Let Kafka's own tool format the log directory."""
-        tool = ["-cp", jars.classpath, "kafka.tools.StorageTool", "format"]
-        command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *tool]
-        command += ["-t", self.cluster.cluster_id, "-c", str(self._properties)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise KmirrorError(f"Kafka could not format {self.data}: {(done.stdout + done.stderr).strip()}")
-
-    def format_like(self, other: Node) -> None:
-        """Format the log directory as a copy of another node's that was just formatted, with an identity of its own.
+        """Format the log directory: by Kafka's own tool, and after its first use as that has done it.
 
         A formatted directory holds meta.properties, which names node and directory (KIP-858), and bootstrap.checkpoint,
-        which is the same on all nodes. A copy saves a start of Java for each.
+        which is the same on all nodes of a version. A copy saves a start of Java for each.
         """
+        if jars.classpath not in _CHECKPOINTS or "log.dirs" in self.cluster.properties:
+            self._run_storage_tool(java, jars)
+            _CHECKPOINTS[jars.classpath] = (self.data / _CHECKPOINT).read_bytes()
+            return
         self.data.mkdir()
-        shutil.copy(other.data / "bootstrap.checkpoint", self.data)
+        (self.data / _CHECKPOINT).write_bytes(_CHECKPOINTS[jars.classpath])
         directory_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         (self.data / "meta.properties").write_text(
             f"version=1\ncluster.id={self.cluster.cluster_id}\nnode.id={self.spec.node_id}\n"
             f"directory.id={directory_id}\n",
             encoding="utf-8",
         )
+
+    def _run_storage_tool(self, java: Path, jars: KafkaJars) -> None:
+        tool = ["-cp", jars.classpath, "kafka.tools.StorageTool", "format"]
+        command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self.cluster.java_options, *tool]
+        command += ["-t", self.cluster.cluster_id, "-c", str(self._properties)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KmirrorError(f"Kafka could not format {self.data}: {(done.stdout + done.stderr).strip()}")
 
     def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
         """Start the broker's process, without waiting for it to answer."""

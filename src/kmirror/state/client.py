@@ -28,7 +28,12 @@ _REFRESH_S = 1.0
 #: not the controller, leader epoch too old or too new.
 _PASSING = (-195, 5, 6, 7, 8, 9, 13, 41, 74, 75)
 
-_REACH_HINT = "check --bootstrap-server, the network, and that the listener speaks the protocol of --command-config"
+_SLOW_HINT = "the brokers answered before: they may be slow, restarting or changing leaders; try again"
+_REACH_HINT = "check --bootstrap-server, the network, and the security protocol in --command-config"
+
+_LOGIN_HINT = "check user name, password and mechanism in the file given as --command-config"
+#: A right is missing on a topic, on the cluster, on a transactional id.
+_NOT_AUTHORIZED = (29, 31, 53)
 
 _logger = logging.getLogger("kmirror.librdkafka")
 _logger.addHandler(logging.NullHandler())
@@ -89,14 +94,14 @@ class Watch:
             refused = self._refused
             if self.reached:
                 self._refused = None  # it worked before and may work again
-            raise known_error(refused, "the destination cluster does not accept our credentials")
+            raise known_error(refused, "the destination cluster rejects the credentials")
         if self._all_down and not self.reached:
             raise self.silence("the destination cluster cannot be reached")
 
     def silence(self, what: str) -> UnreachableError:
         """Return the error for an answer that did not come, with the last thing librdkafka said about it."""
         told = f": {self._last.str()}" if self._last is not None else ""
-        return UnreachableError(f"{what}{told}", _REACH_HINT, Reason.DESTINATION_UNREACHABLE)
+        return unreachable(f"{what}{told}", hint=_SLOW_HINT if self.reached else None)
 
 
 def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: Watch) -> Any:
@@ -108,12 +113,21 @@ def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: Watch)
     except KafkaException as error:
         raise UsageError(
             f"the settings of the destination connection are refused: {error.args[0].str()}",
-            "correct the file given as --command-config",
+            "fix the file given as --command-config",
         ) from error
 
 
-def ask(request: Callable[[], Future[Answer]], admin: Any, watch: Watch, deadline: Deadline, what: str) -> Answer:
+def ask(
+    request: Callable[[], Future[Answer]],
+    admin: Any,
+    watch: Watch,
+    deadline: Deadline,
+    what: str,
+    grant: str | None = None,
+) -> Answer:
     """Make an admin request and wait for its answer; while leaders and brokers change, make it again.
+
+    `grant` is the command that gives the right it takes.
 
     Raises UnreachableError, or the BrokerError that the answer consists of.
     """
@@ -133,7 +147,7 @@ def ask(request: Callable[[], Future[Answer]], admin: Any, watch: Watch, deadlin
             if code == KafkaError._TIMED_OUT or (code in _PASSING and deadline.passed):
                 raise watch.silence(f"{what}: no answer within {deadline.seconds:g} s") from error
             if code not in _PASSING:
-                raise known_error(error.args[0], what) from error
+                raise known_error(error.args[0], what, grant) from error
             refresh(admin)
             future = request()
         else:
@@ -150,8 +164,26 @@ def refresh(admin: Any) -> None:
         admin.list_topics(timeout=_REFRESH_S)
 
 
-def known_error(error: Any, what: str) -> KmirrorError:
-    """Turn librdkafka's error about `what` into ours; whether the request had an effect is the caller's knowledge."""
+def unreachable(message: str, reason: Reason | None = None, hint: str | None = None) -> UnreachableError:
+    """Return the error of a destination that does not answer, or that refuses us for `reason`."""
+    if reason is Reason.AUTHENTICATION_FAILED:
+        return UnreachableError(message, _LOGIN_HINT, reason)
+    return UnreachableError(message, hint or _REACH_HINT, reason or Reason.DESTINATION_UNREACHABLE)
+
+
+def refused(code: int, name: str, what: str, detail: str | None, grant: str | None) -> KmirrorError:
+    """Return the error for a broker's answer that refuses `what`; `code` is Kafka's, `grant` gives a missing right."""
+    if code in _NOT_AUTHORIZED:
+        told = detail or name.replace("_", " ").lower()
+        return UnreachableError(f"{what}: {told}", grant, Reason.NOT_AUTHORIZED)
+    return BrokerError(code, name, what, detail)
+
+
+def known_error(error: Any, what: str, grant: str | None = None) -> KmirrorError:
+    """Turn librdkafka's error about `what` into ours; whether the request had an effect is the caller's knowledge.
+
+    `grant` is the command that gives the right that `what` takes.
+    """
     from confluent_kafka import KafkaError
 
     code = error.code()
@@ -161,21 +193,7 @@ def known_error(error: Any, what: str) -> KmirrorError:
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
         KafkaError.ILLEGAL_SASL_STATE,
     ):
-        return UnreachableError(
-            f"{what}: {error.str()}",
-            "check user name, password and mechanism in the file given as --command-config",
-            Reason.AUTHENTICATION_FAILED,
-        )
-    if code in (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    ):
-        return UnreachableError(
-            f"{what}: {error.str()}",
-            "`kmirror check` prints the kafka-acls lines that grant what is missing",
-            Reason.NOT_AUTHORIZED,
-        )
+        return unreachable(f"{what}: {error.str()}", Reason.AUTHENTICATION_FAILED)
     if code in (
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
@@ -185,5 +203,5 @@ def known_error(error: Any, what: str) -> KmirrorError:
         KafkaError._MSG_TIMED_OUT,
         KafkaError.REQUEST_TIMED_OUT,
     ):
-        return UnreachableError(f"{what}: {error.str()}", _REACH_HINT, Reason.DESTINATION_UNREACHABLE)
-    return BrokerError(code, error.name(), what, error.str())
+        return unreachable(f"{what}: {error.str()}")
+    return refused(code, error.name(), what, error.str(), grant)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Stored, dump
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,6 @@ def encode_event(event: Event) -> tuple[bytes, bytes]:
 def decode_event(value: bytes) -> Event | None:
     """Read one stored event; None when it cannot be read."""
     try:
-        stored = Stored.parse(value)
-        return Event(
-            stored.integer("time_ms"),
-            stored.text("mirror"),
-            stored.text("what"),
-            stored.text("actor"),
-            stored.text("result"),
-            stored.mapping("details"),
-        )
+        return read(Event, parse(value))
     except UNREADABLE:
         return None

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kmirror.state.stored import Stored
-
 #: What may stand at the destination: what was set last, and what was there before.
 KEPT_OFFSETS = 3
 
@@ -86,29 +84,3 @@ class GroupsRecord:
     @property
     def key(self) -> tuple[str | int, ...]:
         return ("groups", self.mirror)
-
-
-def read_group(names: tuple[str | int, ...], stored: Stored) -> GroupRecord:
-    """Read the record of one group."""
-    mirror, group = names
-    return GroupRecord(
-        str(mirror),
-        str(group),
-        destination_group=stored.text("destination_group"),
-        kind=stored.text("kind"),
-        time_ms=stored.integer("time_ms"),
-        offsets={
-            str(topic): {int(p): tuple(int(offset) for offset in some) for p, some in partitions.items()}
-            for topic, partitions in stored.mapping("offsets").items()
-        },
-        skipped=stored.optional_word("skipped", GroupReason),
-        extra=stored.rest(),
-    )
-
-
-def read_groups(names: tuple[str | int, ...], stored: Stored) -> GroupsRecord:
-    """Read when all groups of a mirror were last looked at."""
-    (mirror,) = names
-    return GroupsRecord(
-        str(mirror), time_ms=stored.integer("time_ms"), groups=stored.integer("groups"), extra=stored.rest()
-    )

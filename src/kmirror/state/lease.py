@@ -21,10 +21,19 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Self
 
-from kmirror.errors import OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError, UsageError
+from kmirror.errors import (
+    KmirrorError,
+    OutcomeUnknown,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+    UsageError,
+)
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Record
@@ -92,8 +101,12 @@ class Lease:
         ttl_ms: int = 10_000,
         take_over: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
+        *,
+        again: bool = False,
     ) -> Self:
         """Take charge of a mirror that nobody is in charge of, or with `take_over` whoever is.
+
+        `again`: an earlier try of this process, whose outcome is unknown, may have taken it.
 
         Raises RefusedError naming the engine in charge, or the missing mirror; UnreachableError; OutcomeUnknown.
         """
@@ -102,7 +115,8 @@ class Lease:
         state = store.read(timeout)
         _require_mirror(state, mirror)
         found = state.engine(mirror)
-        if found is not None and not take_over and not _is_over(found, identity):
+        is_ours = again and found is not None and _is_of(found, identity)
+        if found is not None and not take_over and not is_ours and not _is_over(found, identity):
             _require_still(store, found, timeout)
         return cls._take(store, mirror, identity, ttl_ms, found, take_over, timeout)
 
@@ -200,12 +214,15 @@ class Lease:
         *,
         stopping: bool = False,
         revisions: Mapping[int, int] | None = None,
+        silent_lanes: Mapping[int, int] | None = None,
+        source_trouble: KmirrorError | None = None,
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Renew the lease, say which incarnation of each lane may write, and write what else is to be remembered.
 
-        `revisions` are the changes that lanes have to go by, see EngineRecord.
+        `revisions` are the changes that lanes have to go by, `silent_lanes` those that no worker reports on, see
+        EngineRecord.
 
         All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError
         (default time-out: the lease's ttl) the same content may be given again. After OutcomeUnknown `settle` comes
@@ -216,6 +233,9 @@ class Lease:
             state=EngineState.STOPPING if stopping else EngineState.RUNNING,
             lanes=dict(lanes),
             revisions=dict(revisions) if revisions else None,
+            silent_lanes=dict(silent_lanes) if silent_lanes else None,
+            source_reason=None if source_trouble is None else source_trouble.reason or Reason.SOURCE_UNREACHABLE,
+            source_message=None if source_trouble is None else source_trouble.message,
             application_id=application_id or self.record.application_id,
         )
         self._write(record, records, events, timeout)
@@ -238,7 +258,8 @@ class Lease:
 
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
-        self._write(replace(self.record, state=EngineState.RELEASED, lanes={}, revisions=None), records, events, None)
+        released = replace(self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None)
+        self._write(released, records, events, None)
         self.close()
 
     def close(self) -> None:
@@ -260,7 +281,7 @@ class Lease:
                     raise
                 cause = self._doubt[0].cause
                 raise OutcomeUnknown(f"a heartbeat was not confirmed ({cause}), then: {error}") from error
-            settle_ms = max(0, int(1000 * (self.predecessor_may_write_until - boottime())))
+            settle_ms = max(0, ceil(1000 * (self.predecessor_may_write_until - boottime())))
             record = replace(record, last_seen_ms=_now_ms(), settle_ms=settle_ms)
             try:
                 self._writer.commit(Changes((record, *records), (), events), deadline)
@@ -289,7 +310,7 @@ class Lease:
             if boottime() - self._missing_since < _BELIEVED_GONE_S:
                 raise UnreachableError(
                     f"the lease of mirror {self.record.mirror!r} cannot be read at the moment",
-                    "its partition's leader may have moved; this is tried again",
+                    "its partition's leader may have moved; kmirror retries",
                     Reason.DESTINATION_UNREACHABLE,
                 )
             raise _lost(self.record.mirror, found)
@@ -302,7 +323,7 @@ class Lease:
 def _require_mirror(state: State, mirror: str) -> None:
     state.require_readable(mirror)
     if state.mirror(mirror) is None:
-        raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` shows the mirrors of this cluster")
+        raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` lists the mirrors of this cluster")
 
 
 def _outlives_ms(found: EngineRecord | None) -> int:
@@ -310,6 +331,11 @@ def _outlives_ms(found: EngineRecord | None) -> int:
     if found is None:
         return 0
     return found.settle_ms if found.state is EngineState.RELEASED else max(found.ttl_ms, found.settle_ms)
+
+
+def _is_of(found: EngineRecord, looker: EngineIdentity) -> bool:
+    named = (found.host, found.boot_id, found.pid, found.pid_start_time)
+    return named == (looker.host, looker.boot_id, looker.pid, looker.pid_start_time)
 
 
 def _is_over(found: EngineRecord, looker: EngineIdentity) -> bool:
@@ -342,13 +368,21 @@ def _require_still(store: StateStore, found: EngineRecord, timeout: float) -> No
         raise _in_charge(found)
 
 
+def has_ended(found: EngineRecord) -> bool | None:
+    """Tell whether an engine has ended: it said so, or its process is gone; None for a process elsewhere."""
+    here = EngineIdentity.of_this_process()
+    if _is_over(found, here):
+        return True
+    return False if found.boot_id and (found.host, found.boot_id) == (here.host, here.boot_id) else None
+
+
 def _in_charge(found: EngineRecord) -> RefusedError:
     spark = f", Spark application {found.application_id}" if found.application_id else ""
     age = (_now_ms() - found.last_seen_ms) / 1000
     return RefusedError(
         f"an engine is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}{spark}, "
         f"since {_clock(found.since_ms)}, last heartbeat {max(age, 0.0):.1f} s ago",
-        "wait for its end with --standby, or end it with --take-over",
+        "wait for it to end with --standby, or replace it with --take-over",
         Reason.FENCED,
     )
 
@@ -364,7 +398,7 @@ def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
     return RefusedError(
         f"this engine is no longer in charge of mirror {mirror!r}: process {found.pid} on {found.host}{spark} "
         f"took over at {_clock(found.since_ms)}",
-        "nothing to do if that was intended; `kmirror list` shows who is in charge",
+        "no action is needed if that was intended; `kmirror list` shows the engine in charge",
         Reason.FENCED,
     )
 

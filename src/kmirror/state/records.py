@@ -10,20 +10,19 @@ Pure and light: lanes import this module in Spark workers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmirror.errors import Reason
-from kmirror.state.group_records import GroupRecord, GroupsRecord, read_group, read_groups
-from kmirror.state.rights_records import RightsRecord, read_rights
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Stored, dump
-from kmirror.state.workflow_records import WorkflowRecord, read_workflow
+from kmirror.state.group_records import GroupRecord, GroupsRecord
+from kmirror.state.rights_records import RightsRecord
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
+from kmirror.state.workflow_records import WorkflowRecord
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
 Key = tuple[str | int, ...]
-Names = tuple[str | int, ...]
 
 
 class PartitionState(StrEnum):
@@ -142,8 +141,8 @@ class Rebuild:
 class TopicRecord:
     """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
-    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops; of them the
-    source takes the `inherited` ones from its brokers. `settings` are those that kmirror set. `first_offsets`
+    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops; the `inherited`
+    ones the source takes from its brokers. `settings` are those that kmirror set. `first_offsets`
     keeps, by partition, where an `add` that is under way has decided to begin, so that an interrupted one is finished
     with the same offsets; afterwards the partitions' records tell. `recoveries` are the last ones, by partition.
     """
@@ -170,6 +169,10 @@ class TopicRecord:
     inherited: tuple[str, ...] | None = None
     #: Names the last `pause`; None when no operator has paused it since it became a mirror topic.
     pause_id: str | None = None
+    #: When the settings of the first source were last read; None where the source topic is not a mirror topic itself.
+    first_source_seen_ms: int | None = None
+    #: When it became a mirror topic, the last time: what lanes reported before is about another copy.
+    added_at_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -185,6 +188,35 @@ class Guard:
     producer_epoch: int
     coordinator_epoch: int
     filled_offsets: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AtStop:
+    """Keep what was known of a partition when its mirroring stopped, at `time_ms`; unknown numbers are None.
+
+    The source ended at `source_offset` at `source_as_of_ms`. From the last mirrored offset to `log_end` the log holds
+    what is not the source's: `foreign_records`, at least that many where `foreign_is_complete` is false.
+    """
+
+    time_ms: int
+    log_end: int
+    last_timestamp_ms: int | None = None
+    source_offset: int | None = None
+    source_high_watermark: int | None = None
+    source_max_timestamp_ms: int | None = None
+    source_as_of_ms: int | None = None
+    #: How fast the source's end grew when that was last measured.
+    records_per_second: float | None = None
+    #: What else is known of the source's topic, for people: that it is gone, or another one.
+    source_note: str | None = None
+    #: Why it had FAILED, and from where on a source of another history differs.
+    failure: Reason | None = None
+    failure_message: str | None = None
+    fork_offset: int | None = None
+    foreign_records: int = 0
+    foreign_producer_id: int | None = None
+    foreign_is_complete: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -215,6 +247,8 @@ class PartitionRecord:
     lost_until: int | None = None
     #: The topic's `pause_id` that an engine answers by this record: nothing of it is on its way any more.
     pause_id: str | None = None
+    #: What its stop found; None while it is mirrored.
+    at_stop: AtStop | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -258,6 +292,10 @@ class ProgressRow(NamedTuple):
     retry_attempt: int = 0
     #: The number of the last wish of an operator's (`Recovery`) that the lane goes by.
     recovery: int | None = None
+    #: Where a partition that FAILED cannot go on; None while it has not.
+    failed_offset: int | None = None
+    #: How fast the source's end grew when the lane last measured it; None before it could.
+    records_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +373,9 @@ class EngineRecord:
     """Say who is in charge of a mirror, until when that holds, and which incarnation of each lane may write.
 
     `pid_start_time` is in clock ticks since boot, which with `boot_id` tells a process from a later one of its number.
-    `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of engines before it may.
+    `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of engines before it may,
+    and runs of its own lanes that it has overruled. The last fields are what it judges itself: which lanes have not
+    reported for long, and why the source does not answer it.
     """
 
     mirror: str
@@ -354,11 +394,20 @@ class EngineRecord:
     lanes: Mapping[int, Incarnation] = field(default_factory=dict)
     #: By lane, the last change that it has to go by; lanes that were told none are left out.
     revisions: Mapping[int, int] | None = None
+    #: Lanes that no worker reports on, and when one last did (or the engine began); None: all report.
+    silent_lanes: Mapping[int, int] | None = None
+    source_reason: Reason | None = None
+    source_message: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
         return ("engine", self.mirror)
+
+    @property
+    def name(self) -> str:
+        """Return what people are told: the host, and Spark's application there or the process."""
+        return f"{self.host}/{self.application_id or self.pid}"
 
 
 Record = (
@@ -392,18 +441,6 @@ class Unknown:
     problem: str
 
 
-def lane_may_write(engine: EngineRecord, lease_id: str, lane: int, generation: int, attempt: int) -> bool:
-    """Tell whether this incarnation of the lane still holds its partitions under this lease.
-
-    A STOPPING engine's lanes may finish what they have in flight. How old the record may be is the caller's question.
-    """
-    return (
-        engine.lease_id == lease_id
-        and engine.state is not EngineState.RELEASED
-        and engine.lanes.get(lane) == (generation, attempt)
-    )
-
-
 def encode(record: Record) -> tuple[bytes, bytes]:
     """Return the record's key and value as they are stored."""
     key = record.key
@@ -429,12 +466,18 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
         return Unknown(key, value or b"", (), f"its key cannot be read: {error}")
     if value is None:
         return Removed(names)
-    reader = _READERS.get(str(names[0]))
-    if reader is None:
+    kind = KINDS.get(str(names[0]))
+    if kind is None:
         return Unknown(key, value, names, f"records of kind {names[0]!r} are not known to this version")
     try:
-        stored = Stored.parse(value)
-        return reader(names[1:], stored)
+        stored = parse(value)
+        if rows := _ROWS.get(str(names[0])):
+            columns = stored.pop("columns")
+            stored[rows] = [dict(zip(columns, row, strict=True)) for row in stored[rows]]
+        record: Record = read(kind, stored, names[1:])
+        if record.key != names:
+            raise ValueError(f"its key has {len(names)} parts")
+        return record
     except UNREADABLE as error:
         return Unknown(key, value, names, str(error))
 
@@ -453,232 +496,18 @@ def _key_of(key: bytes) -> Key:
     return tuple(parsed)
 
 
-def _mirror(names: Names, stored: Stored) -> MirrorRecord:
-    (name,) = names
-    return MirrorRecord(
-        str(name),
-        source=stored.texts("source"),
-        settings=stored.texts("settings"),
-        source_cluster_id=stored.optional_text("source_cluster_id"),
-        created_by=stored.text("created_by"),
-        created_at_ms=stored.integer("created_at_ms"),
-        paused=stored.optional_flag("paused"),
-        discovery_ended=stored.optional_flag("discovery_ended"),
-        extra=stored.rest(),
-    )
-
-
-def _topic(names: Names, stored: Stored) -> TopicRecord:
-    mirror, topic = names
-    first_offsets = stored.optional_mapping("first_offsets")
-    recoveries = stored.optional_mapping("recoveries")
-    rebuild = stored.optional_mapping("rebuild")
-    return TopicRecord(
-        str(mirror),
-        str(topic),
-        source_topic=stored.text("source_topic"),
-        source_topic_id=stored.optional_text("source_topic_id"),
-        destination_topic_id=stored.optional_text("destination_topic_id"),
-        desired=stored.word("desired", DesiredState),
-        partitions=stored.integer("partitions"),
-        origin=stored.word("origin", TopicOrigin),
-        pending_operation=stored.optional_text("pending_operation"),
-        deferred=stored.optional_texts("deferred"),
-        first_offsets=None if first_offsets is None else {int(p): int(at) for p, at in first_offsets.items()},
-        recoveries=None if recoveries is None else {int(p): _recovery(Stored(one)) for p, one in recoveries.items()},
-        rebuild=None if rebuild is None else _rebuild(Stored(rebuild)),
-        rebuilt_at_ms=stored.optional_integer("rebuilt_at_ms"),
-        archive=stored.optional_text("archive"),
-        stop_reason=stored.optional_word("stop_reason", Reason),
-        settings=stored.optional_texts("settings"),
-        inherited=stored.optional_words("inherited"),
-        pause_id=stored.optional_text("pause_id"),
-        extra=stored.rest(),
-    )
-
-
-def _partition(names: Names, stored: Stored) -> PartitionRecord:
-    mirror, topic, partition = names
-    guard = stored.optional_mapping("guard")
-    return PartitionRecord(
-        str(mirror),
-        str(topic),
-        int(partition),
-        state=stored.word("state", PartitionState),
-        state_time_ms=stored.integer("state_time_ms"),
-        reason=stored.optional_word("reason", Reason),
-        message=stored.optional_text("message"),
-        retry_attempt=stored.integer("retry_attempt"),
-        last_mirrored_offset=stored.optional_integer("last_mirrored_offset"),
-        last_mirrored_epoch=stored.optional_integer("last_mirrored_epoch"),
-        failed_offset=stored.optional_integer("failed_offset"),
-        guard=None if guard is None else _guard(Stored(guard)),
-        initial_copy_complete=stored.flag("initial_copy_complete"),
-        first_offset=stored.optional_integer("first_offset"),
-        begun=stored.optional_flag("begun"),
-        aligned=stored.optional_flag("aligned"),
-        lost_until=stored.optional_integer("lost_until"),
-        pause_id=stored.optional_text("pause_id"),
-        extra=stored.rest(),
-    )
-
-
-def _recovery(stored: Stored) -> Recovery:
-    return Recovery(
-        number=stored.integer("number"),
-        lost_from=stored.optional_integer("lost_from"),
-        lost_until=stored.optional_integer("lost_until"),
-        trims=stored.flag("trims"),
-        rebuilds=stored.optional_word("rebuilds", Reason),
-        extra=stored.rest(),
-    )
-
-
-def _rebuild(stored: Stored) -> Rebuild:
-    ranges, groups = stored.optional_mapping("ranges"), stored.optional_mapping("groups")
-    return Rebuild(
-        reason=stored.word("reason", Reason),
-        step=stored.word("step", RebuildStep),
-        archive=stored.text("archive"),
-        since_ms=stored.integer("since_ms"),
-        ranges=None if ranges is None else {int(p): tuple((int(a), int(b)) for a, b in r) for p, r in ranges.items()},
-        groups=None
-        if groups is None
-        else {str(group): {int(p): int(at) for p, at in offsets.items()} for group, offsets in groups.items()},
-        extra=stored.rest(),
-    )
-
-
-def _guard(stored: Stored) -> Guard:
-    return Guard(
-        producer_id=stored.integer("producer_id"),
-        producer_epoch=stored.integer("producer_epoch"),
-        coordinator_epoch=stored.integer("coordinator_epoch"),
-        filled_offsets=stored.integer("filled_offsets"),
-        extra=stored.rest(),
-    )
-
-
-def _progress(names: Names, stored: Stored) -> ProgressRecord:
-    mirror, lane = names
-    columns = stored.array("columns")
-    return ProgressRecord(
-        str(mirror),
-        int(lane),
-        lease_id=stored.text("lease_id"),
-        generation=stored.integer("generation"),
-        attempt=stored.integer("attempt"),
-        host=stored.text("host"),
-        pid=stored.integer("pid"),
-        time_ms=stored.integer("time_ms"),
-        rows=tuple(_progress_row(dict(zip(columns, row, strict=True))) for row in stored.array("rows")),
-        fills_by_transactions=stored.optional_flag("fills_by_transactions"),
-        taken=stored.optional_integer("taken") or 0,
-        given_up=stored.optional_integer("given_up") or 0,
-        extra=stored.rest(),
-    )
-
-
-def _progress_row(row: dict[str, Any]) -> ProgressRow:
-    stored = Stored(row)
-    return ProgressRow(
-        topic=stored.text("topic"),
-        partition=stored.integer("partition"),
-        source_offset=stored.optional_integer("source_offset"),
-        source_high_watermark=stored.optional_integer("source_high_watermark"),
-        source_log_start=stored.optional_integer("source_log_start"),
-        destination_offset=stored.optional_integer("destination_offset"),
-        last_timestamp_ms=stored.optional_integer("last_timestamp_ms"),
-        state=stored.word("state", PartitionState),
-        reason=stored.optional_word("reason", Reason),
-        message=stored.optional_text("message"),
-        bytes_per_second=stored.number("bytes_per_second"),
-        begun=stored.optional_flag("begun"),
-        aligned_to=stored.optional_integer("aligned_to"),
-        lost_from=stored.optional_integer("lost_from"),
-        lost_until=stored.optional_integer("lost_until"),
-        again_from=stored.optional_integer("again_from"),
-        again_until=stored.optional_integer("again_until"),
-        last_epoch=stored.optional_integer("last_epoch"),
-        source_seen_ms=stored.optional_integer("source_seen_ms"),
-        retry_attempt=stored.optional_integer("retry_attempt") or 0,
-        recovery=stored.optional_integer("recovery"),
-    )
-
-
-def _change(names: Names, stored: Stored) -> LaneChangeRecord:
-    mirror, lane = names
-    columns = stored.array("columns")
-    return LaneChangeRecord(
-        str(mirror),
-        int(lane),
-        lease_id=stored.text("lease_id"),
-        generation=stored.integer("generation"),
-        revision=stored.integer("revision"),
-        given_up=tuple((str(topic), int(partition)) for topic, partition in stored.array("given_up")),
-        taken=tuple(_assigned(dict(zip(columns, row, strict=True))) for row in stored.array("taken")),
-        predecessor_may_write=stored.flag("predecessor_may_write"),
-        unsettled_lanes=tuple(map(int, stored.array("unsettled_lanes"))),
-        extra=stored.rest(),
-    )
-
-
-def _assigned(row: dict[str, Any]) -> AssignedPartition:
-    stored = Stored(row)
-    recovery = stored.optional_mapping("recovery")
-    return AssignedPartition(
-        topic=stored.text("topic"),
-        partition=stored.integer("partition"),
-        source_topic=stored.text("source_topic"),
-        source_topic_id=stored.optional_text("source_topic_id"),
-        destination_topic_id=stored.optional_text("destination_topic_id"),
-        producer_id=stored.integer("producer_id"),
-        producer_epoch=stored.integer("producer_epoch"),
-        first_offset=stored.integer("first_offset"),
-        begun=stored.flag("begun"),
-        recovery=None if recovery is None else _recovery(Stored(recovery)),
-        follows_truncation=stored.flag("follows_truncation"),
-        known_end=stored.optional_integer("known_end"),
-        mismatch_offset=stored.optional_integer("mismatch_offset"),
-        mismatch=stored.optional_text("mismatch"),
-    )
-
-
-def _engine(names: Names, stored: Stored) -> EngineRecord:
-    (mirror,) = names
-    revisions = stored.optional_mapping("revisions")
-    return EngineRecord(
-        str(mirror),
-        lease_id=stored.text("lease_id"),
-        state=stored.word("state", EngineState),
-        host=stored.text("host"),
-        boot_id=stored.text("boot_id"),
-        pid=stored.integer("pid"),
-        pid_start_time=stored.integer("pid_start_time"),
-        application_id=stored.optional_text("application_id"),
-        master=stored.optional_text("master"),
-        since_ms=stored.integer("since_ms"),
-        last_seen_ms=stored.integer("last_seen_ms"),
-        ttl_ms=stored.integer("ttl_ms"),
-        settle_ms=stored.integer("settle_ms"),
-        lanes={int(lane): Incarnation(*map(int, run)) for lane, run in stored.mapping("lanes").items()},
-        revisions=None if revisions is None else {int(lane): int(number) for lane, number in revisions.items()},
-        extra=stored.rest(),
-    )
-
-
-_READERS: Mapping[str, Callable[[Names, Stored], Record]] = {
-    "mirror": _mirror,
-    "topic": _topic,
-    "partition": _partition,
-    "progress": _progress,
-    "change": _change,
-    "engine": _engine,
-    "rights": read_rights,
-    "group": read_group,
-    "groups": read_groups,
-    "workflow": read_workflow,
-}
-
 #: The kinds this version reads.
-KINDS = frozenset(_READERS)
+KINDS: Mapping[str, type[Record]] = {
+    "mirror": MirrorRecord,
+    "topic": TopicRecord,
+    "partition": PartitionRecord,
+    "progress": ProgressRecord,
+    "change": LaneChangeRecord,
+    "engine": EngineRecord,
+    "rights": RightsRecord,
+    "group": GroupRecord,
+    "groups": GroupsRecord,
+    "workflow": WorkflowRecord,
+}
+#: Rows are stored without their columns' names, which stand once in `columns`.
+_ROWS = {"progress": "rows", "change": "taken"}

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmirror.cluster.acls import AclBinding, Operation, PatternType, Permission, ResourceType
-from kmirror.state.stored import Stored
+from kmirror.cluster.protocol.acl_binding import AclBinding
 
 #: Stands for a topic in the record of what is not about one topic alone: prefixed ACLs, and those on groups.
 SHARED = "*"
@@ -42,23 +41,3 @@ class RightsRecord:
     def __bool__(self) -> bool:
         """Tell whether there is anything to remember."""
         return bool(self.made or self.denied or self.held_back or self.detected_only or self.extra)
-
-
-def read_rights(names: tuple[str | int, ...], stored: Stored) -> RightsRecord:
-    """Read a stored record. Raises one of `stored.UNREADABLE`."""
-    mirror, topic = names
-    made, denied, held_back = (_bindings(stored.array(name)) for name in ("made", "denied", "held_back"))
-    detected_only = stored.optional_text("detected_only")
-    return RightsRecord(str(mirror), str(topic), made, denied, held_back, detected_only, extra=stored.rest())
-
-
-def _bindings(rows: list[Any]) -> tuple[AclBinding, ...]:
-    return tuple(_binding(*row) for row in rows)
-
-
-def _binding(kind: str, name: str, pattern: str, principal: str, host: str, operation: str, rule: str) -> AclBinding:
-    if not all(type(text) is str for text in (name, principal, host)):
-        raise ValueError(f"an ACL on {name!r} for {principal!r} from {host!r}")
-    return AclBinding(
-        ResourceType(kind), name, PatternType(pattern), principal, host, Operation(operation), Permission(rule)
-    )

@@ -14,12 +14,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
-from kmirror.errors import BrokerError, RefusedError, TimedOutError
-from kmirror.state.client import STEP_S, Deadline, Watch, ask, boottime, client, known_error, refresh
+from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.errors import BrokerError, OutcomeUnknown, RefusedError, TimedOutError, UnreachableError
+from kmirror.state.client import STEP_S, Deadline, Watch, boottime, client, known_error, refused, unreachable
 from kmirror.state.events import Event, decode_event
+from kmirror.state.own_rights import lacking_grant
 from kmirror.state.records import Removed, decode
 from kmirror.state.snapshot import State
 
@@ -50,6 +56,13 @@ _MESSAGES_AT_ONCE = 1000
 #: Codes a consumer hears about groups, which this one does not use: authorisation, coordinators.
 _NOT_ABOUT_READING = (30, 14, 15, 16)
 
+#: A question that is asked in time has at least this long.
+_LEAST_S = 0.2
+#: Kafka's code for a topic in DescribeConfigs.
+_TOPIC = 2
+
+Answer = TypeVar("Answer")
+
 _logger = logging.getLogger(__name__)
 
 
@@ -60,12 +73,14 @@ class _Blocked(Exception):  # noqa: N818 - not a failure: what is committed has 
 class StateStore:
     """Read the state kept on one destination cluster; safe to share between threads."""
 
-    def __init__(self, librdkafka_config: Mapping[str, Any]) -> None:
+    def __init__(self, config: ClientConfig) -> None:
         self.watch = Watch()
         # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
-        self._config = {"client.id": "kmirror", "reconnect.backoff.max.ms": 500, **librdkafka_config}
+        self._config = {"reconnect.backoff.max.ms": 500, **config.librdkafka()}
         self._lock = threading.RLock()
-        self._admin: Any = None
+        # never librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
+        # sent to the leader that was elected meanwhile
+        self._client = ClusterClient(config)
         self._consumers: dict[str, Any] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
@@ -83,6 +98,15 @@ class StateStore:
     def config(self) -> dict[str, Any]:
         """The librdkafka settings every client of this store shares."""
         return dict(self._config)
+
+    @property
+    def client_config(self) -> ClientConfig:
+        """How the destination is reached."""
+        return self._client.config
+
+    def grant(self, code: int) -> str:
+        """Return the command that gives the right for want of which something of kmirror's own was refused."""
+        return lacking_grant(code).line(self._client.config)
 
     def read(self, timeout: float = DEFAULT_TIMEOUT_S) -> State:
         """Return what is committed, without what transactions that stay open for a second may hide.
@@ -161,7 +185,7 @@ class StateStore:
             for consumer in self._consumers.values():
                 consumer.close()
             self._consumers.clear()
-            self._admin = None
+            self._client.close()
 
     # reading
 
@@ -225,10 +249,11 @@ class StateStore:
         The last stable offset may stand still before `end`: raises _Blocked when `patience` ends there, and
         UnreachableError when nothing comes until `deadline`.
         """
-        from confluent_kafka import KafkaError, TopicPartition
+        from confluent_kafka import KafkaError
+        from confluent_kafka import TopicPartition as Position
 
         consumer = self._consuming(topic)
-        consumer.assign([TopicPartition(topic, 0, start)])
+        consumer.assign([Position(topic, 0, start)])
         position, at_stable_end = start, False
         try:
             while position < end:
@@ -241,7 +266,7 @@ class StateStore:
                         position, at_stable_end = message.offset(), True
                         yield position, None
                     elif error.code() not in _NOT_ABOUT_READING and not error.retriable():
-                        raise known_error(error, f"reading {topic}")
+                        raise known_error(error, f"reading {topic}", self.grant(error.code()))
                 self.watch.raise_if_hopeless()
                 if position < end and at_stable_end and patience.passed:
                     raise _Blocked
@@ -274,125 +299,117 @@ class StateStore:
 
     # asking
 
-    def _asking(self) -> Any:
-        if self._admin is None:
-            from confluent_kafka.admin import AdminClient
-
-            self._admin = client(AdminClient, self._config, self.watch)
-        return self._admin
-
     def _end(self, topic: str, deadline: Deadline) -> int | None:
         # the high watermark, None when there is no such topic
-        from confluent_kafka.admin import OffsetSpec
-
-        return self._offset(topic, OffsetSpec.latest(), deadline)
+        return self._offset(topic, LATEST, deadline)
 
     def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
-        from confluent_kafka.admin import OffsetSpec
+        # the end when nothing is as young as that
+        found = self._offset(topic, timestamp_ms, deadline)
+        return (self._end(topic, deadline) if found is None else found) or 0
 
-        found = self._offset(topic, OffsetSpec.for_timestamp(timestamp_ms), deadline)
-        if found is None or found < 0:  # nothing is as young as that
-            found = self._end(topic, deadline)
-        return found or 0
+    def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> int | None:
+        # who has seen the topic never takes a broker that has not heard of it yet for its absence
+        if topic not in self._seen and not self._exists(topic, deadline):
+            return None
+        partition = TopicPartition(topic, 0)
+        what = f"looking up the end of {topic}"
+        answer = self._ask(
+            lambda seconds: self._client.list_offsets({partition: timestamp}, timeout=seconds)[partition],
+            what,
+            deadline,
+        )
+        if answer.error_code in LEADER_MOVED:
+            raise unreachable(f"{topic} has no leader: {code_name(answer.error_code)}")
+        self._require(answer.error_code, what)
+        return answer.offset
 
-    def _offset(self, topic: str, spec: Any, deadline: Deadline) -> int | None:
-        from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
-
-        admin, partition = self._asking(), TopicPartition(topic, 0)
+    def _ask(self, request: Callable[[float], Answer], what: str, deadline: Deadline) -> Answer:
+        """Ask the brokers; while they cannot be reached ask again, once they have been reached."""
+        attempt = 0
         while True:
             try:
-                offset: int = self._ask(
-                    lambda seconds: admin.list_offsets(
-                        {partition: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=seconds
-                    )[partition],
-                    f"looking up the end of {topic}",
-                    deadline,
-                ).offset
+                answer = request(max(_LEAST_S, deadline.remaining))
+            except (UnreachableError, OutcomeUnknown) as error:
+                reason = error.reason if isinstance(error, UnreachableError) else None
+                if reason is not None or not self.watch.reached or deadline.passed:
+                    raise unreachable(f"{what}: {error}", reason) from error
+                self._client.pause(attempt)
+                attempt += 1
             except BrokerError as error:
-                if error.code not in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                    raise
-                # who has seen the topic never takes a broker that has not heard of it yet for its absence
-                if topic not in self._seen and not self._exists(topic, deadline):
-                    return None
-                if deadline.passed:
-                    raise self.watch.silence(f"{topic} has no leader") from error
-                refresh(admin)
+                self._require(error.code, what, error.detail)
+                raise
             else:
-                self._seen.add(topic)
-                return offset
+                self.watch.reached = True
+                return answer
 
-    def _ask(self, request: Callable[[float], Future[Any]], what: str, deadline: Deadline) -> Any:
-        return ask(lambda: request(max(1.0, deadline.remaining)), self._asking(), self.watch, deadline, what)
+    def _require(self, code: int, what: str, detail: str | None = None) -> None:
+        if code:
+            raise refused(code, code_name(code), what, detail, self.grant(code))
 
     def _exists(self, topic: str, deadline: Deadline) -> bool:
-        return self._partition_count(topic, deadline) > 0
-
-    def _partition_count(self, topic: str, deadline: Deadline) -> int:
-        described = self._described(topic, deadline)
-        return 0 if described is None else len(described.partitions)
+        return self._described(topic, deadline) is not None
 
     def _id_of(self, topic: str, deadline: Deadline) -> str | None:
         described = self._described(topic, deadline)
-        return None if described is None else str(described.topic_id)
+        return None if described is None else described.printed_topic_id
 
-    def _described(self, topic: str, deadline: Deadline) -> Any:
+    def _described(self, topic: str, deadline: Deadline) -> TopicMetadata | None:
         # None when there is no such topic
-        from confluent_kafka import KafkaError, TopicCollection
-
-        topics = TopicCollection([topic])
-        try:
-            described = self._ask(
-                lambda seconds: self._asking().describe_topics(topics, request_timeout=seconds)[topic],
-                f"looking at topic {topic}",
-                deadline,
-            )
-        except BrokerError as error:
-            if error.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise
+        what = f"looking at topic {topic}"
+        described = self._ask(lambda seconds: self._client.metadata([topic], timeout=seconds), what, deadline)
+        found = described.topics.get(topic)
+        if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            return None
+        if found.error_code != Code.LEADER_NOT_AVAILABLE:
+            self._require(found.error_code, what)
         self._seen.add(topic)
-        return described
+        return found
 
     def _create(
         self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
     ) -> bool:
         # False when somebody else was quicker
-        from confluent_kafka import KafkaError
-        from confluent_kafka.admin import NewTopic
-
-        new = NewTopic(topic, 1, -1 if replication_factor is None else replication_factor, config=dict(settings))
+        factor = -1 if replication_factor is None else replication_factor
         try:
             self._ask(
-                lambda seconds: self._asking().create_topics([new], request_timeout=seconds)[topic],
+                lambda seconds: self._client.create_topic(topic, 1, factor, settings),
                 f"creating topic {topic}",
                 deadline,
             )
         except BrokerError as error:
-            if error.code == KafkaError.TOPIC_ALREADY_EXISTS:
+            if error.code == Code.TOPIC_ALREADY_EXISTS:
                 return False
             raise
         while not self._exists(topic, deadline) and not deadline.passed:
             time.sleep(STEP_S)  # the brokers learn of it from the controller
         return True
 
-    def _require_shape(self, topic: str, cleanup_policy: str, deadline: Deadline) -> None:
-        from confluent_kafka.admin import ConfigResource, ResourceType
+    def _partitions_of(self, topic: str, deadline: Deadline) -> int:
+        # of a topic that somebody has just created brokers know nothing yet, or no partitions
+        while not (described := self._described(topic, deadline)) or not described.partitions:
+            if deadline.passed:
+                raise self.watch.silence(f"the brokers report no partitions of {topic}")
+            time.sleep(STEP_S)
+        return len(described.partitions)
 
-        count = self._partition_count(topic, deadline)
+    def _require_shape(self, topic: str, cleanup_policy: str, deadline: Deadline) -> None:
+        count = self._partitions_of(topic, deadline)
         if count != 1:
             raise RefusedError(
-                f"topic {topic} exists with {count} partitions, kmirror keeps its memory in one",
-                f"look at what is in it; if nothing needs it, delete {topic} and start again",
+                f"topic {topic} exists with {count} partitions, but kmirror needs one",
+                f"check its content; if nothing needs it, delete {topic} and start again",
             )
-        resource = ConfigResource(ResourceType.TOPIC, topic)
+        what = f"reading the settings of topic {topic}"
         settings = self._ask(
-            lambda seconds: self._asking().describe_configs([resource], request_timeout=seconds)[resource],
-            f"reading the settings of topic {topic}",
-            deadline,
-        )
+            lambda seconds: topic_settings(self._client, [topic], ["cleanup.policy"], timeout=seconds), what, deadline
+        )[topic]
+        if isinstance(settings, int):
+            raise BrokerError(settings, code_name(settings), what)
         found = settings["cleanup.policy"].value
         if found != cleanup_policy:
             raise RefusedError(
-                f"topic {topic} has cleanup.policy={found}, which would lose what kmirror remembers",
-                f"kafka-configs --alter --topic {topic} --add-config cleanup.policy={cleanup_policy}",
+                f"topic {topic} has cleanup.policy={found}, which would lose kmirror's state",
+                f"kafka-configs {admin_options(self._client.config)} --alter --entity-type topics "
+                f"--entity-name {topic} --add-config cleanup.policy={cleanup_policy}",
             )

@@ -1,22 +1,28 @@
-"""The stored form under all records: compact JSON objects with a schema version, read field by field.
+"""The stored form under all records: compact JSON objects with a schema version, read by the types of their fields.
 
-Every field is checked for its type as it is taken out, so that what another program or a newer kmirror wrote is
-never half understood. What nobody took is what this version does not know.
+Every field is checked for its type, so that what another program or a newer kmirror wrote is never half understood. A
+field that is missing, or null, has its default. What a class has no field for is kept in its `extra`.
+
+A mapping's keys are JSON strings, also where they are numbers; a named tuple is an array of its fields, or an object.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 
 #: What reading bytes that somebody else wrote may raise here.
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
-Word = TypeVar("Word", bound=StrEnum)
+T = TypeVar("T")
+Reader = Callable[[Any], Any]
 
 
 def dump(value: Any, fields_of: Callable[[Any], dict[str, Any]] | None = None) -> bytes:
@@ -27,93 +33,103 @@ def dump(value: Any, fields_of: Callable[[Any], dict[str, Any]] | None = None) -
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False, default=fields_of).encode()
 
 
-class Stored:
-    """Take fields out of a stored JSON object; a missing field is None. Raises one of UNREADABLE."""
+def parse(value: bytes) -> dict[str, Any]:
+    """Return the fields of a stored value whose schema version is known. Raises one of UNREADABLE."""
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("its value is not a JSON object")
+    version = parsed.pop("v", None)
+    if type(version) is not int or version > SCHEMA_VERSION:
+        raise ValueError(f"its schema version is {version!r}, this kmirror knows {SCHEMA_VERSION}")
+    return parsed
 
-    __slots__ = ("_fields",)
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self._fields = fields
+def read(kind: type[T], stored: dict[str, Any], names: Sequence[str | int] = ()) -> T:
+    """Make a dataclass of its stored fields, the first of them from `names`. Raises one of UNREADABLE."""
+    whole: Any = kind
+    found: T = _object(whole)(dict(zip(_readers(whole), names, strict=False)) | stored)
+    return found
 
-    @classmethod
-    def parse(cls, value: bytes) -> Stored:
-        """Open a stored value whose schema version is known."""
-        parsed = json.loads(value)
-        if not isinstance(parsed, dict):
-            raise ValueError("its value is not a JSON object")
-        version = parsed.pop("v", None)
-        if type(version) is not int or version > SCHEMA_VERSION:
-            raise ValueError(f"its schema version is {version!r}, this kmirror knows {SCHEMA_VERSION}")
-        return cls(parsed)
 
-    def _take(self, name: str, *kinds: type) -> Any:
-        value = self._fields.pop(name, None)
-        if type(value) not in kinds:  # not isinstance: true is no number
-            raise ValueError(f"its field {name!r} is {value!r}")
-        return value
+@cache
+def _reader(kind: Any) -> Reader:
+    arguments = get_args(kind)
+    if kind is Any:
+        return lambda value: value
+    if kind is float:
+        return lambda value: float(_exactly(value, int, float))
+    if kind in (int, str, bool):
+        return lambda value: _exactly(value, kind)  # not isinstance: true is no number
+    if get_origin(kind) is UnionType:
+        (one,) = (argument for argument in arguments if argument is not NoneType)
+        return _reader(one)  # null was taken for missing
+    if get_origin(kind) is tuple:
+        return _array(arguments)
+    if get_origin(kind) is Mapping:
+        return _mapping(*arguments)
+    if issubclass(kind, StrEnum):
+        return lambda value: kind(_exactly(value, str))
+    return _named_tuple(kind) if issubclass(kind, tuple) else _object(kind)
 
-    def text(self, name: str) -> str:
-        value: str = self._take(name, str)
-        return value
 
-    def optional_text(self, name: str) -> str | None:
-        value: str | None = self._take(name, str, type(None))
-        return value
+def _exactly(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise ValueError(repr(value))
+    return value
 
-    def integer(self, name: str) -> int:
-        value: int = self._take(name, int)
-        return value
 
-    def optional_integer(self, name: str) -> int | None:
-        value: int | None = self._take(name, int, type(None))
-        return value
+def _array(arguments: tuple[Any, ...]) -> Reader:
+    readers = [_reader(argument) for argument in arguments if argument is not Ellipsis]
+    if Ellipsis in arguments:
+        (each,) = readers
+        return lambda value: tuple(each(one) for one in _exactly(value, list))
+    return lambda value: tuple(reader(one) for reader, one in zip(readers, _exactly(value, list), strict=True))
 
-    def number(self, name: str) -> float:
-        return float(self._take(name, int, float))
 
-    def flag(self, name: str) -> bool:
-        value: bool = self._take(name, bool)
-        return value
+def _mapping(key_kind: type, value_kind: Any) -> Reader:
+    key_of, each = (int if key_kind is int else str), _reader(value_kind)
+    return lambda value: {key_of(key): each(one) for key, one in _exactly(value, dict).items()}
 
-    def optional_flag(self, name: str) -> bool:
-        return self._fields.get(name) is not None and self.flag(name)
 
-    def word(self, name: str, words: type[Word]) -> Word:
-        return words(self.text(name))
+def _named_tuple(kind: Any) -> Reader:
+    from_object, readers = _object(kind), [_reader(hint) for hint in get_type_hints(kind).values()]
 
-    def optional_word(self, name: str, words: type[Word]) -> Word | None:
-        value = self.optional_text(name)
-        return None if value is None else words(value)
+    def read_it(value: Any) -> Any:
+        if isinstance(value, dict):
+            return from_object(value)
+        given = zip(readers, _exactly(value, list), strict=True)
+        return kind(*(None if one is None else reader(one) for reader, one in given))
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        value: dict[str, Any] = self._take(name, dict)
-        return value
+    return read_it
 
-    def optional_mapping(self, name: str) -> dict[str, Any] | None:
-        value: dict[str, Any] | None = self._take(name, dict, type(None))
-        return value
 
-    def texts(self, name: str) -> dict[str, str]:
-        value = self.mapping(name)
-        if not all(type(entry) is str for entry in value.values()):
-            raise ValueError(f"its field {name!r} is {value!r}")
-        return value
+@cache
+def _readers(kind: Any) -> dict[str, Reader]:
+    return {name: _reader(hint) for name, hint in get_type_hints(kind).items() if name != "extra"}
 
-    def optional_texts(self, name: str) -> dict[str, str] | None:
-        return None if self._fields.get(name) is None else self.texts(name)
 
-    def array(self, name: str) -> list[Any]:
-        value: list[Any] = self._take(name, list)
-        return value
+@cache
+def _object(kind: Any) -> Reader:
+    readers = _readers(kind)
+    hints = get_type_hints(kind)
+    has_default = set(getattr(kind, "_field_defaults", ()))
+    if is_dataclass(kind):
+        has_default = {f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING}
+    may_be_none = {name for name in readers if NoneType in get_args(hints[name])} - has_default
+    keeps_extra = "extra" in hints
 
-    def optional_words(self, name: str) -> tuple[str, ...] | None:
-        if self._fields.get(name) is None:
-            return None
-        value = self.array(name)
-        if not all(type(entry) is str for entry in value):
-            raise ValueError(f"its field {name!r} is {value!r}")
-        return tuple(value)
+    def read_it(value: Any) -> Any:
+        rest = dict(_exactly(value, dict))
+        known: dict[str, Any] = dict.fromkeys(may_be_none)
+        for name, reader in readers.items():
+            found = rest.pop(name, None)
+            if found is not None:
+                try:
+                    known[name] = reader(found)
+                except UNREADABLE as error:
+                    raise ValueError(f"its field {name!r} is {found!r}") from error
+            elif name not in known and name not in has_default:
+                raise ValueError(f"its field {name!r} is None")
+        return kind(**known, extra=rest) if keeps_extra else kind(**known)
 
-    def rest(self) -> dict[str, Any]:
-        """Return the fields nobody has taken."""
-        return self._fields
+    return read_it

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmirror.state.stored import Stored
-
 #: A promote that waits for its topics to be complete.
 PROMOTE = "promote"
 #: Whoever has not renewed its record for so long is gone.
@@ -37,18 +35,3 @@ class WorkflowRecord:
     def is_alive(self, now_ms: int) -> bool:
         """Tell whether somebody is at it, by the clock of this machine."""
         return now_ms - self.last_seen_ms < _ALIVE_MS
-
-
-def read_workflow(names: tuple[str | int, ...], stored: Stored) -> WorkflowRecord:
-    """Read a stored record; raises one of UNREADABLE."""
-    mirror, name = names
-    return WorkflowRecord(
-        str(mirror),
-        str(name),
-        step=stored.text("step"),
-        actor=stored.text("actor"),
-        began_ms=stored.integer("began_ms"),
-        last_seen_ms=stored.integer("last_seen_ms"),
-        facts=stored.mapping("facts"),
-        extra=stored.rest(),
-    )

@@ -89,7 +89,7 @@ class Writer:
                     producer.poll(0)
                 self._store.watch.raise_if_hopeless()
                 if not error.args[0].retriable():
-                    raise known_error(error.args[0], what) from error
+                    raise known_error(error.args[0], what, self._store.grant(error.args[0].code())) from error
                 if deadline.passed:
                     raise self._store.watch.silence(f"{what}: not done within {deadline.seconds:g} s") from error
         self._producer = producer
@@ -161,7 +161,8 @@ class Writer:
             return NotConfirmed(None, told.str())
         with suppress(KafkaException):
             self._producer.abort_transaction(_CALL_S)
-        return known_error(told, f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}")
+        what = f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}"
+        return known_error(told, what, self._store.grant(told.code()))
 
 
 def settled(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
@@ -198,7 +199,7 @@ def write_decided(store: StateStore, writer: Writer, decide: Decide, deadline: D
         except RefusedError as error:
             if attempt == 0:
                 raise
-            raise RefusedError(f"{error.message} (someone else was quicker)", error.hint, Reason.FENCED) from error
+            raise RefusedError(f"{error.message} (another command was faster)", error.hint, Reason.FENCED) from error
         if not changes:
             return changes
         try:
@@ -212,8 +213,8 @@ def write_decided(store: StateStore, writer: Writer, decide: Decide, deadline: D
         pause = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt))
         if pause > deadline.remaining:
             raise TimedOutError(
-                f"others kept writing to the state of this mirror for {deadline.seconds:g} s (last: {cause})",
-                "nothing was changed; try again when the other command has ended",
+                f"other processes kept changing the state of this mirror for {deadline.seconds:g} s (last: {cause})",
+                "nothing was changed; try again once the others have ended",
             )
         time.sleep(pause)
         patience = Deadline(max(deadline.remaining, _ATTEMPT_S))

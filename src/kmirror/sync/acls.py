@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kmirror.cluster.acls import (
+from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     ANY_NAME,
     EVERYONE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kmirror.cluster.codes import Code
-from kmirror.cluster.metadata import TopicMetadata
-from kmirror.settings import Settings
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicMetadata
+from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState, TopicRecord
 
 _ARCHIVE = ".kmirror-archive."
@@ -48,7 +48,7 @@ def newcomers(
 
 
 def is_deleted(topic: TopicRecord, here: TopicMetadata | None) -> bool:
-    """Tell whether a mirror topic that is wanted was deleted by its owner, and no topic bears its name now."""
+    """Tell whether a mirror topic that is wanted was deleted by its owner, and no topic has its name now."""
     return (
         topic.desired is DesiredState.ACTIVE
         and topic.pending_operation is None

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.groups import Committed, GroupKind
-from kmirror.cluster.metadata import TopicPartition
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.state.group_records import KEPT_OFFSETS, LASTING_REASONS, GroupReason, GroupRecord
 
 #: Log start and log end of a partition, the latter exclusive.

@@ -9,6 +9,9 @@ Sizes are among them. A source may hold batches larger than its `max.message.byt
 they were written, and a batch that has lost records to compaction can grow when the rest is compressed again. Only a
 limit that no batch reaches is sure to take them all; nobody but kmirror writes to the topic meanwhile.
 
+A source topic may itself be a mirror topic, with such values of its own. What counts then is what its cluster remembers
+to be its source's (`as_first_source`), and so on along a chain.
+
 What kmirror has set is remembered by its value (`TopicRecord.settings`): a key that has another value by now was set by
 somebody here, and is left to him; one that the source does not set any more is removed only while it has that value.
 """
@@ -19,7 +22,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kmirror.patterns import TopicSelector
+from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
+from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
 
 _ENDLESS = str((1 << 63) - 1)
@@ -27,7 +31,8 @@ _LARGEST_BATCH = str((1 << 31) - 1)
 #: Kafka 4 takes no smaller segments, and kmirror's own filler has to fit into one.
 _SMALLEST_SEGMENT = 1 << 20
 
-#: Set whether or not the source topic sets them: the two clusters' defaults may differ.
+#: Set whether or not the source topic sets them: the two clusters' defaults may differ, and change. The stop removes
+#: those that the source does not set and the brokers here have anyway.
 ALWAYS = (
     "cleanup.policy",
     "delete.retention.ms",
@@ -62,26 +67,16 @@ _NOTHING = TopicSelector()
 
 
 @dataclass(frozen=True, slots=True)
-class TopicSetting:
-    """One setting of a topic as its cluster reports it; `value` is None where it is not told."""
-
-    value: str | None
-    #: True when it is set on the topic itself, not taken from the brokers.
-    is_override: bool
-
-
-TopicSettings = Mapping[str, TopicSetting]
-
-
-@dataclass(frozen=True, slots=True)
 class SettingsPlan:
     """What to set now, what to remember for the stop, and which keys the destination does not know."""
 
     now: Mapping[str, str]
     deferred: Mapping[str, str]
     left_out: tuple[str, ...] = ()
-    #: Keys of `deferred` that the source topic does not set itself: it takes them from its brokers.
+    #: Keys of `deferred` and `ALWAYS` that the source topic does not set itself: it takes them from its brokers.
     inherited: tuple[str, ...] = ()
+    #: As in `TopicRecord`.
+    first_source_seen_ms: int | None = None
 
 
 #: Settings to change on a topic; None: to be removed, so that the brokers' default holds again.
@@ -149,8 +144,40 @@ def settings_for(
         for key in held
         if (found := source.get(key)) is not None and found.value is not None and not exclude.matches(key)
     }
-    inherited = tuple(sorted(key for key in deferred if not source[key].is_override))
+    inherited = tuple(sorted(key for key in {*deferred, *(now.keys() & ALWAYS)} if not source[key].is_override))
     return SettingsPlan({**now, **held}, deferred, tuple(left_out), inherited)
+
+
+def holds_back(settings: TopicSettings) -> bool:
+    """Tell whether a topic may be a mirror topic: it sets one of the values that mirror topics have."""
+    return any((one := settings.get(key)) is not None and one == TopicSetting(v, True) for key, v in HELD_BACK.items())
+
+
+def holds_all_back(settings: TopicSettings) -> bool:
+    """Tell whether a topic sets every value that mirror topics have, and so is one, or was made by a mirror."""
+    return all(settings[key] == TopicSetting(value, True) for key, value in HELD_BACK.items() if key in settings)
+
+
+def knows_no_first_source(topic: TopicRecord) -> bool:
+    """Tell whether what is deferred are the values of another mirror topic: the settings behind it are not known."""
+    deferred = topic.deferred or {}
+    return (
+        bool(deferred)
+        and all(deferred[key] == HELD_BACK.get(key) for key in deferred)
+        and not ({*deferred} & {*(topic.inherited or ())})
+    )
+
+
+def as_first_source(settings: TopicSettings, remembered: TopicRecord) -> TopicSettings:
+    """Return a mirror topic's settings with those of its first source in place of what is held back there.
+
+    `remembered` is the record of a mirror topic with the same first source: the topic's own, or one further down.
+    """
+    deferred, inherited = remembered.deferred or {}, remembered.inherited or ()
+    view = {key: replace(one, is_override=one.is_override and key not in inherited) for key, one in settings.items()}
+    for key in HELD_BACK.keys() & settings.keys():
+        view[key] = TopicSetting(deferred.get(key), key in deferred and key not in inherited)
+    return view
 
 
 def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, str]:
@@ -192,33 +219,43 @@ def sync_settings(
         del ours[key]
         if stands and not exclude.matches(key):
             to_remove[key] = None
-    after = replace(topic, settings=ours | to_set, deferred=dict(plan.deferred), inherited=plan.inherited)
+    after = replace(
+        topic,
+        settings=ours | to_set,
+        deferred=dict(plan.deferred),
+        inherited=plan.inherited,
+    )
     return SettingsSync({**to_set, **to_remove}, after)
 
 
 def settings_at_stop(
-    topic: TopicRecord, present: TopicSettings, defaults: TopicSettings | None = None
+    topic: TopicRecord, present: TopicSettings, defaults: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
     """Return what a mirror topic's settings need when mirroring stops: what was held back becomes what the source says.
 
     `present` are the topic's settings now; what somebody has changed meanwhile, or an earlier attempt has set, stays.
     A key that the source does not set is removed here (None), unless the brokers here would then give it another value
-    than the source's brokers do: `defaults` are the settings of any topic of this cluster that does not set these keys
-    (`__kmirror_state` is one), None where they are not known. So nothing is deleted sooner, and nothing refused, that
-    the source kept or took.
+    than the source's brokers do: `defaults` are the brokers' values, None where they are not known. So nothing is
+    deleted sooner, and nothing refused, that the source kept or took.
     """
     changes: dict[str, str | None] = {}
     deferred, inherited = topic.deferred or {}, topic.inherited or ()
+    defaults = defaults or {}
     for key, held in HELD_BACK.items():
         found = present.get(key)
         if found is None or found.value != held:
             continue
         wanted = deferred.get(key)
-        if wanted is None or (key in inherited and _default(defaults, key) == wanted):
+        if wanted is None or (key in inherited and defaults.get(key) == wanted):
             if found.is_override:
                 changes[key] = None
         elif found.value != wanted or (not found.is_override and key not in inherited):
             changes[key] = wanted
+    for key in ALWAYS:
+        found = present.get(key)
+        value = found.value if found is not None and found.is_override else None
+        if value is not None and key in inherited and value == (topic.settings or {}).get(key) == defaults.get(key):
+            changes[key] = None
     return changes
 
 
@@ -284,29 +321,30 @@ def _standing(
     is_synced: bool,
 ) -> tuple[SettingState, str]:
     """Return how a setting stands, and why."""
-    when = "the next sync does it" if is_synced else "sync.topic.configs.enabled=false: it is left as it is"
+    when = "the next sync changes it" if is_synced else "sync.topic.configs.enabled=false: it is left unchanged"
     if key in HELD_BACK and here is not None:
         if here.value != HELD_BACK[key]:
-            return SettingState.PENDING, f"is to be {HELD_BACK[key]} while the topic is mirrored; {when}"
+            return SettingState.PENDING, f"must be {HELD_BACK[key]} while the topic is mirrored; {when}"
         if exclude.matches(key):
-            return SettingState.HELD_BACK, "topic.properties.exclude names it: when mirroring stops it is removed here"
-        return SettingState.HELD_BACK, "would change or delete what is copied: the source's value comes with the stop"
+            return SettingState.HELD_BACK, "listed in topic.properties.exclude: removed here when mirroring stops"
+        why = "could change or delete copied records"
+        return SettingState.HELD_BACK, f"{why}: the source's value is applied when mirroring stops"
     if is_local(key):
-        return SettingState.NEVER, "belongs to a cluster, not to the data: it is never taken over"
+        return SettingState.NEVER, "belongs to the cluster, not to the data: it is never synced"
     if exclude.matches(key):
-        return SettingState.EXCLUDED, "topic.properties.exclude names it"
+        return SettingState.EXCLUDED, "listed in topic.properties.exclude"
     if here is None:
         return SettingState.UNKNOWN_HERE, "the destination has no such setting"
     if key in sync.changes:
         wanted = sync.changes[key]
-        what = "is not set at the source any more: is to be removed" if wanted is None else f"is to be {wanted}"
+        what = "is no longer set on the source and is to be removed" if wanted is None else f"is to be {wanted}"
         return SettingState.PENDING, f"{what}; {when}"
     if key in plan.now and plan.now[key] == here.value:
         if there is not None and there.value != here.value:
             return SettingState.SYNCED, f"brokers and kmirror's own batches need at least {_SMALLEST_SEGMENT}"
         return SettingState.SYNCED, "is the source's"
     if here.is_override:
-        return SettingState.LOCAL, "somebody has set it here: it is kept"
+        return SettingState.LOCAL, "it was set here by another client and is kept"
     return SettingState.BROKER_DEFAULT, "no topic sets it, and the brokers' defaults differ"
 
 
@@ -319,14 +357,9 @@ def _without_source(topic: TopicRecord, present: TopicSettings) -> list[Compared
         known = (topic.deferred or {}).get(key) if key in HELD_BACK else None
         why = "the source does not answer"
         if key in HELD_BACK:
-            why = f"{why}: what it said last comes with the stop"
+            why = f"{why}: its last known value is applied when mirroring stops"
         rows.append(ComparedSetting(key, known, here.value if here else None, state, why))
     return rows
-
-
-def _default(defaults: TopicSettings | None, key: str) -> str | None:
-    found = defaults.get(key) if defaults is not None else None
-    return found.value if found is not None and not found.is_override else None
 
 
 def _has(key: str, source: TopicSettings, known: Collection[str] | None) -> bool:

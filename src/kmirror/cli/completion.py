@@ -1,0 +1,164 @@
+"""`completion`: the scripts that make Tab complete, and the answers that the shells get when it is pressed.
+
+Click knows what there is to complete. A script hands over the words up to the cursor, a line each, and gets lines of
+`KIND<tab>VALUE<tab>HELP`, where KIND is `plain`, `file` or `dir`; the last two are for the shell to find. Both commands
+answer alike, so a shell has one script for them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, shell_complete, split_arg_string
+
+from kmirror.cli.kafka_flags import ACTIONS, MIRROR_FLAGS, OWN, TOPIC_FLAGS, command_of
+from kmirror.cli.names import remembered_mirrors, remembered_topics
+from kmirror.cli.options import COMPLETE_VARIABLE, Call, Verb, verb
+
+_BASH = r"""# Completion of kmirror and kafka-mirrors for bash 4 or later: `kmirror completion bash` prints this.
+_kmirror_completion() {
+    local kind value typed
+    printf -v typed '%s\n' "${COMP_WORDS[@]:0:COMP_CWORD+1}"
+    COMPREPLY=()
+    while IFS=$'\t' read -r kind value _; do
+        case $kind in
+            file) compopt -o default ;;
+            dir) compopt -o dirnames ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(env COMP_WORDS="$typed" _KMIRROR_COMPLETE=bash_complete "${1/#\~/$HOME}" 2>/dev/null)
+}
+complete -F _kmirror_completion kmirror kafka-mirrors
+"""
+
+_ZSH = r"""#compdef kmirror kafka-mirrors
+# Completion of kmirror and kafka-mirrors for zsh: `kmirror completion zsh` prints this.
+_kmirror() {
+    local line typed
+    local -a item offers
+    printf -v typed '%s\n' "${(@)words[1,CURRENT]}"
+    compset -P 1 '--*='
+    for line in ${(f)"$(env COMP_WORDS="$typed" _KMIRROR_COMPLETE=zsh_complete ${~words[1]} 2>/dev/null)"}; do
+        item=("${(@ps:\t:)line}")
+        case $item[1] in
+            (file) _files ;;
+            (dir) _files -/ ;;
+            (plain) offers+=("${item[2]//:/\\:}${item[3]:+:$item[3]}") ;;
+        esac
+    done
+    (( ! $#offers )) || _describe kmirror offers
+}
+if [[ $funcstack[1] == _kmirror ]]; then # this is its file, found in $fpath
+    _kmirror
+else
+    compdef _kmirror kmirror kafka-mirrors
+fi
+"""
+
+_FISH = r"""# Completion of kmirror and kafka-mirrors for fish: `kmirror completion fish` prints this.
+function __kmirror_completion
+    set -l typed (commandline -opc) (commandline -ct)
+    set -l flag (string match -r -- '^--[^=]*=' $typed[-1])
+    set -l program (string replace -r '^~' $HOME -- $typed[1])
+    set -lx COMP_WORDS (printf '%s\n' $typed | string collect --no-trim-newlines)
+    for line in (env _KMIRROR_COMPLETE=fish_complete $program 2>/dev/null)
+        set -l item (string split \t -- $line)
+        switch $item[1]
+            case file
+                printf '%s\n' "$flag"(__fish_complete_path $item[2])
+            case dir
+                printf '%s\n' "$flag"(__fish_complete_directories $item[2])
+            case plain
+                printf '%s%s\t%s\n' "$flag" $item[2] $item[3]
+        end
+    end
+end
+complete -c kmirror -f -a '(__kmirror_completion)'
+complete -c kafka-mirrors -f -a '(__kmirror_completion)'
+"""
+
+
+class _Bash(ShellComplete):
+    """Exchange with a shell; the scripts differ, and the rest is the same for all three."""
+
+    name = "bash"
+    source_template = _BASH
+
+    def source(self) -> str:
+        """Return the script."""
+        return self.source_template
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one that is typed, and that one; bash makes three words of --flag=value."""
+        words = [" ".join(split_arg_string(word)) for word in os.environ["COMP_WORDS"].split("\n")[:-1]]
+        return [word for word in words[1:-1] if word != "="], words[-1].removeprefix("=")
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return the line of one answer."""
+        summary = (item.help or "").split("\n")[0]
+        return f"{item.type}\t{item.value}\t{summary}"
+
+
+class _Zsh(_Bash):
+    name = "zsh"
+    source_template = _ZSH
+
+
+class _Fish(_Bash):
+    name = "fish"
+    source_template = _FISH
+
+
+_SHELLS: dict[str, type[_Bash]] = {shell.name: shell for shell in (_Bash, _Zsh, _Fish)}
+
+
+def answer(command: click.Command, instruction: str) -> int:
+    """Tell the shell that started this process what it asks for, and return the exit code."""
+    for shell in _SHELLS.values():
+        add_completion_class(shell)
+    return shell_complete(command, {}, command.name or "", COMPLETE_VARIABLE, instruction)
+
+
+def kafka_mirrors_command() -> click.Command:
+    """Return all that can be typed after `kafka-mirrors`: actions and options in one list."""
+    options = {action: click.Option([action], is_flag=True, help=summary) for action, (_, summary) in ACTIONS.items()}
+    for flag, own in OWN.items():
+        names = remembered_mirrors if flag in MIRROR_FLAGS else remembered_topics if flag in TOPIC_FLAGS else None
+        takes_value = own.metavar is not None
+        options[flag] = click.Option(
+            [flag], is_flag=not takes_value, multiple=takes_value, help=own.help, shell_complete=names
+        )
+    for verb_name in dict.fromkeys(name for name, _ in ACTIONS.values()):
+        for option in command_of(verb_name).params:
+            if isinstance(option, click.Option) and not {"--yes", *OWN} & {*option.opts}:
+                options.setdefault(option.opts[-1], option)
+    options["--version"] = click.Option(["--version"], is_flag=True, help="Show the version and exit.")
+    return Verb(
+        "kafka-mirrors",
+        examples=(),
+        common=(),
+        changes=False,
+        params=[*options.values()],
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+@verb(
+    "completion",
+    "Print the shell completion script for kmirror and kafka-mirrors."
+    "\n\nbash: add `source <(kmirror completion bash)` to ~/.bashrc."
+    "\n\nzsh: add `source <(kmirror completion zsh)` to ~/.zshrc, after compinit."
+    "\n\nfish: add `kmirror completion fish | source` to ~/.config/fish/config.fish.",
+    click.Argument(["shell"], type=click.Choice([*_SHELLS])),
+    examples=(
+        "kmirror completion bash",
+        "kmirror completion zsh",
+        "kmirror completion fish",
+    ),
+    destination=False,
+    documents=False,
+)
+def completion_verb(call: Call, shell: str) -> int:
+    call.output.screen.line(_SHELLS[shell].source_template.rstrip("\n"))
+    return 0

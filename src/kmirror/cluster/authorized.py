@@ -1,0 +1,90 @@
+"""What we are authorized to do on a cluster, as its brokers tell (KIP-430). Asking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from uuid import UUID
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import OPERATION_CODES
+from kmirror.cluster.protocol.codes import Code
+
+_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+_TOPICS_AT_ONCE = 200
+#: Kafka's AclOperation codes by name.
+OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OPERATION_CODES.items()}
+
+
+def cluster_operations(client: ClusterClient) -> frozenset[int]:
+    """Return what we may do on the cluster; empty when it is not told, which takes DESCRIBE on it."""
+    from kafka.protocol.admin import DescribeClusterRequest
+
+    answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    return frozenset(answer.authorized_operations or ())
+
+
+def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequence[str]) -> dict[str, list[str]]:
+    """Return which of the operations `needed` we lack on each topic, those that we lack none on left out (KIP-430).
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    from kafka.protocol.metadata import MetadataRequest
+
+    topic_type = MetadataRequest.MetadataRequestTopic
+    lacking: dict[str, list[str]] = {}
+    rest = iter(topics)
+    while some := list(islice(rest, _TOPICS_AT_ONCE)):
+        request = MetadataRequest(
+            topics=[topic_type(topic_id=UUID(int=0), name=name) for name in some],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+        )
+        for topic in cluster.ask_any(request, highest=12).topics:
+            if topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+                lacking[topic.name] = ["DESCRIBE", *needed]
+            elif not topic.error_code and (missing := lacks(topic.authorized_operations, needed)):
+                lacking[topic.name] = missing
+    return lacking
+
+
+def lacks(authorized_operations: Collection[int] | None, needed: Sequence[str]) -> list[str]:
+    """Return the operations needed that are not among the authorized ones; none when the broker did not tell."""
+    if not authorized_operations:
+        return []
+    return [name for name in needed if OPERATIONS[name] not in authorized_operations]
+
+
+def lacking_on_groups(client: ClusterClient, groups: Collection[str], needed: str) -> list[str]:
+    """Return the groups, which need not exist, on which we lack a right. Raises UnreachableError."""
+    from kafka.protocol.admin import DescribeGroupsRequest
+
+    if not groups:
+        return []
+    request = DescribeGroupsRequest(groups=sorted(groups), include_authorized_operations=True)
+    # later versions tell nothing of groups that do not exist
+    answer = client.ask_any(request, highest=5)
+    return [
+        one.group_id
+        for one in answer.groups
+        if one.error_code == Code.GROUP_AUTHORIZATION_FAILED
+        or (not one.error_code and lacks(operations_of(one.authorized_operations), (needed,)))
+    ]
+
+
+def operations_of(told: Iterable[int] | int | None) -> frozenset[int]:
+    """Return authorized operations as codes; empty where they are not told."""
+    return frozenset(told) if isinstance(told, Iterable) else frozenset()
+
+
+def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool:
+    """Tell whether WRITE on a transactional id is granted that nobody uses; nothing comes of asking.
+
+    The end of a transaction is asked for that never began: who lacks the right is told so before brokers look at it.
+    """
+    from kafka.protocol.producer import EndTxnRequest
+
+    request = EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
+    answer = client.ask_any(request, highest=4)
+    return bool(answer.error_code != _TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

@@ -1,0 +1,258 @@
+"""Fetch, version 13: incremental sessions (KIP-227), topics by id (KIP-516), diverging epochs (KIP-595). No I/O here.
+
+A request may name our rack (KIP-392). The leader then answers, instead of records, with the replica to fetch from where
+one is nearer; a follower serves what it knows to be replicated.
+
+A session is what we and one broker agree that we want: a request names only what changed since the one before, an
+answer only what has something to tell. Sentinels of the answer become None. What an error code means here:
+
+* 1 OFFSET_OUT_OF_RANGE: start and watermark are −1; ask ListOffsets. From a follower: perhaps it has not got so far.
+* 6, 74, 75: the leader moved, or one of us has old metadata.
+* 100 UNKNOWN_TOPIC_ID: no topic of this id (any more); 103: the id belongs to another name.
+* at the top level 70, 71: the broker forgot the session; start a new one. 106: a topic's id changed; likewise.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.wire import (
+    FrameError,
+    read_unsigned_varint,
+    request_header,
+    skip_tagged_fields,
+    tagged_fields,
+    unsigned_varint,
+)
+
+API_KEY = 1
+VERSION = 13
+
+_READ_COMMITTED = 1
+_NEW_SESSION = 0
+_NO_SESSION = -1
+
+_REQUEST_HEAD = struct.Struct(">iiiibii")
+_PARTITION = struct.Struct(">iiqiqiB")
+_ANSWER_HEAD = struct.Struct(">ihi")
+_ANSWER_PARTITION = struct.Struct(">ihqqq")
+_ABORTED = struct.Struct(">qq")
+_EPOCH_END = struct.Struct(">iq")
+_LEADER = struct.Struct(">ii")
+_INT32 = struct.Struct(">i")
+_NO_TAGS = b"\x00"
+
+
+class FetchKey(NamedTuple):
+    """Name a partition as Fetch does: by topic id."""
+
+    topic_id: bytes
+    partition: int
+
+
+class FetchPosition(NamedTuple):
+    """Say from where to fetch a partition."""
+
+    fetch_offset: int
+    last_fetched_epoch: int
+    current_leader_epoch: int
+    partition_max_bytes: int
+
+
+class AbortedTransaction(NamedTuple):
+    """Name a producer whose records from `first_offset` to its next ABORT marker are not to be shown."""
+
+    producer_id: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """One partition's part of an answer. `records` is a view into the frame; a batch at its end may be cut off."""
+
+    key: FetchKey
+    error_code: int
+    high_watermark: int | None
+    last_stable_offset: int | None
+    log_start_offset: int | None
+    aborted_transactions: tuple[AbortedTransaction, ...]
+    records: memoryview
+    diverging_epoch: tuple[int, int] | None
+    current_leader: tuple[int, int] | None
+    #: The replica that a leader wants the partition to be fetched from; None in the normal case.
+    preferred_read_replica: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    """One decoded answer."""
+
+    error_code: int
+    throttle_time_ms: int
+    partitions: list[FetchedPartition]
+
+
+class FetchSession:
+    """Keep one session with one broker: builds requests, reads answers.
+
+    `want` and `forget` say what has changed; a request names those changes only. After an answer whose top-level error
+    is not 0 the next request starts a new session by itself, and names everything. Brokers hold a limited number of
+    sessions; with `incremental` false each request stands alone and the broker keeps nothing.
+    """
+
+    def __init__(self, client_id: str, *, incremental: bool = True) -> None:
+        self._client_id = client_id
+        self._first_epoch = _NEW_SESSION if incremental else _NO_SESSION
+        self._session_id = 0
+        self._session_epoch = self._first_epoch
+        self._wanted: dict[FetchKey, FetchPosition] = {}
+        # dictionaries, not sets: requests name partitions in the order in which they were wanted or forgotten
+        self._changed: dict[FetchKey, None] = {}
+        self._forgotten: dict[FetchKey, None] = {}
+        self._known: set[FetchKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def want(self, key: FetchKey, position: FetchPosition) -> None:
+        """Fetch this partition from here from the next request on."""
+        self._wanted[key] = position
+        self._changed[key] = None
+        self._forgotten.pop(key, None)
+
+    def forget(self, key: FetchKey) -> None:
+        """Do not fetch this partition from the next request on."""
+        if self._wanted.pop(key, None) is not None:
+            self._changed.pop(key, None)
+            if key in self._known:
+                self._forgotten[key] = None
+
+    def reset(self) -> None:
+        """Start a new session with the next request."""
+        self._session_id, self._session_epoch = 0, self._first_epoch
+        self._known.clear()
+        self._forgotten.clear()
+
+    def request(
+        self, correlation_id: int, *, max_wait_ms: int, max_bytes: int, read_committed: bool = True, rack: str = ""
+    ) -> bytes:
+        """Encode the next request, framed; with a `rack` the leader may name a nearer replica."""
+        keys = self._changed if self._session_epoch > 0 else self._wanted
+        by_topic: dict[bytes, bytearray] = {}
+        counts: dict[bytes, int] = {}
+        for key in keys:
+            at = self._wanted[key]
+            by_topic.setdefault(key.topic_id, bytearray()).extend(
+                _PARTITION.pack(
+                    key.partition,
+                    at.current_leader_epoch,
+                    at.fetch_offset,
+                    at.last_fetched_epoch,
+                    -1,
+                    at.partition_max_bytes,
+                    0,
+                )
+            )
+            counts[key.topic_id] = counts.get(key.topic_id, 0) + 1
+        gone: dict[bytes, list[int]] = {}
+        for key in self._forgotten:
+            gone.setdefault(key.topic_id, []).append(key.partition)
+        isolation = _READ_COMMITTED if read_committed else 0
+        out = bytearray(4)
+        out += request_header(API_KEY, VERSION, correlation_id, self._client_id)
+        out += _REQUEST_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, self._session_id, self._session_epoch)
+        out += unsigned_varint(len(by_topic) + 1)
+        for topic_id, partitions in by_topic.items():
+            out += topic_id + unsigned_varint(counts[topic_id] + 1) + partitions + _NO_TAGS
+        out += unsigned_varint(len(gone) + 1)
+        for topic_id, indexes in gone.items():
+            out += topic_id + unsigned_varint(len(indexes) + 1)
+            out += struct.pack(f">{len(indexes)}i", *indexes) + _NO_TAGS
+        rack_id = rack.encode()
+        out += unsigned_varint(len(rack_id) + 1) + rack_id + _NO_TAGS
+        struct.pack_into(">i", out, 0, len(out) - 4)
+        self._known.update(keys)
+        self._known.difference_update(self._forgotten)
+        self._changed = {}
+        self._forgotten = {}
+        return bytes(out)
+
+    def answer(self, frame: memoryview) -> FetchAnswer:
+        """Read the answer to the last request (`frame` starts at the correlation id).
+
+        Raises:
+            FrameError: not such an answer.
+        """
+        try:
+            answer, session_id = decode_answer(frame)
+        except (struct.error, IndexError):
+            raise FrameError("a Fetch answer ends too early") from None
+        if answer.error_code or session_id == 0:
+            self.reset()
+        else:
+            self._session_id = session_id
+            self._session_epoch = 1 if self._session_epoch >= 0x7FFFFFFF else self._session_epoch + 1
+        return answer
+
+
+def decode_answer(frame: memoryview) -> tuple[FetchAnswer, int]:
+    """Decode one frame into the answer and its session id."""
+    position = skip_tagged_fields(frame, 4)
+    throttle_time_ms, error_code, session_id = _ANSWER_HEAD.unpack_from(frame, position)
+    position += _ANSWER_HEAD.size
+    topics, position = read_unsigned_varint(frame, position)
+    partitions: list[FetchedPartition] = []
+    for _ in range(topics - 1):
+        topic_id = bytes(frame[position : position + 16])
+        count, position = read_unsigned_varint(frame, position + 16)
+        for _ in range(count - 1):
+            partition, position = _partition(frame, position, topic_id)
+            partitions.append(partition)
+        position = skip_tagged_fields(frame, position)
+    return FetchAnswer(error_code, throttle_time_ms, partitions), session_id
+
+
+def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[FetchedPartition, int]:
+    index, code, high_watermark, last_stable, log_start = _ANSWER_PARTITION.unpack_from(frame, position)
+    position += _ANSWER_PARTITION.size
+    count, position = read_unsigned_varint(frame, position)
+    aborted = []
+    for _ in range(count - 1):
+        aborted.append(AbortedTransaction(*_ABORTED.unpack_from(frame, position)))
+        position = skip_tagged_fields(frame, position + _ABORTED.size)
+    (preferred,) = _INT32.unpack_from(frame, position)
+    position += _INT32.size
+    length, position = read_unsigned_varint(frame, position)
+    end = position + max(length - 1, 0)
+    if end > len(frame):
+        raise FrameError("a Fetch answer ends in the middle of its records")
+    records = frame[position:end]
+    diverging = leader = None
+    if frame[end] == 0:
+        position = end + 1
+    else:
+        tags, position = tagged_fields(frame, end)
+        if 0 in tags:
+            diverging = _EPOCH_END.unpack_from(tags[0])
+            diverging = None if diverging[0] < 0 and diverging[1] < 0 else diverging
+        if 1 in tags:
+            leader = _LEADER.unpack_from(tags[1])
+    known = code == Code.NONE
+    return (
+        FetchedPartition(
+            FetchKey(topic_id, index),
+            code,
+            high_watermark if known and high_watermark >= 0 else None,
+            last_stable if known and last_stable >= 0 else None,
+            log_start if known and log_start >= 0 else None,
+            tuple(aborted),
+            records,
+            diverging,
+            leader,
+            preferred if known and preferred >= 0 else None,
+        ),
+        position,
+    )

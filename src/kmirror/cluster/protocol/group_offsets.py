@@ -1,0 +1,38 @@
+"""Groups and what they have committed, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+
+
+class GroupKind(StrEnum):
+    """Name what kind of group it is: `CONSUMER` for all that commit offsets, Kafka Streams' too."""
+
+    CONSUMER = "consumer"
+    SHARE = "share"
+    #: Something else under the classic protocol, such as Connect's workers.
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group that a broker has listed."""
+
+    group: str
+    kind: GroupKind
+    has_members: bool
+
+
+class Committed(NamedTuple):
+    """What a group has committed for a partition; share groups have no metadata."""
+
+    offset: int
+    metadata: str = ""
+
+
+Offsets = Mapping[TopicPartition, Committed]

@@ -1,0 +1,268 @@
+"""Turn one stored batch into what has to be appended so that a copy shows the same records at the same offsets.
+
+A batch that brokers take has records at consecutive offsets, is no marker and belongs to no transaction. Stored batches
+need not be like that:
+
+* compaction takes records out, or all of them, and leaves the offsets they had (`record_count` below
+  `last_offset_delta + 1`);
+* markers, and records of aborted transactions, are shown to nobody but take offsets;
+* with LogAppendTime all records show the batch's maximum timestamp, whatever they store themselves;
+* a batch that waits for its tombstones to be removed has its delete horizon in place of the base timestamp (KIP-534);
+* records may be of an older message format.
+
+So a batch becomes `Run`s, batches as brokers take them, and `Hole`s, offsets to be filled with something invisible.
+What can stay as it is stays: a dense batch is changed in its header alone, in place. Otherwise records are cut out of
+their section and put together anew, with other offset deltas; keys, values, headers and visible timestamps keep their
+bytes, nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.batch import (
+    ATTRIBUTES_POSITION,
+    BATCH_OVERHEAD,
+    COMPRESSION_MASK,
+    COMPRESSION_TYPES,
+    CONTROL,
+    CRC_POSITION,
+    HEADER,
+    LOG_APPEND_TIME,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    PREFIX,
+    CorruptBatchError,
+    UnsupportedFormatError,
+    crc_of,
+    guard,
+)
+from kmirror.cluster.protocol.old_format import read_messages
+from kmirror.cluster.protocol.records import compress, decompress
+from kmirror.cluster.protocol.varint import read_varint, varint
+from kmirror.errors import Reason
+
+#: Records of one batch shrink alike only roughly; a part that would just fit is aimed this much smaller.
+_CAUTION = 0.9
+#: A record's attributes, and a timestamp equal to the base timestamp.
+_NO_DELTA = b"\x00\x00"
+_NO_HEADERS = b"\x00"
+_NO_PRODUCER = (-1, -1, -1)
+_CRC = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A dense batch: format 2, its own to write to, with a right CRC, plain, CreateTime, the codec it had.
+
+    `data` begins with `base_offset`; producer fields are to be set by `batch.guard`.
+    """
+
+    base_offset: int
+    next_offset: int
+    max_timestamp: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets at which no consumer is shown anything."""
+
+    base_offset: int
+    next_offset: int
+
+
+class _Row(NamedTuple):
+    """One record: what is written before its offset delta, and what after it."""
+
+    offset: int
+    timestamp: int
+    head: bytes
+    tail: bytes
+
+
+class _Style(NamedTuple):
+    """What the parts of one batch have in common."""
+
+    codec: str
+    base_timestamp: int
+    leader_epoch: int
+
+
+def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int) -> list[Run | Hole]:
+    """Cover the offsets from `start` to the end of `batch`, one whole stored batch of any format, without a gap.
+
+    `start` may lie before the batch (what is between is a hole), or inside (what is below is left out).
+    `shown` is False for what no application is shown: markers, and batches of aborted transactions.
+    A run takes at most `max_bytes`, but for a single record that is larger.
+    `batch` is written to where it can be; its bytes are then a run's.
+
+    Raises:
+        CorruptBatchError: a checksum does not fit, or the content cannot be read.
+        UnsupportedFormatError: a message format or codec that cannot be carried.
+    """
+    if len(batch) <= MAGIC_POSITION:
+        raise CorruptBatchError(start, "it ends in the middle of its header")
+    magic = batch[MAGIC_POSITION]
+    if magic < 2:
+        return _old_pieces(batch, start, shown, max_bytes)
+    if magic > 2:
+        base_offset, _ = PREFIX.unpack_from(batch)
+        raise _unsupported(base_offset, f"message format {magic}")
+    if len(batch) < BATCH_OVERHEAD:
+        raise CorruptBatchError(start, "it ends in the middle of its header")
+    (base, length, leader_epoch, _, crc, attributes, last_delta, base_timestamp, max_timestamp, *_, count) = (
+        HEADER.unpack_from(batch)
+    )
+    if LOG_OVERHEAD + length != len(batch):
+        raise CorruptBatchError(base, f"its length field says {length}, it has {len(batch) - LOG_OVERHEAD} bytes")
+    if crc_of(batch) != crc:
+        raise CorruptBatchError(base, f"its checksum is {crc_of(batch):08x}, its header says {crc:08x}")
+    if last_delta < 0 or not 0 <= count <= last_delta + 1:
+        raise CorruptBatchError(base, f"it has {count} records at {last_delta + 1} offsets")
+    next_offset = base + last_delta + 1
+    if start >= next_offset:
+        return []
+    if not shown or attributes & CONTROL or count == 0:
+        return [Hole(start, next_offset)]
+    codec = attributes & COMPRESSION_MASK
+    if codec >= len(COMPRESSION_TYPES):
+        raise _unsupported(base, f"the unknown compression type {codec}")
+    log_append_time = attributes & LOG_APPEND_TIME
+    if start <= base and count == last_delta + 1 and not log_append_time and len(batch) <= max_bytes:
+        run = Run(base, next_offset, max_timestamp, _plain(batch, base, codec))
+        return [Hole(start, base), run] if start < base else [run]
+    style = _Style(COMPRESSION_TYPES[codec], max_timestamp if log_append_time else base_timestamp, leader_epoch)
+    try:
+        body = bytes(decompress(batch[BATCH_OVERHEAD:], style.codec))
+        rows = _rows(body, base, last_delta, count, style.base_timestamp)
+    except (ValueError, IndexError) as error:
+        raise CorruptBatchError(base, str(error) or "it ends too early") from None
+    if log_append_time:
+        rows = [row._replace(timestamp=max_timestamp, head=_NO_DELTA) for row in rows]
+    return _cover(rows, start, next_offset, style, max_bytes)
+
+
+def _unsupported(offset: int, what: str) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"the batch at offset {offset} has {what}",
+        "kmirror knows the formats and codecs of Kafka 4; a newer kmirror may know more",
+        Reason.UNSUPPORTED_MESSAGE_FORMAT,
+    )
+
+
+def _plain(batch: memoryview, base_offset: int, attributes: int) -> memoryview:
+    """Set a dense batch's attributes and take out its producer, in place where it is writable."""
+    data = memoryview(bytearray(batch)) if batch.readonly else batch
+    struct.pack_into(">h", data, ATTRIBUTES_POSITION, attributes)
+    guard(data, *_NO_PRODUCER)
+    struct.pack_into(">q", data, 0, base_offset)
+    return data
+
+
+def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: int) -> list[_Row]:
+    """Cut a record section into its records."""
+    rows = []
+    position, size, previous = 0, len(body), -1
+    for _ in range(count):
+        length, position = read_varint(body, position)
+        end = position + length
+        if length < 0 or end > size:
+            raise ValueError("a record is longer than the batch")
+        begin = position
+        timestamp_delta, middle = read_varint(body, begin + 1)
+        offset_delta, position = read_varint(body, middle)
+        if position > end:
+            raise ValueError("a record's length does not fit its content")
+        if not previous < offset_delta <= last_delta:
+            raise ValueError(f"a record has the offset delta {offset_delta} after {previous}, of at most {last_delta}")
+        rows.append(_Row(base + offset_delta, base_timestamp + timestamp_delta, body[begin:middle], body[position:end]))
+        position, previous = end, offset_delta
+    if position != size:
+        raise ValueError("bytes are left after the last record")
+    return rows
+
+
+def _old_pieces(batch: memoryview, start: int, shown: bool, max_bytes: int) -> list[Run | Hole]:
+    codec, messages = read_messages(batch)
+    next_offset = PREFIX.unpack_from(batch)[0] + 1
+    if start >= next_offset:
+        return []
+    if not shown:
+        return [Hole(start, next_offset)]
+    style = _Style(codec, messages[0].timestamp, -1)
+    rows = [
+        _Row(
+            message.offset,
+            message.timestamp,
+            b"\x00" + varint(message.timestamp - style.base_timestamp),
+            _field(message.key) + _field(message.value) + _NO_HEADERS,
+        )
+        for message in messages
+    ]
+    return _cover(rows, start, next_offset, style, max_bytes)
+
+
+def _field(value: bytes | None) -> bytes:
+    return varint(-1) if value is None else varint(len(value)) + value
+
+
+def _cover(rows: list[_Row], start: int, next_offset: int, style: _Style, max_bytes: int) -> list[Run | Hole]:
+    covered: list[Run | Hole] = []
+    position = start
+    begin, last = 0, len(rows)
+    while begin < last and rows[begin].offset < start:
+        begin += 1
+    while begin < last:
+        first = rows[begin].offset
+        end = begin + 1
+        while end < last and rows[end].offset - first == end - begin:
+            end += 1
+        if first > position:
+            covered.append(Hole(position, first))
+        covered += _runs(rows[begin:end], style, max_bytes)
+        position = rows[end - 1].offset + 1
+        begin = end
+    if position < next_offset:
+        covered.append(Hole(position, next_offset))
+    return covered
+
+
+def _runs(rows: list[_Row], style: _Style, max_bytes: int) -> Iterator[Run]:
+    """Make one batch of records at consecutive offsets, or as many as it takes."""
+    run = _run(rows, style)
+    made = len(run.data)
+    if made <= max_bytes or len(rows) == 1:
+        yield run
+        return
+    sizes = [len(row.head) + len(row.tail) for row in rows]
+    room = sum(sizes) * (max_bytes - BATCH_OVERHEAD) / (made - BATCH_OVERHEAD) * _CAUTION
+    begin, filled = 0, sizes[0]
+    for index in range(1, len(rows)):
+        if filled + sizes[index] > room:
+            yield from _runs(rows[begin:index], style, max_bytes)
+            begin, filled = index, 0
+        filled += sizes[index]
+    yield from _runs(rows[begin:], style, max_bytes)
+
+
+def _run(rows: list[_Row], style: _Style) -> Run:
+    first, count = rows[0].offset, len(rows)
+    parts: list[bytes] = []
+    for offset, _, head, tail in rows:
+        delta = varint(offset - first)
+        parts += (varint(len(head) + len(delta) + len(tail)), head, delta, tail)
+    made = bytearray(BATCH_OVERHEAD)
+    made += compress(b"".join(parts), style.codec)
+    length, attributes = len(made) - LOG_OVERHEAD, COMPRESSION_TYPES.index(style.codec)
+    max_timestamp = max(row.timestamp for row in rows)
+    stamps = (style.base_timestamp, max_timestamp)
+    HEADER.pack_into(
+        made, 0, first, length, style.leader_epoch, 2, 0, attributes, count - 1, *stamps, *_NO_PRODUCER, count
+    )
+    data = memoryview(made)
+    _CRC.pack_into(made, CRC_POSITION, crc_of(data))
+    return Run(first, first + count, max_timestamp, data)

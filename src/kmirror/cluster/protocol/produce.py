@@ -1,0 +1,145 @@
+"""Produce, one batch per partition, encoded as a list of buffers so that no batch is ever copied. No I/O here.
+
+Version 13 names topics by id (brokers from 4.0 on), version 11 by name. What an error code means here:
+
+* 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then.
+* 45: the log end is not where this batch's sequence number says. Nothing was written.
+* 47: a higher epoch of our producer id exists: somebody shut us out.
+* 7, 20: written at the leader, perhaps not everywhere: look at the log end.
+* 100: no topic of this id (any more).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.wire import (
+    Buffer,
+    FrameError,
+    compact_string,
+    read_compact_string,
+    read_unsigned_varint,
+    request_header,
+    skip_tagged_fields,
+    unsigned_varint,
+)
+
+API_KEY = 0
+LOWEST_VERSION = 11
+HIGHEST_VERSION = 13
+FIRST_VERSION_WITH_TOPIC_IDS = 13
+
+ACKS_ALL = -1
+#: Brokers hand out producer ids from 0 up. Whoever appends by offset takes one of these, where theirs will never get
+#: to, and always the same for a partition.
+FIRST_OWN_PRODUCER_ID = 1 << 62
+
+_HEAD = struct.Struct(">Bhi")
+_PARTITION_ANSWER = struct.Struct(">ihqqq")
+#: The same with an end that has nothing to tell.
+_PLAIN_ANSWER = struct.Struct(">ihqqq3s")
+_NO_TAGS = b"\x00"
+#: No record errors, no message, no tagged fields: how almost every partition's answer ends.
+_NOTHING_TO_TELL = b"\x01\x00\x00"
+_INT32 = struct.Struct(">i")
+
+
+class Append(NamedTuple):
+    """One batch for one partition; `batch` has been made ready by `batch.guard`."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    batch: memoryview | bytes | bytearray
+
+
+class AppendAnswer(NamedTuple):
+    """One partition's answer. `topic` is a name or, from version 13 on, 16 bytes of id."""
+
+    topic: str | bytes
+    partition: int
+    error_code: int
+    base_offset: int
+    error_message: str | None
+
+
+def request(
+    correlation_id: int, version: int, client_id: str, appends: Sequence[Append], *, acks: int, timeout_ms: int
+) -> list[Buffer]:
+    """Encode one framed request. `appends` has at most one batch per partition, and topics in one piece."""
+    groups: list[tuple[str, int]] = []
+    for append in appends:
+        if groups and groups[-1][0] == append.topic:
+            groups[-1] = (append.topic, groups[-1][1] + 1)
+        else:
+            groups.append((append.topic, 1))
+    counts = iter(groups)
+    prefix = request_header(API_KEY, version, correlation_id, client_id)
+    prefix += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(groups) + 1)
+    buffers: list[Buffer] = []
+    size, left = 0, 0
+    pack = _INT32.pack
+    for topic, topic_id, partition, batch in appends:
+        if not left:
+            _, left = next(counts)
+            name = topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(topic)
+            prefix += name + unsigned_varint(left + 1)
+        left -= 1
+        length = len(batch)
+        prefix += pack(partition) + unsigned_varint(length + 1)
+        buffers += (prefix, batch)
+        size += len(prefix) + length
+        prefix = _NO_TAGS if left else _NO_TAGS + _NO_TAGS
+    prefix += _NO_TAGS
+    return [_INT32.pack(size + len(prefix)), *buffers, prefix]
+
+
+def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
+    """Decode one frame (from its correlation id on) into the partitions' answers and the throttle in milliseconds.
+
+    Raises:
+        FrameError: not such an answer.
+    """
+    try:
+        return _decode(frame, version)
+    except struct.error:
+        raise FrameError("a Produce answer ends too early") from None
+
+
+def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
+    position = skip_tagged_fields(frame, 4)
+    topics, position = read_unsigned_varint(frame, position)
+    answers: list[AppendAnswer] = []
+    for _ in range(topics - 1):
+        topic: str | bytes | None
+        if version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            topic = bytes(frame[position : position + 16])
+            position += 16
+        else:
+            topic, position = read_compact_string(frame, position)
+        count, position = read_unsigned_varint(frame, position)
+        end = position + _PLAIN_ANSWER.size * (count - 1)
+        plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if end < len(frame) else []
+        if all(rest == _NOTHING_TO_TELL for *_, rest in plain):
+            answers += [AppendAnswer(topic or "", row[0], row[1], row[2], None) for row in plain]
+            count, position = count - len(plain), end if plain else position
+        for _ in range(count - 1):
+            index, code, base_offset, _, _ = _PARTITION_ANSWER.unpack_from(frame, position)
+            position += _PARTITION_ANSWER.size
+            if frame[position : position + 3] == _NOTHING_TO_TELL:
+                position += 3
+                answers.append(AppendAnswer(topic or "", index, code, base_offset, None))
+                continue
+            errors, position = read_unsigned_varint(frame, position)
+            detail = None
+            for _ in range(errors - 1):
+                detail, position = read_compact_string(frame, position + 4)
+                position = skip_tagged_fields(frame, position)
+            message, position = read_compact_string(frame, position)
+            position = skip_tagged_fields(frame, position)
+            answers.append(AppendAnswer(topic or "", index, code, base_offset, detail or message))
+        position = skip_tagged_fields(frame, position)
+    (throttle_time_ms,) = struct.unpack_from(">i", frame, position)
+    return answers, throttle_time_ms

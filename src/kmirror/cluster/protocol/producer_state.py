@@ -1,0 +1,17 @@
+"""What a leader remembers of one producer, as DescribeProducers tells it (KIP-664)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a leader remembers of one producer."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_start_offset: int | None

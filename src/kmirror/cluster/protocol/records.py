@@ -1,0 +1,210 @@
+"""The records inside a batch: read, and written where a batch has to be made.
+
+Each record is ``length varint | attributes i8 | timestamp delta varint | offset delta varint | key | value | headers``
+(zig-zag varints, −1 length for null), the whole section compressed by the batch's codec.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import cramjam
+from crc32c import crc32c
+
+from kmirror.cluster.protocol.batch import (
+    ATTRIBUTES_POSITION,
+    BATCH_OVERHEAD,
+    COMPRESSION_MASK,
+    COMPRESSION_TYPES,
+    HEADER,
+    LOG_OVERHEAD,
+    BatchHeader,
+    CorruptBatchError,
+)
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as an application sees it. `timestamp` in epoch milliseconds; null keys and values are None."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def decompress(data: memoryview, compression_type: str) -> memoryview:
+    """Undo a batch's codec. Snappy is read raw and in Java's (xerial) framing.
+
+    Raises:
+        ValueError: an unknown codec, or bytes that are not of this codec.
+    """
+    try:
+        match compression_type:
+            case "none":
+                return data
+            case "gzip":
+                return memoryview(bytes(cramjam.gzip.decompress(data)))
+            case "snappy":
+                return memoryview(_snappy(data))
+            case "lz4":
+                return memoryview(bytes(cramjam.lz4.decompress(data)))
+            case "zstd":
+                return memoryview(bytes(cramjam.zstd.decompress(data)))
+            case _:
+                raise ValueError(f"unknown compression {compression_type}")
+    except cramjam.DecompressionError as error:
+        raise ValueError(str(error)) from None
+
+
+def compress(data: bytes, compression_type: str) -> bytes:
+    """Apply a batch's codec, in the framing that Kafka's Java client reads."""
+    match compression_type:
+        case "none":
+            return data
+        case "gzip":
+            return bytes(cramjam.gzip.compress(data))
+        case "snappy":
+            block = bytes(cramjam.snappy.compress_raw(data))
+            return _XERIAL_MAGIC + struct.pack(">iii", 1, 1, len(block)) + block
+        case "lz4":
+            compressor = cramjam.lz4.Compressor(block_linked=False)
+            compressor.compress(data)
+            return bytes(compressor.finish())
+        case "zstd":
+            return bytes(cramjam.zstd.compress(data))
+        case _:
+            raise ValueError(f"unknown compression {compression_type}")
+
+
+def _snappy(data: memoryview) -> bytes:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return bytes(cramjam.snappy.decompress_raw(data))
+    out = bytearray()
+    position = _XERIAL_HEADER
+    while position < len(data):
+        (length,) = struct.unpack_from(">i", data, position)
+        position += 4
+        if length < 0 or position + length > len(data):
+            raise ValueError("a snappy block is longer than the batch")
+        out += bytes(cramjam.snappy.decompress_raw(data[position : position + length]))
+        position += length
+    return bytes(out)
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than ten bytes")
+
+
+def _bytes(data: memoryview, position: int) -> tuple[bytes | None, int]:
+    length, position = _varint(data, position)
+    if length < 0:
+        return None, position
+    end = position + length
+    if end > len(data):
+        raise ValueError("a field is longer than the batch")
+    return bytes(data[position:end]), end
+
+
+def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
+    """Read the records of the batch at `header.position`; offsets and visible timestamps are absolute.
+
+    Raises:
+        CorruptBatchError: the records cannot be read.
+    """
+    start = header.position
+    section = data[start + BATCH_OVERHEAD : start + header.size_in_bytes]
+    try:
+        body = decompress(section, header.compression_type)
+        position = 0
+        for _ in range(header.record_count):
+            length, position = _varint(body, position)
+            end = position + length
+            position += 1
+            timestamp_delta, position = _varint(body, position)
+            offset_delta, position = _varint(body, position)
+            key, position = _bytes(body, position)
+            value, position = _bytes(body, position)
+            header_count, position = _varint(body, position)
+            if header_count < 0:
+                raise ValueError("a record has a negative number of headers")
+            headers = []
+            for _ in range(header_count):
+                name, position = _bytes(body, position)
+                if name is None:
+                    raise ValueError("a header has no name")
+                content, position = _bytes(body, position)
+                headers.append((name.decode(), content))
+            if position != end:
+                raise ValueError("a record's length does not fit its content")
+            timestamp = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+            yield Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers))
+        if position != len(body):
+            raise ValueError("bytes are left after the last record")
+    except (ValueError, IndexError, struct.error) as error:
+        raise CorruptBatchError(header.base_offset, str(error) or "it ends too early") from None
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    value = (value << 1) ^ (value >> 63)
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _put_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)
+    else:
+        _put_varint(out, len(value))
+        out += value
+
+
+def make_batch(records: Iterable[Record], *, compression_type: str = "none", leader_epoch: int = -1) -> bytearray:
+    """Make one batch of records whose offsets are consecutive, without producer fields.
+
+    Raises:
+        ValueError: no records, or offsets with gaps.
+    """
+    batch = list(records)
+    if not batch or any(record.offset != batch[0].offset + i for i, record in enumerate(batch)):
+        raise ValueError("a batch needs records at consecutive offsets")
+    base_offset, base_timestamp = batch[0].offset, batch[0].timestamp
+    body = bytearray()
+    for delta, record in enumerate(batch):
+        out = bytearray(1)
+        _put_varint(out, record.timestamp - base_timestamp)
+        _put_varint(out, delta)
+        _put_bytes(out, record.key)
+        _put_bytes(out, record.value)
+        _put_varint(out, len(record.headers))
+        for name, content in record.headers:
+            _put_bytes(out, name.encode())
+            _put_bytes(out, content)
+        _put_varint(body, len(out))
+        body += out
+    section = compress(bytes(body), compression_type)
+    attributes = COMPRESSION_TYPES.index(compression_type) & COMPRESSION_MASK
+    made = bytearray(BATCH_OVERHEAD) + section
+    max_timestamp = max(record.timestamp for record in batch)
+    fields = (leader_epoch, 2, 0, attributes, len(batch) - 1, base_timestamp, max_timestamp, -1, -1, -1, len(batch))
+    HEADER.pack_into(made, 0, base_offset, len(made) - LOG_OVERHEAD, *fields)
+    crc = crc32c(memoryview(made)[ATTRIBUTES_POSITION:])
+    HEADER.pack_into(made, 0, base_offset, len(made) - LOG_OVERHEAD, *fields[:2], crc, *fields[3:])
+    return made

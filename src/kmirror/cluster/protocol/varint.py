@@ -1,0 +1,49 @@
+"""The signed variable-length integers inside records: zig-zag, 7 bits a byte, lowest first (KIP-98)."""
+
+from __future__ import annotations
+
+from kmirror.cluster.protocol.wire import Buffer
+
+#: A 64-bit number takes at most ten bytes.
+_LONGEST = 10
+_TABLE_SIZE = 1 << 14
+
+
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """Read a number; return it and the position behind it.
+
+    Raises:
+        ValueError: it has more than ten bytes.
+        IndexError: the data ends in its midst.
+    """
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift == 7 * _LONGEST:
+            raise ValueError("a number has more than ten bytes")
+
+
+def varint(value: int) -> bytes:
+    """Encode a number of up to 64 bits."""
+    if 0 <= value < _TABLE_SIZE:
+        return _TABLE[value]
+    return _encoded(value)
+
+
+def _encoded(value: int) -> bytes:
+    rest = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append((rest & 0x7F) | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+#: Offset deltas and lengths are small as a rule.
+_TABLE = tuple(_encoded(value) for value in range(_TABLE_SIZE))

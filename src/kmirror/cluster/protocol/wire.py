@@ -1,0 +1,128 @@
+"""Kafka's primitive types, for the requests encoded by hand on the hot path.
+
+Flexible versions (KIP-482) only: lengths are unsigned varints of length + 1, every structure ends with tagged fields.
+Reading a length never allocates; a length that points outside the frame is a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+from kmirror.errors import KmirrorError
+
+Buffer = bytes | bytearray | memoryview
+
+INT32 = struct.Struct(">i")
+
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
+
+#: The topic id of a topic that has none.
+NO_TOPIC_ID = bytes(16)
+
+
+class FrameError(KmirrorError):
+    """An answer that cannot be read; the connection it came from is of no more use."""
+
+
+def unsigned_varint(value: int) -> bytes:
+    """Encode a non-negative integer, 7 bits a byte, lowest first."""
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    if 0x4000 <= value < 0x200000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def compact_string(value: str) -> bytes:
+    """Encode a string that is not null."""
+    data = value.encode()
+    return unsigned_varint(len(data) + 1) + data
+
+
+def read_unsigned_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """Read a length; return it and the position behind it.
+
+    Raises:
+        FrameError: more than five bytes, or past the end.
+    """
+    value = shift = 0
+    try:
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position
+            shift += 7
+            if shift > 28:
+                raise FrameError("a length in a broker's answer has more than five bytes")
+    except IndexError:
+        raise FrameError("a broker's answer ends in the middle of a length") from None
+
+
+def read_compact_string(data: Buffer, position: int) -> tuple[str | None, int]:
+    """Read a nullable compact string; return it and the position behind it.
+
+    Raises:
+        FrameError: longer than the frame, or not UTF-8.
+    """
+    length, position = read_unsigned_varint(data, position)
+    if length == 0:
+        return None, position
+    end = position + length - 1
+    if end > len(data):
+        raise FrameError("a string in a broker's answer is longer than the answer")
+    try:
+        return bytes(data[position:end]).decode(), end
+    except UnicodeDecodeError:
+        raise FrameError("a string in a broker's answer is not UTF-8") from None
+
+
+def skip_tagged_fields(data: Buffer, position: int) -> int:
+    """Return the position behind the tagged fields that start at `position`."""
+    count, position = read_unsigned_varint(data, position)
+    for _ in range(count):
+        _, position = read_unsigned_varint(data, position)
+        size, position = read_unsigned_varint(data, position)
+        position += size
+    if position > len(data):
+        raise FrameError("a tagged field in a broker's answer is longer than the answer")
+    return position
+
+
+def tagged_fields(data: Buffer, position: int) -> tuple[dict[int, Buffer], int]:
+    """Return the tagged fields that start at `position` by tag, and the position behind them."""
+    count, position = read_unsigned_varint(data, position)
+    fields: dict[int, Buffer] = {}
+    for _ in range(count):
+        tag, position = read_unsigned_varint(data, position)
+        size, position = read_unsigned_varint(data, position)
+        if position + size > len(data):
+            raise FrameError("a tagged field in a broker's answer is longer than the answer")
+        fields[tag] = data[position : position + size]
+        position += size
+    return fields, position
+
+
+def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
+    """Encode request header version 2 (flexible)."""
+    client = client_id.encode()
+    return struct.pack(f">hhih{len(client)}sB", api_key, api_version, correlation_id, len(client), client, 0)
+
+
+def format_topic_id(topic_id: bytes) -> str | None:
+    """Print a topic id as Kafka's tools do (base64url without padding); None for the all-zero id."""
+    if topic_id == NO_TOPIC_ID:
+        return None
+    return urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+def parse_topic_id(text: str) -> bytes:
+    """Read a topic id as Kafka's tools print it."""
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,284 @@
+"""One translation of Java client properties: to our own connections, to stdlib TLS, to librdkafka.
+
+`client_config` reads properties as Kafka's tools take them, resolves the references in them, reads the PEM files they
+name, and returns a `ClientConfig` that holds all that is needed to connect. It pickles, so that a worker on another
+machine needs no files; the secrets in it never show in its repr.
+
+Known keys of Kafka's clients that concern nothing we do are accepted and ignored, as Kafka's own tools do. Keys that
+name a Java class which would decide about security are refused: we cannot load it.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kmirror.cluster.security.jaas import parse_jaas
+from kmirror.cluster.security.pem import TlsMaterial, tls_material
+from kmirror.cluster.security.properties import is_reference, resolve_value
+from kmirror.errors import UsageError
+from kmirror.settings.client_keys import is_client_key, meant_client_key
+
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+_JAAS = "sasl.jaas.config"
+_LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
+_JAVA_CLASSES = (
+    "sasl.client.callback.handler.class",
+    "sasl.login.callback.handler.class",
+    "sasl.login.class",
+    "security.providers",
+    "ssl.engine.factory.class",
+)
+_ADDRESS = re.compile(
+    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Hold what one client needs to reach and to enter one cluster; times in milliseconds, sizes in bytes."""
+
+    bootstrap_servers: tuple[tuple[str, int], ...]
+    client_id: str = "kmirror"
+    #: Where records are fetched from the nearest replica: the rack that counts as near (client.rack, KIP-392).
+    rack: str = ""
+    #: One of SECURITY_PROTOCOLS.
+    security_protocol: str = "PLAINTEXT"
+    #: One of SASL_MECHANISMS; None, like name and password, where the protocol has no SASL.
+    sasl_mechanism: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    #: PEM text of the trusted certificates; None for the ones this machine trusts.
+    ca_pem: str | None = field(default=None, repr=False)
+    #: PEM text of the client's certificate and the chain above it; None without client authentication.
+    certificate_pem: str | None = field(default=None, repr=False)
+    key_pem: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+    #: False leaves the certificate's chain checked, but not the name in it.
+    verify_hostname: bool = True
+    request_timeout_ms: int = 30_000
+    connect_timeout_ms: int = 10_000
+    #: None for what the operating system or the caller thinks right.
+    send_buffer_bytes: int | None = None
+    receive_buffer_bytes: int | None = None
+
+    @property
+    def uses_tls(self) -> bool:
+        """Tell whether connections are encrypted."""
+        return self.security_protocol in {"SSL", "SASL_SSL"}
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return a new TLS context for connections to this cluster; None where the protocol has no TLS.
+
+        It trusts as librdkafka does, whatever the version of Python: certificates that Java takes are taken, but a
+        chain has to end at a self-signed one; Java is content with a trusted intermediate.
+
+        Raises:
+            UsageError: the certificates or the key cannot be used.
+        """
+        if not self.uses_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cadata=self.ca_pem)
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(
+                f"the trusted certificates cannot be used: {_reason(error)}", "check ssl.truststore.*"
+            ) from None
+        context.check_hostname = self.verify_hostname
+        context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+        if self.certificate_pem is not None and self.key_pem is not None:
+            self._load_client_certificate(context)
+        return context
+
+    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
+        # The standard library takes a client's key from a file only; this one is private to us and gone at once.
+        with tempfile.NamedTemporaryFile("w", encoding="ascii", prefix="kmirror-", suffix=".pem") as pem:
+            pem.write(f"{self.key_pem}{self.certificate_pem}")
+            pem.flush()
+            try:
+                # Without a password OpenSSL would ask for one on the terminal.
+                context.load_cert_chain(pem.name, password=self.key_password or "")
+            except (ssl.SSLError, ValueError) as error:
+                raise UsageError(
+                    f"the client's key and certificate cannot be used: {_reason(error)}",
+                    "check that the key belongs to the certificate, and ssl.key.password",
+                ) from None
+
+    def librdkafka(self, **extra: object) -> dict[str, object]:
+        """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
+
+        librdkafka escapes SCRAM user names itself, and wants its numbers within its own limits.
+        """
+        config: dict[str, object] = {
+            "bootstrap.servers": ",".join(
+                f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap_servers
+            ),
+            "client.id": self.client_id,
+            "security.protocol": self.security_protocol,
+            "socket.timeout.ms": min(max(self.request_timeout_ms, 10), 300_000),
+            "socket.connection.setup.timeout.ms": max(self.connect_timeout_ms, 1000),
+        }
+        optional = {
+            "sasl.mechanism": self.sasl_mechanism,
+            "sasl.username": self.username,
+            "sasl.password": self.password,
+            "socket.send.buffer.bytes": self.send_buffer_bytes and min(self.send_buffer_bytes, 100_000_000),
+            "socket.receive.buffer.bytes": self.receive_buffer_bytes and min(self.receive_buffer_bytes, 100_000_000),
+        }
+        if self.uses_tls:
+            optional |= {
+                "ssl.ca.pem": self.ca_pem,
+                "ssl.certificate.pem": self.certificate_pem,
+                "ssl.key.pem": self.key_pem,
+                "ssl.key.password": self.key_password,
+                "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
+            }
+        return config | {key: value for key, value in optional.items() if value is not None} | extra
+
+
+def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> ClientConfig:
+    """Translate Java client properties, references and all; `environ` stands in for the process's environment.
+
+    Raises:
+        UsageError: a key is misspelt, a value is not understood, a file cannot be read, or it is not supported.
+        UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
+    """
+    check_client_keys(properties)
+    reader = _Reader(properties, environ)
+    for key in _JAVA_CLASSES:
+        if reader.text(key):
+            raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
+    protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
+    mechanism, username, password = reader.login() if protocol.startswith("SASL_") else (None, None, None)
+    tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
+    return ClientConfig(
+        bootstrap_servers=parse_bootstrap_servers(reader.text("bootstrap.servers") or ""),
+        client_id=reader.text("client.id") or "kmirror",
+        rack=reader.text("client.rack") or "",
+        security_protocol=protocol,
+        sasl_mechanism=mechanism,
+        username=username,
+        password=password,
+        ca_pem=tls.ca_pem,
+        certificate_pem=tls.certificate_pem,
+        key_pem=tls.key_pem,
+        key_password=tls.key_password,
+        verify_hostname=reader.verify_hostname(),
+        request_timeout_ms=reader.number("request.timeout.ms", 1) or 30_000,
+        connect_timeout_ms=reader.number("socket.connection.setup.timeout.ms", 1) or 10_000,
+        send_buffer_bytes=reader.buffer_size("send.buffer.bytes"),
+        receive_buffer_bytes=reader.buffer_size("receive.buffer.bytes"),
+    )
+
+
+def check_client_keys(properties: Mapping[str, str]) -> None:
+    """Refuse keys that look like a misspelt key of a Kafka client; others' keys pass.
+
+    Raises:
+        UsageError: names the key and the one that was probably meant.
+    """
+    for key in properties:
+        if not is_client_key(key) and (meant := meant_client_key(key)):
+            raise UsageError(f"unknown client property {key}", f"did you mean {meant}?")
+
+
+def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address stands in brackets, `[::1]:9092`.
+
+    Raises:
+        UsageError: the list is empty, or an address has no port or cannot be understood.
+    """
+    addresses = []
+    for address in filter(None, (part.strip() for part in text.split(","))):
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise UsageError(
+                f"bootstrap.servers: {address!r} is not HOST:PORT", "write kafka1:9092,kafka2:9092 or [::1]:9092"
+            )
+        addresses.append((match["ipv6"] or match["host"], int(match["port"])))
+    if not addresses:
+        raise UsageError(
+            "bootstrap.servers is missing or empty", "name at least one broker: bootstrap.servers=kafka1:9092"
+        )
+    return tuple(addresses)
+
+
+def scram_escaped(username: str) -> str:
+    """Return a user name as SCRAM's messages spell it (RFC 5802, saslname): `=` is `=3D`, `,` is `=2C`."""
+    return username.replace("=", "=3D").replace(",", "=2C")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Typed access to the properties; a reference is resolved when its key is asked for."""
+
+    properties: Mapping[str, str]
+    environ: Mapping[str, str] | None
+
+    def text(self, key: str) -> str | None:
+        """Return a value without the white space round it; None where it is missing or empty."""
+        value = self.properties.get(key)
+        return (resolve_value(key, value, self.environ).strip() or None) if value is not None else None
+
+    def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
+        value = (self.text(key) or default).upper()
+        if value not in choices:
+            raise UsageError(f"{key}={value} is not known", f"it is one of {', '.join(choices)}")
+        return value
+
+    def number(self, key: str, lowest: int) -> int | None:
+        value = self.text(key)
+        if value is None:
+            return None
+        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not lowest <= int(value) < 1 << 31:
+            raise UsageError(f"{key}={value} is not a number from {lowest} to {(1 << 31) - 1}", f"correct {key}")
+        return int(value)
+
+    def buffer_size(self, key: str) -> int | None:
+        size = self.number(key, -1)
+        return size if size is not None and size > 0 else None
+
+    def verify_hostname(self) -> bool:
+        key = "ssl.endpoint.identification.algorithm"
+        if key not in self.properties:
+            return True
+        value = self.text(key)
+        if value is not None and value.lower() != "https":
+            raise UsageError(f"{key}={value} is not known", f"write https, or {key}= to leave host names unchecked")
+        return value is not None
+
+    def login(self) -> tuple[str, str, str]:
+        """Return mechanism, user name and password."""
+        mechanism = self.text("sasl.mechanism")
+        if mechanism not in SASL_MECHANISMS:
+            given = (
+                f"sasl.mechanism={mechanism}" if mechanism else "sasl.mechanism is not set, and GSSAPI, its default,"
+            )
+            raise UsageError(f"{given} is not supported yet", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
+        line = self.properties.get(_JAAS, "")
+        if not line.strip():
+            raise UsageError(f"{_JAAS} is missing, and {mechanism} needs a user name and a password", f"set {_JAAS}")
+        # Options are resolved one by one after the line has been read: a secret may hold quotes and semicolons.
+        entries = parse_jaas(resolve_value(_JAAS, line, self.environ) if is_reference(line) else line)
+        entry, expected = entries[0], _LOGIN_MODULES[mechanism]
+        if len(entries) > 1:
+            raise UsageError(f"{_JAAS} holds {len(entries)} login modules", "leave one of them")
+        if entry.login_module.rsplit(".", 1)[-1] != expected:
+            raise UsageError(
+                f"{_JAAS}: {entry.login_module} does not fit sasl.mechanism={mechanism}", f"it takes {expected}"
+            )
+        username, password = (
+            resolve_value(_JAAS, entry.options.get(name, ""), self.environ) for name in ("username", "password")
+        )
+        if not username or not password:
+            raise UsageError(f"{_JAAS} lacks the {'password' if username else 'username'}", "name both, in quotes")
+        return mechanism, username, password
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason or "unusable") if isinstance(error, ssl.SSLError) else str(error)

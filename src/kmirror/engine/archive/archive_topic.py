@@ -1,0 +1,125 @@
+"""What an archive is: an ordinary topic that keeps the records of another one, which is to be deleted or rewritten.
+
+`<topic>.kmirror-archive.<n>` has the same number of partitions. Each holds records of the same partition of the topic,
+in their order, with key, value, headers and timestamp as they were, and three headers more, the last ones, whose values
+are decimal numbers: the offset and the leader epoch that the record had (−1 where it had none), and its timestamp.
+
+Archives are never deleted by kmirror, and never mirrored. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.records import Record
+from kmirror.errors import UsageError
+
+OFFSET_HEADER = "kmirror.offset"
+LEADER_EPOCH_HEADER = "kmirror.leader.epoch"
+TIMESTAMP_HEADER = "kmirror.timestamp"
+
+_INFIX = ".kmirror-archive."
+_ARCHIVE = re.compile(re.escape(_INFIX) + r"([1-9][0-9]*)")
+#: Kafka's limit for topic names, less the infix and nine digits. Names up to one character less stay whole, so that no
+#: name that was shortened is another topic's.
+_BASE = 249 - len(_INFIX) - 9
+_HASH_BYTES = 5
+
+_NAMES = (OFFSET_HEADER, LEADER_EPOCH_HEADER, TIMESTAMP_HEADER)
+_ENDLESS = str((1 << 63) - 1)
+_LARGEST = str((1 << 31) - 1)
+
+Header = tuple[str, bytes | None]
+#: Offsets from the first to before the second.
+Range = tuple[int, int]
+
+
+def archive_name(topic: str, existing_names: Iterable[str]) -> str:
+    """Return the name of the next archive of `topic`: 1, or one more than the highest there is.
+
+    Brokers take "." and "_" in the names of topics for the same, so archives whose names differ in that alone count.
+    """
+    base = _base_of(topic)
+    numbers = [
+        int(found[1])
+        for name in existing_names
+        if _alike(name).startswith(_alike(base)) and (found := _ARCHIVE.fullmatch(name, len(base)))
+    ]
+    return f"{base}{_INFIX}{max(numbers, default=0) + 1}"
+
+
+def is_archive(name: str) -> bool:
+    """Tell whether a topic of this name is an archive."""
+    topic, infix, number = name.rpartition(_INFIX)
+    return bool(topic) and _ARCHIVE.fullmatch(infix + number) is not None
+
+
+def _base_of(topic: str) -> str:
+    if len(topic) < _BASE:
+        return topic
+    digest = blake2b(topic.encode(), digest_size=_HASH_BYTES).hexdigest()
+    return f"{topic[: _BASE - 1 - len(digest)]}-{digest}"
+
+
+def _alike(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def archive_settings() -> dict[str, str]:
+    """Return the settings to create an archive with: it keeps everything, as it is, for ever."""
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "compression.type": "producer",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.before.max.ms": _ENDLESS,
+        "message.timestamp.after.max.ms": _ENDLESS,
+        "max.message.bytes": _LARGEST,
+        # a batch has to fit into a segment, whatever the brokers' default is
+        "segment.bytes": str(1 << 30),
+    }
+
+
+def archive_producer_id(archive: TopicPartition) -> int:
+    """Return the producer id under which alone a partition of an archive is written."""
+    digest = blake2b(f"archive\0{archive.topic}\0{archive.partition}".encode(), digest_size=8).digest()
+    return FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (FIRST_OWN_PRODUCER_ID - 1))
+
+
+class Origin(NamedTuple):
+    """Where an archived record stood."""
+
+    offset: int
+    leader_epoch: int
+    timestamp: int
+
+
+def origin_headers(origin: Origin) -> tuple[Header, ...]:
+    """Return the headers that an archived record has behind its own."""
+    return tuple((name, b"%d" % value) for name, value in zip(_NAMES, origin, strict=True))
+
+
+def origin_of(record: Record) -> tuple[Origin, tuple[Header, ...]] | None:
+    """Return where an archived record stood, and its own headers; None for a record that no archive has."""
+    added, own = record.headers[-len(_NAMES) :], record.headers[: -len(_NAMES)]
+    if tuple(name for name, _ in added) != _NAMES:
+        return None
+    try:
+        return Origin(*(int(value or b"") for _, value in added)), own
+    except ValueError:
+        return None
+
+
+def checked_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """Return the ranges that hold anything, which are to be in order and apart."""
+    found = tuple((low, high) for low, high in ranges if low < high)
+    ends = [offset for one in found for offset in one]
+    if ends != sorted(ends) or min(ends, default=0) < 0:
+        raise UsageError(f"the ranges {list(ranges)} are not in order", "give each offset once, lowest first")
+    return found

@@ -1,0 +1,182 @@
+"""Compare an archive with what it is to save, record by record, before that is deleted.
+
+Both are read anew, as consumers see them; nothing is taken over from the copying. This module runs in workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record
+from kmirror.engine.archive.archive_topic import Origin, Range, checked_ranges, origin_of
+from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
+from kmirror.engine.compare.visible_log import VisibleLog
+from kmirror.errors import RefusedError, UnreachableError
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveDifference:
+    """The first record that is not saved as it stood; `offset` is the one it had, None where nobody knows."""
+
+    offset: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveComparison:
+    """What comparing an archive has found. `records` were compared; `records` + `only_archived` are in the archive.
+
+    `only_archived` counts records that the log has lost since they were saved: it starts behind them now.
+    """
+
+    records: int
+    only_archived: int
+    first_offset: int | None
+    last_offset: int | None
+    first_difference: ArchiveDifference | None = None
+
+    @property
+    def equal(self) -> bool:
+        """True when every record is in the archive, and nothing else."""
+        return self.first_difference is None
+
+
+def verify_archive_partition(
+    reading: ClusterClient,
+    reading_archive: ClusterClient,
+    partition: TopicPartition,
+    archive: TopicPartition,
+    ranges: Sequence[Range],
+) -> ArchiveComparison:
+    """Compare the records at offsets `ranges` of `partition` with all that `archive` holds.
+
+    Both clients, of one cluster, must be used by nobody else meanwhile.
+
+    Raises:
+        RefusedError: the log does not show all of the ranges.
+        CorruptBatchError, UnsupportedFormatError: a batch of the partition cannot be read.
+        UnreachableError, BrokerError: one of the two cannot be read.
+    """
+    with ThreadPoolExecutor(2, "read-ahead") as executor:
+        found = _Comparison(_records_of_archive(reading_archive, archive, executor))
+        return found.run(reading, partition, checked_ranges(ranges), executor)
+
+
+class _DamagedArchiveError(Exception):
+    """The archive cannot be read on."""
+
+
+def _records_of_archive(client: ClusterClient, archive: TopicPartition, executor: Executor) -> Iterator[Record]:
+    bounds = []
+    for which, log_end in ((EARLIEST, False), (LATEST, True)):
+        answer = client.list_offsets({archive: which}, log_end=log_end)[archive]
+        require(answer.error_code, f"looking up the offsets of {archive}")
+        bounds.append(answer.offset or 0)
+    start, end = bounds
+    log = VisibleLog(client, archive, start, end, executor)
+    try:
+        for batch in log.batches():
+            yield from batch.records()
+    except (CorruptBatchError, UnsupportedFormatError) as error:
+        raise _DamagedArchiveError(str(error)) from None
+    if log.ended_at is not None and log.ended_at < end:
+        raise UnreachableError(f"{archive} cannot be read up to its end {end}", "are all its replicas in sync?")
+
+
+class _Comparison:
+    """One walk along a log and its archive."""
+
+    def __init__(self, archived: Iterator[Record]) -> None:
+        self._archived = archived
+        self._records = 0
+        self._only_archived = 0
+        self._first: int | None = None
+        self._last: int | None = None
+        #: Offsets that the log has lost.
+        self._lost: list[Range] = []
+
+    def run(
+        self, client: ClusterClient, partition: TopicPartition, ranges: Sequence[Range], executor: Executor
+    ) -> ArchiveComparison:
+        try:
+            difference = self._walk(client, partition, ranges, executor)
+        except _DamagedArchiveError as error:
+            difference = ArchiveDifference(None, f"the archive cannot be read: {error}")
+        return ArchiveComparison(self._records, self._only_archived, self._first, self._last, difference)
+
+    def _walk(
+        self, client: ClusterClient, partition: TopicPartition, ranges: Sequence[Range], executor: Executor
+    ) -> ArchiveDifference | None:
+        for low, high in ranges:
+            log = VisibleLog(client, partition, low, high, executor)
+            for batch in log.batches():
+                self._note_lost(low, log.floor)
+                if is_only_filler(batch):
+                    continue
+                for record in batch.records():
+                    if not max(low, log.floor) <= record.offset < high or is_left_over_filler(batch, record):
+                        continue
+                    if difference := self._compare(record, batch.header.partition_leader_epoch):
+                        return difference
+            self._note_lost(low, min(high, log.floor))
+            if log.ended_at is not None and log.ended_at < high:
+                raise RefusedError(
+                    f"{partition} shows consumers nothing from offset {log.ended_at} on, though it should up to {high}",
+                    "a transaction may be open there; try later",
+                )
+        extra = self._next_archived()
+        if extra is None:
+            return None
+        origin = origin_of(extra)
+        where = f"at offset {extra.offset} of the archive"
+        return ArchiveDifference(origin[0].offset if origin else None, f"there is an extra record {where}")
+
+    def _note_lost(self, low: int, floor: int) -> None:
+        if low < floor and (low, floor) not in self._lost:
+            self._lost.append((low, floor))
+
+    def _next_archived(self) -> Record | None:
+        """Return the next record of the archive that the log has not lost since."""
+        for archived in self._archived:
+            origin = origin_of(archived)
+            offset = origin[0].offset if origin else -1
+            in_order = self._last is None or offset > self._last
+            if not in_order or not any(low <= offset < floor for low, floor in self._lost):
+                return archived
+            self._only_archived += 1
+            self._note(offset)
+        return None
+
+    def _note(self, offset: int) -> None:
+        self._first = offset if self._first is None else self._first
+        self._last = offset
+
+    def _compare(self, record: Record, leader_epoch: int) -> ArchiveDifference | None:
+        archived = self._next_archived()
+        if archived is None:
+            return ArchiveDifference(record.offset, "it is not in the archive, which ends before it")
+        where = f"at offset {archived.offset} of the archive"
+        found = origin_of(archived)
+        if found is None:
+            return ArchiveDifference(record.offset, f"the record {where} has no header with its original offset")
+        origin, headers = found
+        if origin.offset != record.offset:
+            return ArchiveDifference(record.offset, f"the record {where} is that of offset {origin.offset}")
+        parts = {
+            "key": archived.key == record.key,
+            "value": archived.value == record.value,
+            "headers": headers == record.headers,
+            "timestamp": archived.timestamp == record.timestamp,
+            "added headers": origin == Origin(record.offset, leader_epoch, record.timestamp),
+        }
+        if not all(parts.values()):
+            different = " and ".join(name for name, is_equal in parts.items() if not is_equal)
+            return ArchiveDifference(record.offset, f"{different} of the record {where} differ")
+        self._records += 1
+        self._note(record.offset)
+        return None

@@ -1,0 +1,1 @@
+"""Compare two logs record by record, as applications see them."""

@@ -1,0 +1,341 @@
+"""Compare two logs record by record: offsets, timestamps, keys, values, headers.
+
+Both logs are read as consumers see them (`visible_log`), and walked side by side:
+
+* where both stand at the beginning of a batch, and the two batches hold the same offsets and the same bytes of records
+  (after decompression where the codecs differ), all their records are equal;
+* everywhere else record is held against record, until both stand at the beginning of a batch again.
+
+A record that only one side has is a difference, with two exceptions: where the other log starts later, nothing can be
+said, and that is noted; where the other topic is compacted, it may have been superseded there (`superseded`). Filler of
+ours that the destination shows has no excuse. Offsets that show nothing are compared only at the end: a destination
+that goes on beyond its source differs, whatever is there.
+
+This module runs in workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, LOG_APPEND_TIME, CorruptBatchError, UnsupportedFormatError
+from kmirror.cluster.protocol.filler import FILLER_KEY
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, decompress
+from kmirror.engine.compare.difference import (
+    Difference,
+    Kind,
+    PartitionComparison,
+    retention_note,
+    summary_of,
+    what_differs,
+)
+from kmirror.engine.compare.log_walk import BEYOND, Log, Side
+from kmirror.engine.compare.visible_log import Batch, UnknownFormatError, VisibleLog
+
+#: How many keys may wait for a later record before the log is searched for them: some 40 MB.
+_MOST_WAITING = 100_000
+_TELL_BYTES = 4 << 20
+_FILLER = "the destination shows filler, which kmirror writes where a log is to start further on"
+
+
+def compare_partition(
+    source: ClusterClient,
+    destination: ClusterClient,
+    source_partition: TopicPartition,
+    destination_partition: TopicPartition,
+    start: int | None = None,
+    end: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> PartitionComparison:
+    """Compare two partitions from offset `start` up to `end`.
+
+    Without `start`: from where both logs have begun. Without `end`: the whole destination, of which the source must
+    have everything. Both clients must be used by nobody else meanwhile. `progress` is told how many bytes were compared
+    since it was last told.
+
+    Raises:
+        UnreachableError: one of the clusters does not answer.
+        BrokerError: one of them refuses.
+        UnsupportedFormatError: a batch is of a format that cannot be read; nothing before it differs.
+    """
+    notes: tuple[str, ...] = ()
+    if end is None:
+        # before anything is asked of the source, which must be ahead
+        end = _offset(destination, destination_partition, LATEST, log_end=True)
+    if start is None:
+        ours, theirs = (
+            _offset(destination, destination_partition, EARLIEST),
+            _offset(source, source_partition, EARLIEST),
+        )
+        start = max(ours, theirs)
+        if ours != theirs:
+            notes = (retention_note(theirs, ours),)
+    if start >= end:
+        return PartitionComparison(start, start, 0, 0, notes=notes)
+    with ThreadPoolExecutor(2, "read-ahead") as executor:
+        one = VisibleLog(source, source_partition, start, end, executor)
+        other = VisibleLog(destination, destination_partition, start, end, executor)
+        found = compare_logs(one, other, start, end, progress)
+    return replace(found, notes=notes + found.notes)
+
+
+def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:
+    """Tell whether the first record that the destination shows from its log start on, below `end`, is filler.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+        BrokerError: it refuses.
+    """
+    with ThreadPoolExecutor(1, "read-ahead") as executor:
+        log = VisibleLog(destination, partition, start, end, executor)
+        try:
+            with closing(log.scan(start, end)) as records:
+                first = next(records, None)
+        except (CorruptBatchError, UnsupportedFormatError):
+            return None  # nothing of this is compared
+    if first is None or not _is_filler(first):
+        return None
+    return Difference(first.offset, Kind.FILLER, _FILLER, None, summary_of(first))
+
+
+def _is_filler(record: Record) -> bool:
+    return record.key == FILLER_KEY and record.value is None
+
+
+def _offset(client: ClusterClient, partition: TopicPartition, which: int, *, log_end: bool = False) -> int:
+    answer = client.list_offsets({partition: which}, log_end=log_end)[partition]
+    require(answer.error_code, f"looking up the offsets of {partition}")
+    return answer.offset or 0
+
+
+def compare_logs(
+    source: Log, destination: Log, start: int, end: int, progress: Callable[[int], None] | None = None
+) -> PartitionComparison:
+    """Compare what two logs hold from `start` to `end`; raises UnsupportedFormatError."""
+    return _Comparison(source, destination, start, end, progress).run()
+
+
+def same_batch(one: Batch, other: Batch) -> bool:
+    """Tell whether two sound batches hold the same records at the same offsets. False may also mean: look closer."""
+    a, b = one.header, other.header
+    if (
+        one.unwrapped is not None
+        or other.unwrapped is not None
+        or a.base_offset != b.base_offset
+        or a.record_count != b.record_count
+        or a.base_timestamp != b.base_timestamp
+        or a.max_timestamp != b.max_timestamp
+        or (a.attributes ^ b.attributes) & LOG_APPEND_TIME
+    ):
+        return False
+    mine, theirs = _records_section(one), _records_section(other)
+    if a.compression_type == b.compression_type and mine == theirs:
+        return True
+    try:
+        # memoryviews would be compared item by item, bytes are compared at once
+        return bytes(decompress(memoryview(mine), a.compression_type)) == bytes(
+            decompress(memoryview(theirs), b.compression_type)
+        )
+    except ValueError:
+        return False
+
+
+def _records_section(batch: Batch) -> bytes:
+    start = batch.header.position
+    return bytes(batch.data[start + BATCH_OVERHEAD : start + batch.header.size_in_bytes])
+
+
+class _Comparison:
+    """One walk along two logs."""
+
+    def __init__(
+        self, source: Log, destination: Log, start: int, end: int, progress: Callable[[int], None] | None
+    ) -> None:
+        self._start = start
+        self._end = end
+        self._progress = progress
+        self._told = 0
+        self._position = start
+        self._records = 0
+        self._obstacle: str | None = None
+        self._source = Side("source", source, destination, start, end)
+        self._destination = Side("destination", destination, source, start, end)
+
+    def run(self) -> PartitionComparison:
+        """Walk to the end or to the first difference; raises UnsupportedFormatError."""
+        difference = self._earliest(self._walk())
+        if difference is None and self._obstacle is None:
+            self._obstacle = self._hidden_tail()
+        if difference is None and self._obstacle is None:
+            difference = self._end_alone()
+        self._tell(1)
+        return PartitionComparison(
+            self._start,
+            self._end,
+            self._records,
+            self._source.size_in_bytes,
+            difference,
+            None if difference else self._obstacle,
+            tuple(self._notes(difference)),
+        )
+
+    def _earliest(self, difference: Difference | None) -> Difference | None:
+        """Return what was found, or a record that is missing before it."""
+        try:
+            missing = self._unexplained()
+        except (CorruptBatchError, UnsupportedFormatError):
+            if difference is None:
+                raise
+            return difference
+        return missing if missing and (difference is None or missing.offset < difference.offset) else difference
+
+    def _walk(self) -> Difference | None:
+        one, other = self._source, self._destination
+        one.next_batch()
+        other.next_batch()
+        while self._obstacle is None:
+            self._tell(_TELL_BYTES)
+            waiting = len(one.missing) + len(other.missing)
+            if waiting > _MOST_WAITING and (difference := self._unexplained()):
+                return difference
+            if not waiting and (ours := one.fresh) and (theirs := other.fresh) and same_batch(ours, theirs):
+                self._records += ours.header.record_count
+                one.next_batch()
+                other.next_batch()
+                continue
+            one.stand_on_record()
+            other.stand_on_record()
+            if one.offset == other.offset == BEYOND:
+                return None
+            if difference := self._step():
+                return difference
+        return None
+
+    def _step(self) -> Difference | None:
+        """Compare what stands at the lower of the two offsets, and go on behind it."""
+        one, other = self._source, self._destination
+        offset = min(one.offset, other.offset)
+        here = [side for side in (one, other) if side.offset == offset]
+        for side in here:
+            match side.unreadable:
+                case CorruptBatchError() as error:
+                    what = f"the batch that the {side.name} stores at offset {error.offset} is corrupt: {error.detail}"
+                    return self._difference(offset, Kind.CORRUPT, what)
+                case UnknownFormatError() as error:
+                    message = f"the {side.name} cannot be read from offset {offset} on: {error}"
+                    raise UnknownFormatError(offset, message, error.hint)
+        self._position = offset + 1
+        records = [side.record for side in here if side.record is not None]
+        if len(records) == 2:
+            difference = self._pair(*records)
+            self._records += 1
+        elif here == [one]:
+            difference = self._alone(records[0], other, Kind.MISSING, Kind.MISSING_TAIL)
+        else:
+            difference = self._alone(records[0], one, Kind.EXTRA, Kind.EXTRA_TAIL)
+        if difference is None:
+            for side in here:
+                side.leave_record()
+        return difference
+
+    def _pair(self, source: Record, destination: Record) -> Difference | None:
+        """Compare what both sides have at one offset."""
+        if source.key == destination.key:
+            self._source.missing.seen(source)
+            self._destination.missing.seen(destination)
+        differs = what_differs(source, destination)
+        if differs is None:
+            return None
+        if _is_filler(destination):
+            return self._difference(source.offset, Kind.FILLER, _FILLER)
+        return self._difference(source.offset, Kind.CONTENT, differs)
+
+    def _alone(self, record: Record, other: Side, inside: Kind, tail: Kind) -> Difference | None:
+        """Judge a record that is not on the `other` side."""
+        side = self._source if other is self._destination else self._destination
+        ended_at = other.log.ended_at
+        if side is self._destination and _is_filler(record):
+            return self._difference(record.offset, Kind.FILLER, _FILLER)
+        if record.offset < other.log.floor:
+            other.below_floor += 1
+            side.missing.seen(record)
+            return None
+        if ended_at is not None and record.offset >= ended_at:
+            if other is self._destination and (hidden := self._hidden_tail()):
+                self._obstacle = hidden
+                return None
+            return self._difference(record.offset, tail, f"the {other.name} {_end_of(other.log)}")
+        if other.missing.excuses(record):
+            side.missing.seen_alone(record, other.missing)
+            return None
+        return self._difference(record.offset, inside, f"the {other.name} has no record at this offset")
+
+    def _unexplained(self) -> Difference | None:
+        """Search for the later records that are still waited for; return the first missing record without one."""
+        found = []
+        for side, other in ((self._destination, self._source), (self._source, self._destination)):
+            missing = side.missing.unexplained(self._position, self._end)
+            if missing is None:
+                continue
+            lacking, record = other if missing.in_other else side, missing.record
+            what = f"the {lacking.name} has no record at this offset, and no later one of its key"
+            if lacking is self._destination:
+                found.append(Difference(record.offset, Kind.MISSING, what, record, None))
+            else:
+                found.append(Difference(record.offset, Kind.EXTRA, what, None, record))
+        return min(found, key=lambda difference: difference.offset, default=None)
+
+    def _difference(self, offset: int, kind: Kind, what: str) -> Difference:
+        summaries = [
+            summary_of(side.record) if side.record and side.record.offset == offset else None
+            for side in (self._source, self._destination)
+        ]
+        return Difference(offset, kind, what, *summaries)
+
+    def _hidden_tail(self) -> str | None:
+        log = self._destination.log
+        if log.ended_at is None or log.log_end_offset is None or log.log_end_offset <= log.ended_at:
+            return None
+        return (
+            f"the destination shows consumers nothing from offset {log.ended_at} to its end {log.log_end_offset}: "
+            "a transaction is open there, or too few replicas are in sync"
+        )
+
+    def _end_alone(self) -> Difference | None:
+        """Tell which log has ended too early, if the other one goes on with offsets that show nothing."""
+        for side, kind in ((self._destination, Kind.MISSING_TAIL), (self._source, Kind.EXTRA_TAIL)):
+            ended_at = side.log.ended_at
+            if ended_at is not None and ended_at < self._end:
+                lacking = f"offsets {ended_at} to {self._end - 1} are lacking, which show no records"
+                return Difference(ended_at, kind, f"the {side.name} {_end_of(side.log)}; {lacking}", None, None)
+        return None
+
+    def _notes(self, difference: Difference | None) -> Iterator[str]:
+        for side, other in ((self._source, self._destination), (self._destination, self._source)):
+            if side.below_floor:
+                yield (
+                    f"{side.below_floor} records below offset {side.log.floor} were not compared: "
+                    f"the {side.name}'s log has come to start there"
+                )
+            if side.missing.count and difference is None:
+                yield (
+                    f"{side.missing.count} records of the {other.name} are missing in the {side.name}, "
+                    "superseded by later ones of their keys"
+                )
+
+    def _tell(self, least: int) -> None:
+        done = self._source.size_in_bytes
+        if self._progress is not None and done - self._told >= least:
+            self._progress(done - self._told)
+            self._told = done
+
+
+def _end_of(log: Log) -> str:
+    if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
+        return f"is not committed beyond offset {log.ended_at}: a transaction is open there"
+    return f"ends at offset {log.ended_at}"

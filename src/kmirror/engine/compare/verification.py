@@ -1,0 +1,285 @@
+"""Verify many partitions in Spark: cut into pieces, compared in workers, put together again.
+
+A piece is a range of one partition's offsets, a share is what one Spark task compares: one large piece or many small
+ones. Partitions of compacted topics stay in one piece: what is missing there may be explained far behind it.
+
+This module runs in workers: it knows Spark's runtime only by what it is given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.compare.difference import Difference, PartitionComparison
+from kmirror.engine.compare.logs import compare_partition, filler_at_start
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+
+#: A task should run for about a second at least: each costs Spark some 60 ms, and two connections.
+_LARGEST_SHARE_BYTES = 256 << 20
+_SMALLEST_SHARE_BYTES = 8 << 20
+_SHARES_PER_SLOT = 4
+_MOST_PIECES_PER_SHARE = 100
+_SAMPLE_BYTES = 1 << 20
+_SAMPLE_OFFSETS = 1000
+#: What a record is thought to take where the broker does not tell how large a partition is.
+_USUAL_RECORD_BYTES = 1000
+_LOOK_SECONDS = 5.0
+_GONE = (Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One partition to verify, from offset `start` to `end`; `size_in_bytes` is an estimate, None without one."""
+
+    topic: str
+    partition: int
+    source_topic: str
+    start: int
+    end: int
+    size_in_bytes: int | None = None
+    divisible: bool = True
+    #: Where the destination's log starts, if that is lower: no filler may have been left from there to `start`.
+    destination_start: int | None = None
+
+    @property
+    def bytes_per_offset(self) -> float:
+        """What an offset takes on average, at least one byte."""
+        size = self.size_in_bytes
+        return _USUAL_RECORD_BYTES if size is None else max(1.0, size / max(1, self.end - self.start))
+
+    @property
+    def has_work(self) -> bool:
+        """True when there is something to look at."""
+        return self.end > self.start or self.destination_start is not None
+
+
+class Piece(NamedTuple):
+    """A range of one partition's offsets; `destination_start` as in `Extent`, in the partition's first piece only."""
+
+    topic: str
+    partition: int
+    source_topic: str
+    start: int
+    end: int
+    destination_start: int | None = None
+
+    @property
+    def destination(self) -> TopicPartition:
+        """The partition on the destination."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def source(self) -> TopicPartition:
+        """The partition on the source."""
+        return TopicPartition(self.source_topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkUnit:
+    """What one Spark task compares, and how it reaches both clusters; the properties hold references, no secrets."""
+
+    source_properties: Mapping[str, str]
+    destination_properties: Mapping[str, str]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one piece: a comparison, or why there is none."""
+
+    piece: Piece
+    comparison: PartitionComparison | None
+    trouble: KmirrorError | None = None
+
+
+class Runtime(Protocol):
+    """What is asked of Spark."""
+
+    def map(
+        self, name: str, function: Callable[[WorkUnit, int], Any], arguments: Iterable[WorkUnit]
+    ) -> Iterator[Any]: ...
+
+
+def shares(
+    extents: Iterable[Extent],
+    slots: int,
+    source_properties: Mapping[str, str],
+    destination_properties: Mapping[str, str],
+) -> list[WorkUnit]:
+    """Cut everything into shares of about the same size, enough of them for all slots."""
+    known = [extent for extent in extents if extent.has_work]
+    total = sum(extent.bytes_per_offset * (extent.end - extent.start) for extent in known)
+    size = min(_LARGEST_SHARE_BYTES, max(_SMALLEST_SHARE_BYTES, total / (slots * _SHARES_PER_SLOT)))
+    sized = [
+        (piece, extent.bytes_per_offset * (piece.end - piece.start)) for extent in known for piece in cut(extent, size)
+    ]
+    return _shared(sized, size, source_properties, destination_properties)
+
+
+def sampled_shares(
+    extents: Iterable[Extent],
+    count: int,
+    chosen: random.Random,
+    source_properties: Mapping[str, str],
+    destination_properties: Mapping[str, str],
+) -> list[WorkUnit]:
+    """Take head, tail and `count` random ranges of each partition, and share them out."""
+    sized = [(piece, 1.0) for extent in extents if extent.has_work for piece in sample(extent, count, chosen)]
+    return _shared(sized, _MOST_PIECES_PER_SHARE, source_properties, destination_properties)
+
+
+def _shared(
+    sized: Iterable[tuple[Piece, float]], most: float, source: Mapping[str, str], destination: Mapping[str, str]
+) -> list[WorkUnit]:
+    made: list[WorkUnit] = []
+    pieces: list[Piece] = []
+    filled = 0.0
+    for piece, size in sized:
+        if pieces and (filled + size > most or len(pieces) == _MOST_PIECES_PER_SHARE):
+            made.append(WorkUnit(source, destination, tuple(pieces)))
+            pieces, filled = [], 0.0
+        pieces.append(piece)
+        filled += size
+    if pieces:
+        made.append(WorkUnit(source, destination, tuple(pieces)))
+    return made
+
+
+def cut(extent: Extent, size_in_bytes: float) -> list[Piece]:
+    """Cut a partition into pieces of about the size given, one where it cannot be divided."""
+    offsets = extent.end - extent.start
+    wanted = round(extent.bytes_per_offset * offsets / size_in_bytes) if extent.divisible else 1
+    count = min(max(1, wanted), max(1, offsets))
+    rims = [extent.start + offsets * number // count for number in range(count + 1)]
+    return _from_destination_start(extent, [_piece(extent, *rim) for rim in pairwise(rims)])
+
+
+def sample(extent: Extent, count: int, chosen: random.Random) -> list[Piece]:
+    """Return head, tail and `count` random ranges in order; ranges that meet are one."""
+    offsets = extent.end - extent.start
+    length = min(offsets, max(1, min(_SAMPLE_OFFSETS, int(_SAMPLE_BYTES / extent.bytes_per_offset))))
+    starts = [extent.start, extent.end - length]
+    starts += [extent.start + chosen.randrange(offsets - length + 1) for _ in range(count)]
+    pieces: list[Piece] = []
+    for start in sorted(starts):
+        if pieces and start <= pieces[-1].end:
+            pieces[-1] = pieces[-1]._replace(end=start + length)
+        else:
+            pieces.append(_piece(extent, start, start + length))
+    return _from_destination_start(extent, pieces)
+
+
+def _piece(extent: Extent, start: int, end: int) -> Piece:
+    return Piece(extent.topic, extent.partition, extent.source_topic, start, end)
+
+
+def _from_destination_start(extent: Extent, pieces: list[Piece]) -> list[Piece]:
+    return [pieces[0]._replace(destination_start=extent.destination_start), *pieces[1:]]
+
+
+def compare_shares(runtime: Runtime, all_shares: Iterable[WorkUnit]) -> Iterator[Finding]:
+    """Compare in Spark and yield findings as they come.
+
+    What lies behind a known difference is left out. When a whole cluster has stopped answering, nothing more is asked
+    of it, and the rest is found to be that trouble.
+    """
+    first: dict[TopicPartition, int] = {}
+    gone: list[KmirrorError] = []
+    left: list[Piece] = []
+
+    def open_shares() -> Iterator[WorkUnit]:
+        for share in all_shares:
+            pieces = tuple(piece for piece in share.pieces if piece.start < first.get(piece.destination, piece.end + 1))
+            if gone:
+                left.extend(pieces)
+            elif pieces:
+                yield WorkUnit(share.source_properties, share.destination_properties, pieces)
+
+    for findings in runtime.map("verify", compare_share, open_shares()):
+        for finding in findings:
+            if finding.comparison and (difference := finding.comparison.first_difference):
+                partition = finding.piece.destination
+                first[partition] = min(difference.offset, first.get(partition, difference.offset))
+            if finding.trouble is not None and finding.trouble.reason in _GONE:
+                gone.append(finding.trouble)
+            yield finding
+    yield from (Finding(piece, None, gone[0]) for piece in left)
+
+
+def compare_share(share: WorkUnit, attempt: int) -> tuple[Finding, ...]:
+    """Compare all pieces of a share: the body of one Spark task, at each attempt. What goes wrong is a finding too."""
+    findings: list[Finding] = []
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(ClusterClient(client_config(share.source_properties)))
+            destination = stack.enter_context(ClusterClient(client_config(share.destination_properties)))
+        except KmirrorError as error:
+            return tuple(Finding(piece, None, error) for piece in share.pieces)
+        gone: KmirrorError | None = None
+        for piece in share.pieces:
+            if gone is not None:
+                findings.append(Finding(piece, None, gone))
+                continue
+            try:
+                findings.append(Finding(piece, _compare_piece(source, destination, piece)))
+            except (KmirrorError, OutcomeUnknown) as error:
+                if isinstance(error, OutcomeUnknown | UnreachableError):
+                    gone = _silent(source, "source", Reason.SOURCE_UNREACHABLE) or _silent(
+                        destination, "destination", Reason.DESTINATION_UNREACHABLE
+                    )
+                trouble = gone or (error if isinstance(error, KmirrorError) else UnreachableError(str(error)))
+                findings.append(Finding(piece, None, trouble))
+    return tuple(findings)
+
+
+def _compare_piece(source: ClusterClient, destination: ClusterClient, piece: Piece) -> PartitionComparison:
+    if piece.destination_start is not None:
+        filler = filler_at_start(destination, piece.destination, piece.destination_start, piece.start)
+        if filler is not None:
+            return PartitionComparison(piece.start, piece.end, 0, 0, filler)
+    return compare_partition(source, destination, piece.source, piece.destination, piece.start, piece.end)
+
+
+def _silent(client: ClusterClient, name: str, reason: Reason) -> KmirrorError | None:
+    """Tell whether a whole cluster has stopped answering, rather than the leader of one partition."""
+    try:
+        client.metadata([], timeout=_LOOK_SECONDS)
+    except KmirrorError as error:
+        return UnreachableError(f"the {name} does not answer any more: {error}", error.hint, reason)
+    return None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What all findings about one partition amount to so far."""
+
+    offsets: int = 0
+    records: int = 0
+    size_in_bytes: int = 0
+    first_difference: Difference | None = None
+    obstacle: str | None = None
+    trouble: KmirrorError | None = None
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def take(self, finding: Finding) -> None:
+        """Add one finding."""
+        comparison = finding.comparison
+        if comparison is None:
+            self.trouble = self.trouble or finding.trouble
+            return
+        self.offsets += finding.piece.end - finding.piece.start
+        self.records += comparison.records
+        self.size_in_bytes += comparison.size_in_bytes
+        self.obstacle = self.obstacle or comparison.obstacle
+        self.notes.update(dict.fromkeys(comparison.notes))
+        difference = comparison.first_difference
+        if difference and (self.first_difference is None or difference.offset < self.first_difference.offset):
+            self.first_difference = difference

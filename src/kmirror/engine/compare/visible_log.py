@@ -1,0 +1,279 @@
+"""One partition's log as a read_committed consumer sees it: its data batches in order, read ahead. Blocking.
+
+What a consumer never sees is left out: markers, and batches of aborted transactions. Messages of the formats 0 and 1
+are unwrapped. Every batch's checksum is checked before it is handed out.
+
+A log can say less than it is asked for, and each case is told apart:
+
+* it starts later (retention, DeleteRecords), perhaps only since reading began: `floor`;
+* it ends earlier: `ended_at`, where what consumers may read ends; and `log_end_offset`, which lies further on while a
+  transaction is open or a follower lags.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.protocol.batch import (
+    COMPRESSION_MASK,
+    COMPRESSION_TYPES,
+    BatchHeader,
+    CorruptBatchError,
+    UnsupportedFormatError,
+    batch_headers,
+    crc_of,
+)
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.old_format import read_messages
+from kmirror.cluster.protocol.records import Record, read_records
+from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.errors import BrokerError, Reason
+
+_FORMAT = 2
+_FETCH_BYTES = 1 << 20
+_WAIT_MS = 500
+#: How long a log may end before the offset asked for, until that is believed: a new leader learns its high watermark
+#: from its followers' next fetch.
+_PATIENCE_S = 3.0
+
+
+class UnknownFormatError(UnsupportedFormatError):
+    """A batch of a format or codec that cannot be read; all records below `offset` come before it."""
+
+    def __init__(self, offset: int, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, Reason.UNSUPPORTED_MESSAGE_FORMAT)
+        self.args = (offset, message, hint)
+        self.offset = offset
+
+
+class Batch(NamedTuple):
+    """One stored batch: `header.position` is its place in `data`.
+
+    One of format 0 or 1 has been read already (`unwrapped`); its header says which offsets are in it, and no more.
+    """
+
+    data: memoryview
+    header: BatchHeader
+    unwrapped: Sequence[Record] | None = None
+
+    def records(self) -> Iterator[Record]:
+        """Read the records; raises CorruptBatchError."""
+        return read_records(self.data, self.header) if self.unwrapped is None else iter(self.unwrapped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What one look at the log gave: batches and where the next ones are, or that there are no more."""
+
+    data: memoryview
+    headers: Sequence[BatchHeader]
+    aborted: Sequence[AbortedTransaction]
+    next_offset: int
+    floor: int
+    #: None while there may be more.
+    ended_at: int | None = None
+    log_end_offset: int | None = None
+
+
+def visible_batches(
+    data: memoryview,
+    headers: Iterable[BatchHeader],
+    aborted_transactions: Iterable[AbortedTransaction],
+    start: int = 0,
+) -> Iterator[Batch]:
+    """Yield the batches of one fetch answer that a read_committed consumer sees.
+
+    `aborted_transactions` is the answer's list. No batch holds offsets below `start` that are of interest.
+
+    Raises:
+        CorruptBatchError: a checksum does not fit, an old message cannot be read, or a marker.
+        UnknownFormatError: a message format or codec that cannot be read.
+    """
+    isolation = Isolation(aborted_transactions)
+    reached = start
+    for header in headers:
+        whole = data[header.position : header.position + header.size_in_bytes]
+        if header.magic < _FORMAT:
+            yield _unwrapped(whole, header, reached)
+        elif header.magic > _FORMAT:
+            raise _unknown(reached, header, f"message format {header.magic}")
+        else:
+            crc = crc_of(whole)
+            if crc != header.crc:
+                detail = f"its checksum is {crc:08x}, its header says {header.crc:08x}"
+                raise CorruptBatchError(header.base_offset, detail)
+            if isolation.kind(whole) is Kind.DATA:
+                codec = header.attributes & COMPRESSION_MASK
+                if codec >= len(COMPRESSION_TYPES):
+                    raise _unknown(header.base_offset, header, f"the unknown compression type {codec}")
+                yield Batch(data, header)
+        reached = max(reached, header.next_offset)
+
+
+def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
+    """Read a message of an old format, which may stand for many; `reached` is the lowest offset that it can hold."""
+    try:
+        _, messages = read_messages(whole)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(reached, f"the message at offset {header.base_offset}: {error.detail}") from None
+    except UnsupportedFormatError as error:
+        raise UnknownFormatError(reached, error.message, error.hint) from None
+    # a wrapper stands at the offset of the last message in it
+    first, end = messages[0].offset, header.next_offset
+    known = header._replace(base_offset=first, last_offset_delta=end - 1 - first, record_count=len(messages))
+    return Batch(whole, known._replace(position=0), [Record(*message) for message in messages])
+
+
+def _unknown(offset: int, header: BatchHeader, what: str) -> UnknownFormatError:
+    return UnknownFormatError(
+        offset,
+        f"the batch at offset {header.base_offset} has {what}",
+        "a later version of kmirror may know it; or rewrite its records with a current client",
+    )
+
+
+def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[str]:
+    """Return those of the topics whose cleanup.policy removes superseded records.
+
+    Raises:
+        BrokerError: the settings of one may not be read.
+    """
+    compacted = set()
+    for topic, settings in topic_settings(client, topics, ["cleanup.policy"]).items():
+        if isinstance(settings, int):
+            raise BrokerError(settings, code_name(settings), f"reading the settings of {topic}")
+        if any("compact" in (setting.value or "") for setting in settings.values()):
+            compacted.add(topic)
+    return frozenset(compacted)
+
+
+def _whole_batches(data: memoryview, offset: int, end: int) -> list[BatchHeader]:
+    """Walk an answer's batches from the one with `offset` to the one that reaches `end`.
+
+    A broken one ends the list, or raises as the first.
+    """
+    headers: list[BatchHeader] = []
+    try:
+        for header in batch_headers(data):
+            if header.next_offset > offset:
+                headers.append(header)
+                if header.next_offset >= end:
+                    break
+    except CorruptBatchError:
+        if not headers:
+            raise
+    return headers
+
+
+class VisibleLog:
+    """Read one partition from `start` to `end`; one fetch runs ahead on `executor`.
+
+    The client must be used by nobody else meanwhile. Raises UnreachableError, BrokerError.
+    """
+
+    def __init__(
+        self, client: ClusterClient, partition: TopicPartition, start: int, end: int, executor: Executor
+    ) -> None:
+        self.floor = start
+        self.ended_at: int | None = None
+        self.log_end_offset: int | None = None
+        self._client = client
+        self._partition = partition
+        self._start = start
+        self._end = end
+        self._executor = executor
+        self._reader = PartitionReader(client, partition, read_committed=True)
+        self._ahead: Future[_Section] | None = None
+        self._compacted: bool | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the visible batches that hold offsets of the range, the first and the last perhaps others too."""
+        offset = self._start
+        while offset < self._end:
+            section = (self._ahead or self._executor.submit(self._look, offset)).result()
+            reached, offset, self.floor = offset, section.next_offset, section.floor
+            self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
+            if self.ended_at is not None:
+                return
+            # the next answer travels while this one is looked at
+            self._ahead = self._executor.submit(self._look, offset) if offset < self._end else None
+            yield from visible_batches(section.data, section.headers, section.aborted, reached)
+        self.ended_at = self._end
+
+    def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
+        """Read visible records elsewhere in the same log; None for where it starts, and where it ends at present."""
+        self._settle()
+        log_start, readable_end, _ = self._bounds()
+        first = log_start if start is None else max(start, log_start)
+        last = readable_end if end is None else min(end, readable_end)
+        other = VisibleLog(self._client, self._partition, first, last, self._executor)
+        try:
+            for batch in other.batches():
+                yield from (record for record in batch.records() if first <= record.offset < last)
+        finally:
+            other._settle()
+
+    def is_compacted(self) -> bool:
+        """Tell whether the topic's cleanup.policy is one that removes superseded records."""
+        if self._compacted is None:
+            self._settle()
+            self._compacted = bool(compacted_topics(self._client, [self._partition.topic]))
+        return self._compacted
+
+    def _settle(self) -> None:
+        """Wait for the fetch that runs ahead: the client takes one request at a time."""
+        if self._ahead is not None:
+            wait([self._ahead])
+
+    def _look(self, offset: int) -> _Section:
+        nothing = memoryview(b"")
+        floor = self.floor
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                answer = self._reader.fetch(offset, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)
+            except BrokerError as error:
+                if error.code != Code.OFFSET_OUT_OF_RANGE:
+                    raise
+                start, readable_end, _ = self._bounds()
+                if offset < start:
+                    offset = floor = start
+                    if start >= self._end:
+                        return _Section(nothing, (), (), self._end, floor)
+                    continue
+                time.sleep(_WAIT_MS / 1000)
+            else:
+                headers = _whole_batches(answer.records, offset, self._end)
+                if headers:
+                    next_offset = headers[-1].next_offset
+                    return _Section(answer.records, headers, answer.aborted_transactions, next_offset, floor)
+                readable_end = offset if answer.last_stable_offset is None else answer.last_stable_offset
+                if readable_end >= self._end:
+                    return _Section(nothing, (), (), self._end, floor)
+            if time.monotonic() > deadline:
+                _, readable_end, log_end_offset = self._bounds()
+                if readable_end < self._end:
+                    return _Section(nothing, (), (), offset, floor, readable_end, log_end_offset)
+
+    def _bounds(self) -> tuple[int, int, int]:
+        """Return log start, last stable offset and log end."""
+        ask = self._client.list_offsets
+        answers = (
+            ask({self._partition: EARLIEST})[self._partition],
+            ask({self._partition: LATEST}, read_committed=True)[self._partition],
+            ask({self._partition: LATEST}, log_end=True)[self._partition],
+        )
+        offsets = []
+        for answer in answers:
+            require(answer.error_code, f"looking up the offsets of {self._partition}")
+            offsets.append(answer.offset or 0)
+        return offsets[0], offsets[1], offsets[2]

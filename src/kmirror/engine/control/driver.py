@@ -1,0 +1,168 @@
+"""Run mirrors until told to stop: the loop on the driver, and what it shows while it turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.histories.identity_check import LINK_REFUSED
+from kmirror.errors import NOT_COPYING, KmirrorError, Reason
+from kmirror.state.records import PartitionState
+
+_TURN_SECONDS = 0.05
+_VIEW_SECONDS = 1.0
+#: Lanes drain within milliseconds; one that does not is ended with its worker.
+_STOP_SECONDS = 3.0
+
+
+class Ending(StrEnum):
+    """Name why the loop ended."""
+
+    STOPPED = "stopped"
+    CAUGHT_UP = "caught up"
+    TIMED_OUT = "timed out"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """One topic while the engine runs. `lag` in offsets, None while unknown."""
+
+    mirror: str
+    topic: str
+    partitions: int
+    lag: int | None
+    bytes_per_second: float
+    state: str
+    reason: Reason | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What a watcher is shown about once a second; `notes` are sentences that it has not been shown before."""
+
+    elapsed_seconds: float
+    phase: str
+    mirrors: tuple[str, ...]
+    topics: tuple[TopicView, ...]
+    total_bytes_per_second: float
+    notes: tuple[str, ...]
+
+
+COPYING = "copying"
+_ALIGNING = PartitionState.LOG_ALIGNMENT
+
+Watcher = Callable[[RunView], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to end by oneself: seconds from the beginning, None for never."""
+
+    until_caught_up: bool = False
+    timeout: float | None = None
+    duration: float | None = None
+
+
+def drive(
+    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+) -> Ending:
+    """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane."""
+    for engine in engines:
+        engine.start()
+    ending = _turn(engines, stop, limits, watcher, began)
+    for engine in engines:
+        engine.stop()
+    deadline = now() + _STOP_SECONDS
+    while now() < deadline and not all(engine.finished for engine in engines):
+        for engine in engines:
+            engine.tick()
+        threading.Event().wait(_TURN_SECONDS / 5)
+    for engine in engines:
+        engine.close()
+    watcher(view_of(engines, "stopping", now() - began))
+    return ending
+
+
+def _turn(
+    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+) -> Ending:
+    shown = 0.0
+    while not stop.wait(_TURN_SECONDS):
+        for engine in engines:
+            engine.tick()
+        at = now()
+        if at - shown >= _VIEW_SECONDS:
+            shown = at
+            watcher(view_of(engines, COPYING, at - began))
+        if all(engine.lost for engine in engines):
+            return Ending.LOST
+        if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines):
+            return Ending.CAUGHT_UP
+        if limits.timeout is not None and at - began >= limits.timeout:
+            return Ending.TIMED_OUT
+        if limits.duration is not None and at - began >= limits.duration:
+            return Ending.STOPPED
+    return Ending.STOPPED
+
+
+def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunView:
+    """Sum up how the mirrors stand; the engines' notes are taken over."""
+    topics: list[TopicView] = []
+    notes: list[str] = []
+    for engine in engines:
+        notes += engine.notes
+        engine.notes.clear()
+        partitions: dict[str, list[TopicPartition]] = defaultdict(list)
+        for assignment in engine.assignments():
+            partitions[assignment.topic].append(assignment.destination)
+        topics += [_topic_view(engine, topic, own) for topic, own in sorted(partitions.items())]
+    rate = sum(topic.bytes_per_second for topic in topics)
+    if phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
+        phase = "not copying"
+    return RunView(elapsed, phase, tuple(e.mirror for e in engines), tuple(topics), rate, tuple(notes))
+
+
+def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
+    rows = [row for partition in partitions if (row := engine.rows.get(partition)) is not None]
+    troubles = {partition: found for partition in partitions if (found := engine.trouble(partition)) is not None}
+    lags = [engine.lag(partition) for partition in partitions]
+    failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
+    troubled = failed or next((row for row in rows if row.reason), None)
+    aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
+    link = link_state([row.reason for row in rows], engine.source_trouble)
+    flows = "LINK_FAILED" if troubles else "ACTIVE"
+    state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
+    reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
+    if troubles and not failed:
+        reason, message = next(iter(troubles.values()))
+    elif troubled is None and engine.source_trouble is not None:
+        reason, message = engine.source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(engine.source_trouble)
+    return TopicView(
+        engine.mirror,
+        topic,
+        len(partitions),
+        None if None in lags else sum(lag for lag in lags if lag is not None),
+        sum(row.bytes_per_second for row in rows if (row.topic, row.partition) not in troubles),
+        state,
+        reason,
+        message,
+    )
+
+
+def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
+    """Return the state of a topic whose link is refused or down; None when it is neither.
+
+    `reasons` is what lanes say of its partitions, `seen` what the scout met at the source.
+    """
+    if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
+        return "LINK_FAILED"
+    is_silent = seen is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
+    return "SOURCE_UNAVAILABLE" if is_silent else None

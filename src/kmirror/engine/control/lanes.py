@@ -1,0 +1,376 @@
+"""The lanes of one mirror as its engine knows them: what each copies, which run of it may write, what it was told.
+
+A lane at work is told what changes of its work, and goes on with the rest; nothing else of it is disturbed. What it is
+to give up is nobody else's before it has said that nothing is on its way there. A lane that has said nothing yet may
+not have begun to listen: it is told nothing before.
+
+A lane is started anew when it died, when it has not been heard of, when it missed a change, and when nothing was left
+for it. The one that has nothing left is left out of the heartbeat and ends clean; the others are overruled by a higher
+generation, and whoever writes after them may not rely on their silence before the lease's time-to-live has passed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now
+from kmirror.engine.control.health import LANE_SILENCE_SECONDS
+from kmirror.engine.control.plan import Change, Held, changes
+from kmirror.engine.lane.lane import run_lane
+from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
+from kmirror.state.lease import Lease
+from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord, ProgressRow
+
+#: So long may a worker take from its start to the lane's first report.
+LANE_START_SECONDS = 90.0
+_PAUSE = 0.5
+_LONGEST_PAUSE = 5.0
+#: Partitions of one change: some 50 KB.
+_CHANGE_PARTITIONS = 250
+
+#: What a lane says of a partition, and as what it had it.
+Word = tuple[ProgressRow, Assignment]
+
+
+class LaneRunner(Protocol):
+    """What runs lanes: Spark."""
+
+    def submit(
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+    ) -> Future[LaneResult]: ...
+
+    def cancel(self, name: str) -> None: ...
+
+    def is_waiting(self, name: str) -> bool:
+        """Tell whether no worker has begun the lane yet."""
+
+
+class Owner(Protocol):
+    """The engine of a mirror, as far as its lanes need it."""
+
+    @property
+    def mirror(self) -> str: ...
+
+    def spec(
+        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+    ) -> LaneSpec:
+        """Make what a lane is started with."""
+
+    def as_it_stands(self, assignment: Assignment) -> Assignment:
+        """Return an assignment with what is no reason for a new plan, but to be known to a lane that takes it."""
+
+    def note(self, sentence: str) -> None:
+        """Tell whoever watches."""
+
+    def tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+        """Keep an event."""
+
+
+@dataclass(slots=True)
+class _Handle:
+    """One lane."""
+
+    lane: int
+    generation: int
+    copies: dict[TopicPartition, Assignment]
+    #: From when on its silence counts; a lane that begins among others that report gets the time for its first report.
+    silent_from: float
+    #: False while it must not be in the heartbeat: it is being asked to end.
+    wanted: bool = True
+    predecessor_may_write: bool = False
+    future: Future[LaneResult] | None = None
+    submitted_at: float = 0.0
+    heard_at: float | None = None
+    #: The latest attempt that was heard of: Spark starts a lane again whose worker died.
+    attempt: int = 0
+    deaths: int = 0
+    start_at: float = 0.0
+    #: How many changes this generation was told.
+    revision: int = 0
+    #: What it is to give up, and by which change; it may still write there.
+    leaving: dict[TopicPartition, tuple[int, Assignment]] = field(default_factory=dict)
+    #: By which change it got what it did not start with.
+    since: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def name(self, mirror: str) -> str:
+        return f"{mirror}-lane-{self.lane}-{self.generation}"
+
+    @property
+    def is_told_of_changes(self) -> bool:
+        return self.future is not None and self.heard_at is not None
+
+
+class Lanes:
+    """Keep the lanes of one mirror; for one thread, which calls `tick` many times a second."""
+
+    def __init__(self, owner: Owner, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]) -> None:
+        self._owner = owner
+        self._lease = lease
+        self._runner = runner
+        self._handles: dict[int, _Handle] = {}
+        #: The last generation of lanes that there are no more.
+        self._generations: dict[int, int] = {}
+        self._old_futures: list[Future[LaneResult]] = []
+        #: By lane, when any run of it last reported; and when any lane did.
+        self._heard_at: dict[int, float] = {}
+        self._any_heard_at = -inf
+        #: Lanes that have filled offsets by transactions, of which they may have left one open.
+        self._filling = set(filling_lanes)
+        #: What the last heartbeat said; a lane is started only when the brokers have it that it may write.
+        self._published: dict[int, Incarnation] = {}
+        #: Changes that no heartbeat has said yet.
+        self.unsaid: list[LaneChangeRecord] = []
+        #: True when a run that may not have ended is overruled, and no heartbeat has said so yet.
+        self._overrules = False
+        self.plan_now = True
+        self.beat_now = True
+        self.stopping = False
+
+    @property
+    def finished(self) -> bool:
+        """True when no lane is left."""
+        return not self._handles and not self._old_futures
+
+    def stop(self) -> None:
+        """Ask every lane to end."""
+        self.stopping = self.beat_now = True
+        for handle in self._handles.values():
+            handle.wanted = False
+
+    def is_free(self, topic: str) -> bool:
+        """Tell whether no lane has a topic, and nothing can be on its way to it."""
+        has_it = any(p.topic == topic for h in self._handles.values() for p in (*h.copies, *h.leaving))
+        return not has_it and not self._old_futures and not self._in_doubt
+
+    @property
+    def _in_doubt(self) -> bool:
+        """True while a run that is none of ours any more may still write."""
+        return self._overrules or self._lease.predecessor_may_write_until > now()
+
+    # -- the plan -------------------------------------------------------------------------------------------------
+
+    def plan(self, wanted: Sequence[Assignment], lanes: int, weights: Mapping[TopicPartition, int]) -> None:
+        """Have this copied, and nothing else."""
+        self.plan_now = False
+        current = set(wanted)
+        for handle in self._handles.values():
+            if handle.future is None:
+                handle.copies = {place: a for place, a in handle.copies.items() if a in current}
+        open_lanes = [n for n in range(lanes) if n not in self._handles or self._handles[n].wanted]
+        held = {lane: Held(tuple(h.copies.values()), h.leaving.keys()) for lane, h in self._handles.items() if h.wanted}
+        ending = {p for h in self._handles.values() if not h.wanted for p in (*h.copies, *h.leaving)}
+        free = [assignment for assignment in wanted if assignment.destination not in ending]
+        for lane, change in changes(free, open_lanes, weights, held).items():
+            self._change(lane, change)
+
+    def _change(self, lane: int, change: Change) -> None:
+        handle = self._handles.get(lane)
+        if handle is None:
+            copies = {a.destination: a for a in change.taken}
+            generation = self._generations.get(lane, 0) + 1
+            others_report = now() - self._any_heard_at <= LANE_SILENCE_SECONDS
+            self._handles[lane] = _Handle(
+                lane, generation, copies, now() if others_report else -inf, predecessor_may_write=self._in_doubt
+            )
+        elif handle.future is None:
+            handle.copies |= {a.destination: a for a in change.taken}
+            handle.wanted = not change.ends
+        elif change.ends:
+            handle.wanted = False
+        elif handle.is_told_of_changes:
+            self._tell_change(handle, change)
+        self.beat_now = True
+
+    def _tell_change(self, handle: _Handle, change: Change) -> None:
+        in_doubt = self._in_doubt
+        for start in range(0, max(len(change.given_up), len(change.taken)), _CHANGE_PARTITIONS):
+            given_up = change.given_up[start : start + _CHANGE_PARTITIONS]
+            taken = change.taken[start : start + _CHANGE_PARTITIONS]
+            handle.revision += 1
+            for place in given_up:
+                handle.leaving[place] = handle.revision, handle.copies.pop(place)
+                handle.since.pop(place, None)
+            for assignment in taken:
+                handle.copies[assignment.destination] = assignment
+                handle.since[assignment.destination] = handle.revision
+            self.unsaid.append(
+                LaneChangeRecord(
+                    self._owner.mirror,
+                    handle.lane,
+                    self._lease.record.lease_id,
+                    handle.generation,
+                    handle.revision,
+                    tuple((place.topic, place.partition) for place in given_up),
+                    tuple(self._owner.as_it_stands(assignment).told() for assignment in taken),
+                    in_doubt,
+                    self._unsettled_lanes(handle.lane) if taken else (),
+                )
+            )
+
+    def _unsettled_lanes(self, lane: int) -> tuple[int, ...]:
+        """Return whose transactions a lane has to end that begins: those of lanes that are not running, its own too."""
+        running = {handle.lane for handle in self._handles.values() if handle.future is not None}
+        return tuple(sorted(self._filling - running))
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def tick(self, at: float) -> None:
+        """Replace what died."""
+        for handle in list(self._handles.values()):
+            self._look_after(handle, at)
+        self._old_futures = [future for future in self._old_futures if not future.done()]
+
+    def start_due(self, at: float) -> None:
+        """Start the lanes of which the brokers have it that they may write."""
+        for handle in self._handles.values():
+            published = self._published.get(handle.lane) == (handle.generation, 0)
+            if handle.future is None and handle.wanted and published and at >= handle.start_at:
+                spec = self._owner.spec(
+                    handle.lane,
+                    handle.generation,
+                    handle.copies.values(),
+                    in_doubt=handle.predecessor_may_write,
+                    unsettled=self._unsettled_lanes(handle.lane),
+                )
+                handle.future = self._runner.submit(handle.name(self._owner.mirror), run_lane, spec)
+                handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
+
+    def _look_after(self, handle: _Handle, at: float) -> None:
+        future = handle.future
+        if future is None:
+            if not handle.wanted:
+                self._replace(handle, clean=True)
+            return
+        if future.done():
+            self._ended(handle, future, at)
+            return
+        heard = handle.heard_at
+        silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
+        if silent and heard is None and self._runner.is_waiting(handle.name(self._owner.mirror)):
+            handle.submitted_at, silent = at, False  # to submit it again would only delay it
+        if silent and not self.stopping:
+            self._owner.note(f"lane {handle.lane} of {self._owner.mirror} stopped responding and is replaced")
+            self._owner.tell("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
+            self._old_futures.append(future)
+            name = handle.name(self._owner.mirror)
+            threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
+            self._replace(handle, clean=False)
+
+    def _ended(self, handle: _Handle, future: Future[LaneResult], at: float) -> None:
+        error = future.exception()
+        if error is not None:
+            handle.deaths += 1
+            handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
+            if not self.stopping:
+                self._owner.note(f"lane {handle.lane} of {self._owner.mirror} died and is restarted: {error}")
+                self._owner.tell("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
+            self._replace(handle, clean=False)
+            return
+        result = future.result()
+        self._replace(handle, clean=result.clean and result.ended == "STOPPED")
+
+    def _replace(self, handle: _Handle, *, clean: bool) -> None:
+        """Make room for the lane's next generation, or drop it."""
+        if not clean:
+            self._doubt()
+            self._overrules = True
+        self.unsaid = [change for change in self.unsaid if change.lane != handle.lane]
+        self._generations[handle.lane] = handle.generation
+        if self.stopping or not handle.wanted:
+            del self._handles[handle.lane]
+            self._heard_at.pop(handle.lane, None)
+        else:
+            handle.future = None
+            handle.generation += 1
+            handle.predecessor_may_write = self._in_doubt
+            handle.revision = 0
+            handle.leaving.clear()
+            handle.since.clear()
+        self.plan_now = self.beat_now = True
+
+    def _doubt(self) -> None:
+        """Somebody of ours may still write: whoever takes the lease from us has to know."""
+        until = now() + self._lease.record.ttl_ms / 1000
+        self._lease.predecessor_may_write_until = max(self._lease.predecessor_may_write_until, until)
+
+    # -- what is said and heard -----------------------------------------------------------------------------------
+
+    def silent(self, at: float, seconds: float = LANE_SILENCE_SECONDS) -> dict[int, float | None]:
+        """Return the lanes with work that have not reported for so long, and when each last did; None for never."""
+        found = {}
+        for lane, handle in self._handles.items():
+            if handle.wanted and handle.copies:
+                heard = self._heard_at.get(lane)
+                if at - (handle.silent_from if heard is None else heard) > seconds:
+                    found[lane] = heard
+        return found
+
+    def work_of(self, lanes: Iterable[int]) -> list[TopicPartition]:
+        """Return what these lanes are to copy."""
+        return [partition for lane in lanes for partition in self._handles[lane].copies]
+
+    def before_beat(self) -> None:
+        """Keep up the doubt while no heartbeat has overruled what may still write."""
+        if self._overrules:
+            self._doubt()
+
+    def claims(self) -> dict[int, Incarnation]:
+        """Return which run of each lane may write."""
+        return {h.lane: Incarnation(h.generation, 0) for h in self._handles.values() if h.wanted and not self.stopping}
+
+    def revisions(self) -> dict[int, int]:
+        """Return the changes that lanes have to go by."""
+        return {h.lane: h.revision for h in self._handles.values() if h.wanted and h.revision and not self.stopping}
+
+    def said(self, claims: Mapping[int, Incarnation], said: Sequence[LaneChangeRecord]) -> None:
+        """Note that a heartbeat has said this."""
+        self._published = dict(claims)
+        self.unsaid = [change for change in self.unsaid if change not in said]
+        if self._overrules:
+            # only from now on does the time of those that are overruled run out
+            self._doubt()
+            self._overrules = False
+
+    def heard(self, record: ProgressRecord) -> tuple[list[Word], list[Word]]:
+        """Take a lane's word. Return what it says of partitions that it copies, and its last words on those given up.
+
+        Nothing where it is nobody's word any more.
+        """
+        handle = self._handles.get(record.lane)
+        if handle is None or (record.lease_id, record.generation) != (self._lease.lease_id, handle.generation):
+            return [], []
+        if record.attempt < handle.attempt:
+            return [], []
+        self.plan_now = self.plan_now or handle.heard_at is None
+        handle.heard_at = self._heard_at[handle.lane] = self._any_heard_at = now()
+        if record.attempt > handle.attempt:
+            handle.attempt = record.attempt
+            self._owner.note(f"a worker of lane {handle.lane} of {self._owner.mirror} died; another worker continues")
+            self._doubt()
+        if record.fills_by_transactions and record.lane not in self._filling:
+            self._filling.add(record.lane)
+            self._owner.note(
+                "markers may not be written (ALTER on the destination cluster is not granted): "
+                "offsets are filled by empty transactions, which is slower"
+            )
+            self._owner.tell(
+                "offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"}
+            )
+        places = [(TopicPartition(row.topic, row.partition), row) for row in record.rows]
+        # a row on what it got by a change that it does not go by yet is about a former life
+        mine = [
+            (row, handle.copies[place])
+            for place, row in places
+            if place in handle.copies and handle.since.get(place, 0) <= record.taken
+        ]
+        gone = {place: a for place, (revision, a) in handle.leaving.items() if revision <= record.given_up}
+        for place in gone:
+            del handle.leaving[place]
+        self.plan_now = self.plan_now or bool(gone)
+        return mine, [(row, gone[place]) for place, row in places if place in gone]

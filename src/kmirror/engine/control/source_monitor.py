@@ -1,0 +1,188 @@
+"""Look at a mirror's source now and then: its partitions, its ends, its starts. What follows from it is done here too.
+
+Partitions that were added at the source are added at the destination; records that the source deleted long enough ago
+are deleted there (`log_starts`). Runs in a thread of its own, with clients of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.trim import trim_compacted
+from kmirror.engine.clock import now
+from kmirror.engine.control.log_starts import LogStarts
+from kmirror.engine.histories.identity_check import require_cluster
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.settings.table import Settings
+from kmirror.state.records import TopicRecord
+
+#: How soon a source that could not be looked at is looked at again, longer each time.
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 5.0
+#: How often its ends are asked for while lanes do not tell them, and how long it may take to answer.
+_ENDS_SECONDS = 3.0
+_PATIENCE_MS = 5_000
+_STEP_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What was seen of the source, by mirror topic and partition; `trouble` when it does not answer."""
+
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    source_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    #: When the ends were asked for.
+    seen_at: float = 0.0
+    trouble: KmirrorError | None = None
+    #: Why the mirror does not follow the source's log starts; None in the normal case.
+    log_start_trouble: KmirrorError | None = None
+
+
+class SourceMonitor:
+    """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are.
+
+    While `ends_are_wanted`, because the lanes do not tell them, its ends are asked for more often than all else.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        source: ClientConfig,
+        destination: ClientConfig,
+        topics: Callable[[], Sequence[TopicRecord]],
+        ends: Callable[[], Mapping[TopicPartition, int]],
+        source_cluster_id: str | None = None,
+        ends_are_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._current_settings = settings
+        self._configs = source, destination
+        self._topics = topics
+        self._ends = ends
+        self._source_cluster_id = source_cluster_id
+        self._ends_are_wanted = ends_are_wanted
+        self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
+
+    def run(self, stop: threading.Event, tell: Callable[[SourceReport], None]) -> None:
+        """Look again and again until `stop` is set."""
+        config = self._configs[0]
+        config = replace(
+            config,
+            connect_timeout_ms=min(_PATIENCE_MS, config.connect_timeout_ms),
+            request_timeout_ms=min(_PATIENCE_MS, config.request_timeout_ms),
+        )
+        with ClusterClient(config) as source, ClusterClient(self._configs[1]) as destination:
+            failures, complete_at = 0, -inf
+            while not stop.is_set():
+                began = now()
+                pause: float = self._current_settings().refresh_interval_seconds
+                is_due = began - complete_at >= pause
+                try:
+                    seen = self._look(source, destination) if is_due else self._look_at_ends(source)
+                    complete_at = began if is_due else complete_at
+                    failures = 0
+                except (KmirrorError, OutcomeUnknown) as error:
+                    seen = SourceReport(trouble=_known(error))
+                    pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
+                    failures += 1
+                tell(seen)
+                self._wait(stop, pause if failures else complete_at + pause - now())
+
+    def _wait(self, stop: threading.Event, pause: float) -> None:
+        """Wait so long, or less while the source's ends are wanted."""
+        began = now()
+        while (left := pause - (now() - began)) > 0 and not stop.wait(min(_STEP_SECONDS, left)):
+            if now() - began >= _ENDS_SECONDS and self._ends_are_wanted():
+                return
+
+    def _look_at_ends(self, source: ClusterClient) -> SourceReport:
+        topics = self._topics()
+        found = source.metadata({t.source_topic for t in topics})
+        require_cluster(self._source_cluster_id, found.cluster_id)
+        places = {
+            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            for t in topics
+            if _is_the_one_added(t, found)
+            for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
+        }
+        seen_at = now()
+        return SourceReport(source_offsets=_ends(source, places), seen_at=seen_at)
+
+    def _look(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
+        topics = self._topics()
+        if not topics:
+            return SourceReport()
+        found = source.metadata({t.source_topic for t in topics})
+        require_cluster(self._source_cluster_id, found.cluster_id)
+        here = destination.metadata({t.topic for t in topics})
+        # another topic of the name is nothing of ours, on either side
+        same = {t.topic for t in topics if _is_the_one_added(t, found) and _is_the_mirror_topic(t, here)}
+        there = {
+            t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
+        }
+        known = {t.topic: t.partitions for t in topics}
+        counts = {topic: n if topic in same else min(n, known[topic]) for topic, n in there.items()}
+        grown = {t.topic: counts[t.topic] for t in topics if t.topic in same and counts[t.topic] > t.partitions}
+        missing = {topic: count for topic, count in grown.items() if len(here.topics[topic].partitions) < count}
+        if missing:
+            destination.create_partitions(missing)
+        places = {
+            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
+            for t in topics
+            for p in range(counts.get(t.topic, 0))
+        }
+        seen_at = now()
+        offsets = _ends(source, places)
+        trouble = None
+        if self._current_settings().follow_log_start:
+            starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
+            seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and places[p].topic in same}
+            self._log_starts.delay = self._current_settings().follow_log_start_delay_ms / 1000
+            self._log_starts.seen(seen, now())
+            trouble = self._follow_log_starts(destination, same)
+        return SourceReport({t: n for t, n in counts.items() if t in same}, offsets, seen_at, log_start_trouble=trouble)
+
+    def _follow_log_starts(self, destination: ClusterClient, topics: Collection[str]) -> KmirrorError | None:
+        """Delete in the mirror what the source has deleted long enough ago; return why that failed, if it did."""
+        due = {p: to for p, to in self._log_starts.due(self._ends(), now()).items() if p.topic in topics}
+        if not due:
+            return None
+        try:
+            for partition, answer in destination.list_offsets(dict.fromkeys(due, EARLIEST)).items():
+                if answer.offset is not None and answer.offset >= due[partition]:
+                    self._log_starts.trimmed(partition, due.pop(partition))
+            refused = 0
+            for partition, trimmed in trim_compacted(destination, due).items():
+                if not trimmed.error_code:
+                    self._log_starts.trimmed(partition, due[partition])
+                refused = refused or trimmed.error_code
+        except (KmirrorError, OutcomeUnknown) as error:
+            return _known(error)
+        return KmirrorError(f"deleting records is refused (error {refused})") if refused else None
+
+
+def _ends(source: ClusterClient, places: Mapping[TopicPartition, TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the source's ends of these partitions, by the partition that each is given there."""
+    ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+    return {places[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
+
+
+def _known(error: KmirrorError | OutcomeUnknown) -> KmirrorError:
+    return error if isinstance(error, KmirrorError) else KmirrorError(str(error))
+
+
+def _is_the_one_added(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Tell whether the source topic is the one that was added, not another of its name."""
+    seen = found.topics.get(topic.source_topic)
+    return seen is not None and seen.printed_topic_id in (None, topic.source_topic_id)
+
+
+def _is_the_mirror_topic(topic: TopicRecord, found: ClusterMetadata) -> bool:
+    """Tell whether the destination topic is the one that was made a mirror topic."""
+    seen = found.topics.get(topic.topic)
+    return seen is not None and not seen.error_code and seen.printed_topic_id in (None, topic.destination_topic_id)

@@ -1,0 +1,62 @@
+"""What an engine hears of its mirror in `__kmirror_state`: lanes' reports, settings, how topics stand. No I/O.
+
+A topic comes with the records of its partitions as they stood when it was written: what an `add` has decided about a
+partition is written before the topic it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from kmirror.state.records import MirrorRecord, PartitionRecord, ProgressRecord, Removed, TopicRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FeedTopic:
+    """What the log says of a topic, and what it said of the topic's partitions when that was written."""
+
+    topic: TopicRecord
+    partitions: tuple[PartitionRecord, ...]
+
+
+class Replica:
+    """What the log says of a mirror's partitions, as it is read; topics are passed on with what it said of theirs.
+
+    The log is read from its start. What it says there is history, and stood in the state that the engine began with:
+    only how topics stand where it ends is passed on, and each change after that.
+    """
+
+    def __init__(self, mirror: str) -> None:
+        self._mirror = mirror
+        self._partitions: defaultdict[str, dict[int, PartitionRecord]] = defaultdict(dict)
+        self._history: dict[str, TopicRecord] | None = {}
+        self._last_mirror: MirrorRecord | None = None
+
+    def take(self, met: object) -> list[ProgressRecord | FeedTopic | MirrorRecord]:
+        """Take the next record; return what is to be passed on now."""
+        match met:
+            case ProgressRecord() if met.mirror == self._mirror:
+                return [met]
+            case MirrorRecord() if met.name == self._mirror:
+                if self._history is None:
+                    return [met]
+                self._last_mirror = met
+            case PartitionRecord() if met.mirror == self._mirror:
+                self._partitions[met.topic][met.partition] = met
+            case Removed(("partition", self._mirror, str(topic), int(partition))):
+                self._partitions[topic].pop(partition, None)
+            case TopicRecord() if met.mirror == self._mirror:
+                if self._history is None:
+                    return [self._with_partitions(met)]
+                self._history[met.topic] = met
+        return []
+
+    def catch_up(self) -> list[FeedTopic | MirrorRecord]:
+        """Note that the log's end was reached; the first time return how the mirror and its topics stand."""
+        history, self._history = self._history or {}, None
+        mirror, self._last_mirror = self._last_mirror, None
+        return [*([mirror] if mirror else []), *(self._with_partitions(topic) for topic in history.values())]
+
+    def _with_partitions(self, topic: TopicRecord) -> FeedTopic:
+        return FeedTopic(topic, tuple(self._partitions[topic.topic].values()))

@@ -1,0 +1,90 @@
+"""What is to be remembered of a partition after a lane has reported on it. Pure: no I/O, no clock.
+
+A report decides the state, and why where that is FAILED; a partition stays FAILED, for the same reason and since the
+same time, until a report shows that it was copied past that point, or that nothing is left to copy. Three facts only
+ever become true: that records of the source have been in the destination (`begun`), that the two logs have been
+aligned (`aligned`), that the first copy is complete. Everything else in a record is somebody else's, and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, ProgressRow, TopicRecord
+
+
+def remember(
+    before: PartitionRecord | None, mirror: str, row: ProgressRow, *, reached: bool, now_ms: int
+) -> PartitionRecord:
+    """Return the record after a report; equal to `before` when there is nothing new to keep.
+
+    `reached`: the partition holds what its source did when the engine began. The time is that of the last change of
+    state or reason, in epoch milliseconds.
+    """
+    known = before or PartitionRecord(mirror, row.topic, row.partition, row.state, now_ms)
+    failed = row.state is PartitionState.FAILED
+    story = row.state, *((row.reason, row.message, row.destination_offset) if failed else (None, None, None))
+    if known.state is PartitionState.FAILED and not failed and not _goes_on(known, row):
+        story = known.state, known.reason, known.message, known.failed_offset
+    state, reason, message, failed_offset = story
+    record = replace(
+        known,
+        state=state,
+        reason=reason,
+        message=message,
+        failed_offset=failed_offset,
+        initial_copy_complete=known.initial_copy_complete or reached,
+        begun=known.begun or row.begun,
+        aligned=known.aligned or row.state is PartitionState.MIRRORING,
+        lost_until=known.lost_until if row.lost_until is None else row.lost_until,
+        last_mirrored_epoch=known.last_mirrored_epoch if row.last_epoch is None else row.last_epoch,
+        pause_id=None,
+    )
+    if (record.state, record.reason) != (known.state, known.reason):
+        record = replace(record, state_time_ms=now_ms)
+    return record
+
+
+def _goes_on(failed: PartitionRecord, row: ProgressRow) -> bool:
+    """Tell whether a report shows that a partition that FAILED is copied again."""
+    end, source_end = row.destination_offset, row.source_offset
+    if row.state is not PartitionState.MIRRORING or end is None:
+        return False
+    return failed.failed_offset is None or end > failed.failed_offset or (source_end is not None and end >= source_end)
+
+
+def given_up(
+    before: PartitionRecord | None, topic: TopicRecord, partition: int, row: ProgressRow | None, now_ms: int
+) -> PartitionRecord:
+    """Return the record of a partition that no lane has any more, since its topic is paused or stopped.
+
+    `row` is what its last lane reported. A partition that FAILED stays so while it is only paused; where it is stopped,
+    its record goes on to say why. One that was stopped for good stays stopped. The record says which pause it answers.
+    """
+    known = before or PartitionRecord(topic.mirror, topic.topic, partition, PartitionState.LOG_ALIGNMENT, now_ms)
+    stops = topic.desired is DesiredState.STOPPED
+    state = PartitionState.STOPPING if stops else PartitionState.PAUSED
+    if known.last_mirrored_offset is not None or (known.state is PartitionState.STOPPED and stops):
+        return known
+    if known.state is PartitionState.FAILED and not stops:
+        return replace(known, pause_id=topic.pause_id)
+    epoch = row.last_epoch if row is not None else None
+    failed = known.state is PartitionState.FAILED
+    return replace(
+        known,
+        state=state,
+        state_time_ms=now_ms,
+        reason=known.reason if failed else None,
+        message=known.message if failed else None,
+        last_mirrored_epoch=known.last_mirrored_epoch if epoch is None else epoch,
+        pause_id=None if stops else topic.pause_id,
+    )
+
+
+def alignment_note(row: ProgressRow, first_offset: int | None) -> str | None:
+    """Return the sentence for whoever watches that a lane made a log begin further on; None when it did not."""
+    if row.aligned_to is None:
+        return None
+    asked_for = first_offset is not None and row.aligned_to == first_offset
+    why = "as it was decided when the topic was added" if asked_for else "where its source's log begins"
+    return f"{row.topic}-{row.partition} begins at offset {row.aligned_to}, {why}"

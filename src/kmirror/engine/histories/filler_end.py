@@ -1,0 +1,45 @@
+"""Find where the filler ends with which a log begins. Blocking; decides nothing.
+
+Brokers write down where a log starts once a minute: one that is killed before has its trimmed filler back.
+"""
+
+from __future__ import annotations
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.filler import is_filler
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.reader import PartitionReader
+
+
+def filler_end(client: ClusterClient, partition: TopicPartition, start: int, end: int, own: int) -> int | None:
+    """Return the offset behind the filler that `own` wrote at `start`, at most `end`; None where there is none.
+
+    Filler stands in front of everything else, so its end is searched by halves.
+
+    Raises:
+        KmirrorError, OutcomeUnknown: the partition cannot be read.
+    """
+    reader = PartitionReader(client, partition)
+    found = _filler_at(reader, start, own)
+    if found is None:
+        return None
+    high = end
+    while found < high:
+        middle = (found + high) // 2
+        after = _filler_at(reader, middle, own)
+        if after is None:
+            high = middle
+        else:
+            found = after
+    return found
+
+
+def _filler_at(reader: PartitionReader, offset: int, own: int) -> int | None:
+    """Return the offset behind the batch that holds `offset`; None when that is no filler."""
+    records = reader.fetch(offset).records
+    for header in batch_headers(records):
+        if header.next_offset > offset:
+            data = records[header.position : header.position + header.size_in_bytes]
+            return header.next_offset if header.producer_id == own and is_filler(data) else None
+    return None

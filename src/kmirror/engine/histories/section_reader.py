@@ -1,0 +1,268 @@
+"""Read what searches ask for (`stretches`), for many pairs of logs side by side. Blocking; decides nothing.
+
+All partitions with one leader share a request. A broker returns a batch that is larger than its partition's share only
+as the first of an answer, and else nothing; so nothing is believed only of a partition that was asked for alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
+from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+
+T = TypeVar("T")
+
+_ANSWER_BYTES = 8 << 20
+#: What partitions whose batch did not come are given, four times more each time.
+_SMALLEST_SHARE = 64 << 10
+_LARGEST_SHARE = 1 << 20
+#: The source's last batch is as large as the destination's, or not much larger.
+_ROOM_BYTES = 4 << 10
+#: A quota puts a request off as often as this at most.
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How searches of one kind are served.
+
+    `at_once` pairs of logs are read side by side: their batches are in memory together. `first_bytes` is what may come
+    of the destination at first, `stretch_bytes` later and of the source; who reads on and on is given twice as much
+    every `reads_until_more` times, up to `most_bytes`. With `is_source_alike` the source's first batch is expected to
+    be about as large as the destination's. Of the source everything up to its last stable offset is shown;
+    of the destination too where `is_destination_committed`, else up to its high watermark.
+    """
+
+    at_once: int
+    first_bytes: int
+    stretch_bytes: int
+    most_bytes: int
+    reads_until_more: int
+    is_source_alike: bool
+    is_destination_committed: bool
+
+
+class Obstacle(NamedTuple):
+    """Say why two logs could not be compared, and on which side."""
+
+    side: Side
+    error: KmirrorError | OutcomeUnknown
+
+
+class _Wanted(NamedTuple):
+    offset: int
+    max_bytes: int
+    #: The log has to show its batches up to here; if it does not, what it says is not to be trusted.
+    shown_end: int
+
+
+class Reading(Generic[T]):
+    """One search in two logs, what it has to be given next, and its result."""
+
+    def __init__(
+        self,
+        source: TopicPartition,
+        destination: TopicPartition,
+        ends: Ends,
+        search: Generator[Read, Sections, T],
+    ) -> None:
+        self.source = source
+        self.destination = destination
+        self.ends = ends
+        self.result: T | Obstacle | None = None
+        self.read = Read(None, None)
+        #: How many times it was given something.
+        self.reads = 0
+        #: The largest batch that came first so far.
+        self.largest_batch = 0
+        self._search = search
+        self._advance(None)
+
+    def take(self, destination: FetchedPartition | Obstacle | None, source: FetchedPartition | Obstacle | None) -> None:
+        """Take what was read, or why it was not."""
+        self.reads += 1
+        for answer in (destination, source):
+            if isinstance(answer, Obstacle):
+                self.result = answer
+                self._search.close()
+                return
+            if answer is not None:
+                self.largest_batch = max(self.largest_batch, _first_size(answer.records))
+        assert not isinstance(destination, Obstacle)
+        assert not isinstance(source, Obstacle)
+        self._advance(Sections(_section(self.read.destination, destination), _section(self.read.source, source)))
+
+    def _advance(self, sections: Sections | None) -> None:
+        try:
+            self.read = next(self._search) if sections is None else self._search.send(sections)
+        except StopIteration as done:
+            self.result = done.value
+        except KmirrorError as error:
+            self.result = Obstacle(getattr(error, "side", "source"), error)
+
+
+def _section(offset: int | None, part: FetchedPartition | None) -> Section | None:
+    if offset is None or part is None:
+        return None
+    return Section(offset, part.records, part.aborted_transactions)
+
+
+class SectionReader:
+    """Serve searches in logs on two clusters; counts the requests for it."""
+
+    def __init__(self, source: ClusterClient, destination: ClusterClient, read_limits: ReadLimits) -> None:
+        self.requests = 0
+        self._source = source
+        self._destination = destination
+        self._read_limits = read_limits
+
+    def serve(self, readings: Sequence[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
+        """Serve all of these until each has its result, or what is in the way; no two may read the same log.
+
+        The metadata says who leads; a leader that has changed since then is an obstacle like any other.
+        """
+        for first in range(0, len(readings), self._read_limits.at_once):
+            some = readings[first : first + self._read_limits.at_once]
+            while going := [reading for reading in some if reading.result is None]:
+                self._step(going, source, destination)
+
+    def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
+        read_limits = self._read_limits
+        here, there = {}, {}
+        for reading in readings:
+            if reading.read.destination is not None:
+                size = self._stretch_bytes(reading) if reading.reads else read_limits.first_bytes
+                shown_end = (
+                    reading.ends.shared_end if read_limits.is_destination_committed else reading.ends.destination_end
+                )
+                here[reading.destination] = _Wanted(reading.read.destination, size, shown_end)
+        ours = self._fetch("destination", self._destination, destination, here)
+        for reading in readings:
+            if reading.read.source is not None:
+                answer = ours.get(reading.destination)
+                size = self._stretch_bytes(reading)
+                if read_limits.is_source_alike and not reading.reads and isinstance(answer, FetchedPartition):
+                    size = _first_size(answer.records) + _ROOM_BYTES
+                there[reading.source] = _Wanted(reading.read.source, size, reading.ends.shared_end)
+        theirs = self._fetch("source", self._source, source, there)
+        for reading in readings:
+            reading.take(ours.get(reading.destination), theirs.get(reading.source))
+
+    def _stretch_bytes(self, reading: Reading[Any]) -> int:
+        """Return what may come of a log, so that usually a whole batch does."""
+        read_limits = self._read_limits
+        size = min(read_limits.stretch_bytes << reading.reads // read_limits.reads_until_more, read_limits.most_bytes)
+        return max(size, min(reading.largest_batch + _ROOM_BYTES, _LARGEST_SHARE))
+
+    def _fetch(
+        self, side: Side, client: ClusterClient, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, _Wanted]
+    ) -> dict[TopicPartition, FetchedPartition | Obstacle]:
+        """Read each partition from its leader."""
+        found: dict[TopicPartition, FetchedPartition | Obstacle] = {}
+        led: dict[int, dict[FetchKey, TopicPartition]] = defaultdict(dict)
+        positions: dict[FetchKey, FetchPosition] = {}
+        for partition, (offset, max_bytes, _) in wanted.items():
+            leader = metadata.leader(partition)
+            if leader is None or leader.leader_id is None:
+                found[partition] = Obstacle(side, UnreachableError(f"{partition} has no leader"))
+                continue
+            key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition)
+            led[leader.leader_id][key] = partition
+            positions[key] = FetchPosition(offset, -1, leader.leader_epoch, max_bytes)
+        is_committed = side == "source" or self._read_limits.is_destination_committed
+        for node_id, partitions in led.items():
+            broker = metadata.brokers[node_id]
+            try:
+                answers = self._ask(client, broker, {key: positions[key] for key in partitions}, is_committed)
+            except (KmirrorError, OutcomeUnknown) as error:
+                found |= dict.fromkeys(partitions.values(), Obstacle(side, error))
+            else:
+                found |= {
+                    p: _checked(side, p, wanted[p], answers.get(key), is_committed) for key, p in partitions.items()
+                }
+        return found
+
+    def _ask(
+        self, client: ClusterClient, broker: Broker, positions: Mapping[FetchKey, FetchPosition], is_committed: bool
+    ) -> dict[FetchKey, FetchedPartition]:
+        """Ask one broker until each partition has answered with a batch, an error, or nothing when asked for alone."""
+        answers: dict[FetchKey, FetchedPartition] = {}
+        pending = dict(positions)
+        share = 0
+        while len(pending) > 1:
+            said = {
+                key: part
+                for key, part in self._exchange(client, broker, pending, is_committed).items()
+                if part.error_code or 0 < _first_size(part.records) <= len(part.records)
+            }
+            if not said and share == _LARGEST_SHARE:
+                break
+            answers |= said
+            share = min(max(4 * share, _SMALLEST_SHARE), _LARGEST_SHARE)
+            pending = {
+                key: position._replace(partition_max_bytes=max(position.partition_max_bytes, share))
+                for key, position in pending.items()
+                if key not in said
+            }
+        for key, position in pending.items():
+            answers |= self._exchange(client, broker, {key: position}, is_committed)
+        return answers
+
+    def _exchange(
+        self, client: ClusterClient, broker: Broker, positions: Mapping[FetchKey, FetchPosition], is_committed: bool
+    ) -> dict[FetchKey, FetchedPartition]:
+        """Send one request.
+
+        Raises:
+            UnreachableError: the broker cannot be reached, or only ever says that it is to be asked later.
+            BrokerError: it refuses the request as a whole.
+            OutcomeUnknown: it does not answer.
+        """
+        for _ in range(_TRIES):
+            self.requests += 1
+            connection = client.connect(broker.node_id, broker.host, broker.port)
+            connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
+            connection.wait_for_throttle()
+            session = FetchSession(client.config.client_id, incremental=False)
+            for key, position in positions.items():
+                session.want(key, position)
+            correlation_id = connection.next_correlation_id()
+            request = session.request(
+                correlation_id, max_wait_ms=0, max_bytes=_ANSWER_BYTES, read_committed=is_committed
+            )
+            frame = connection.exchange_frame([request], correlation_id, client.config.request_timeout_ms / 1000)
+            answer = session.answer(frame)
+            connection.note_throttle(answer.throttle_time_ms)
+            if answer.error_code:
+                raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection!r}")
+            if answer.partitions or not answer.throttle_time_ms:
+                return {part.key: part for part in answer.partitions}
+        raise UnreachableError(f"broker {broker.node_id} throttles every read", "raise the quota of this client")
+
+
+def _first_size(records: memoryview) -> int:
+    """Return the size of the first batch, 0 when there is none; it may be cut off."""
+    return LOG_OVERHEAD + int(PREFIX.unpack_from(records)[1]) if len(records) >= LOG_OVERHEAD else 0
+
+
+def _checked(
+    side: Side, partition: TopicPartition, wanted: _Wanted, part: FetchedPartition | None, is_committed: bool
+) -> FetchedPartition | Obstacle:
+    if part is None:
+        return Obstacle(side, UnreachableError(f"{partition} is missing from a response"))
+    if part.error_code:
+        what = f"reading {partition} at offset {wanted.offset}"
+        return Obstacle(side, BrokerError(part.error_code, code_name(part.error_code), what))
+    shown_end = part.last_stable_offset if is_committed else part.high_watermark
+    if shown_end is None or shown_end < wanted.shown_end:
+        return Obstacle(side, UnreachableError(f"{partition} does not show its records below {wanted.shown_end} yet"))
+    return part

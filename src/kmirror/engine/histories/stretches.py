@@ -1,0 +1,170 @@
+"""Stretches of stored logs, as searches are given them to read: batches, what they show, and holes. No I/O.
+
+A search is a generator: it yields what it wants to read (`Read`) and is sent what was read (`Sections`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kmirror.cluster.protocol.batch import (
+    BATCH_OVERHEAD,
+    TRANSACTIONAL,
+    BatchHeader,
+    CorruptBatchError,
+    batch_headers,
+    crc_of,
+)
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.old_format import read_messages
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.protocol.records import Record, read_records
+from kmirror.errors import KmirrorError, Reason
+
+Side = Literal["source", "destination"]
+
+
+class Read(NamedTuple):
+    """Say from which offset on to read each log; None for not at all. A few kilobytes are enough."""
+
+    destination: int | None
+    source: int | None
+
+
+class Section(NamedTuple):
+    """What one read gave: at least one whole batch, the first one that ends after `offset`.
+
+    No batch at all means that the log shows none from there on. `data` may end in the middle of a batch.
+    """
+
+    offset: int
+    data: memoryview
+    aborted_transactions: Sequence[AbortedTransaction] = ()
+
+
+class Sections(NamedTuple):
+    """Answer a `Read`."""
+
+    destination: Section | None
+    source: Section | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where two logs start and end. `source_end` is where the source ends to show batches: its last stable offset."""
+
+    source_start: int
+    source_end: int
+    destination_start: int
+    destination_end: int
+
+    @property
+    def shared_end(self) -> int:
+        """Up to here both have what can be compared."""
+        return min(self.source_end, self.destination_end)
+
+
+class DamagedLogError(KmirrorError):
+    """A batch of one of the logs that cannot be read."""
+
+    def __init__(self, side: Side, offset: int, detail: str) -> None:
+        super().__init__(f"the {side}'s batch at offset {offset} is corrupt: {detail}", None, Reason.CORRUPT_BATCH)
+        self.args = (side, offset, detail)
+        self.side: Side = side
+
+
+class Batch:
+    """One stored batch, sound, and what applications are shown of it."""
+
+    __slots__ = ("_records", "base_offset", "data", "header", "kind", "next_offset", "side")
+
+    def __init__(self, side: Side, data: memoryview, header: BatchHeader, kind: Kind) -> None:
+        self.side: Side = side
+        self.data = data
+        self.header = header
+        self.kind = kind
+        self._records: list[Record] | None = None
+        self.next_offset = header.next_offset
+        #: A message of an old format stands at the offset of the last one in it.
+        self.base_offset = header.base_offset if header.magic == 2 else self.records()[0].offset
+
+    @property
+    def producer_id(self) -> int:
+        return self.header.producer_id
+
+    @property
+    def shows_records(self) -> bool:
+        return self.kind is Kind.DATA and self.header.record_count > 0
+
+    @property
+    def is_foreign(self) -> bool:
+        """True when no mirror wrote it."""
+        return self.producer_id < FIRST_OWN_PRODUCER_ID
+
+    def records(self) -> list[Record]:
+        """Read its records, once."""
+        if self._records is None:
+            self._records = list(self.records_in_turn())
+        return self._records
+
+    def records_in_turn(self) -> Iterator[Record]:
+        """Read its records one by one, for who may not want all of them; nothing is kept."""
+        if self._records is not None:
+            yield from self._records
+            return
+        try:
+            if self.header.magic == 2:
+                yield from read_records(self.data, self.header._replace(position=0))
+            else:
+                yield from (Record(*message) for message in read_messages(self.data)[1])
+        except CorruptBatchError as error:
+            raise DamagedLogError(self.side, error.offset, error.detail) from None
+
+    def is_same_as(self, other: Batch) -> bool:
+        """True when it surely shows the same records at the same offsets; False may also mean: look closer."""
+        a, b = self.header, other.header
+        return (
+            a.magic == b.magic == 2
+            and a.base_offset == b.base_offset
+            and a.record_count == b.record_count
+            and a.base_timestamp == b.base_timestamp
+            and a.max_timestamp == b.max_timestamp
+            and (a.attributes ^ b.attributes) & ~TRANSACTIONAL == 0
+            # memoryviews would be compared item by item, bytes are compared at once
+            and bytes(self.data[BATCH_OVERHEAD:]) == bytes(other.data[BATCH_OVERHEAD:])
+        )
+
+
+class Stretch(NamedTuple):
+    """All that one log has from `low` to `high`: these batches, and holes between them."""
+
+    low: int
+    high: int
+    batches: list[Batch]
+
+
+def stretch_of(side: Side, section: Section, end: int) -> Stretch:
+    """Take one section apart, up to offset `end`."""
+    isolation = Isolation(section.aborted_transactions)
+    batches: list[Batch] = []
+    high = end
+    try:
+        for header in batch_headers(section.data):
+            if header.magic == 2 and header.base_offset >= end:
+                high = end
+                break
+            data = section.data[header.position : header.position + header.size_in_bytes]
+            if header.magic == 2 and (crc := crc_of(data)) != header.crc:
+                detail = f"its checksum is {crc:08x}, its header says {header.crc:08x}"
+                raise CorruptBatchError(header.base_offset, detail)
+            kind = isolation.kind(data)
+            if header.next_offset > section.offset:
+                batches.append(Batch(side, data, header, kind))
+                high = header.next_offset
+    except CorruptBatchError as error:
+        raise DamagedLogError(side, error.offset, error.detail) from None
+    low = min(section.offset, batches[0].base_offset) if batches else section.offset
+    return Stretch(low, high, batches)

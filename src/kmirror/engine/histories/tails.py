@@ -1,0 +1,278 @@
+"""Compare the ends of two logs by what applications are shown of them. Pure: a generator that asks for what it reads.
+
+The copy of a log need not have its batches: holes, markers and aborted records of the source are markers of ours in the
+destination, batches with holes were made anew, and both cleaners work on their own. What must agree is what consumers
+see. At one offset a log shows a record, or shows none for good (a marker, a record of an aborted transaction), or lacks
+what may have been there: a hole, which only a cleaner makes. Two logs
+
+* agree where both show the same record;
+* contradict each other where both show records that differ, or one shows a record and the other shows none for good;
+* say nothing about each other where one has a hole, or neither shows a record.
+
+The destination is read backwards from its end, at distances that double, and the source at the same offsets, until the
+first stretch where they agree or contradict each other. Usually that is one read of each.
+
+Two things are found on the way. Filler of ours at the destination's end means that the log is still being brought to
+its start. And records of another writer that stand where the source has holes, or shows nothing yet, were perhaps
+copied by nobody. Below them the first records that agree decide: those of a mirror contradict them, for whoever wrote
+there later was no mirror; those of another writer excuse them, for then the log was adopted with them in it. With
+nothing that agrees below them, nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.filler import is_filler
+from kmirror.cluster.protocol.isolation import Kind
+from kmirror.cluster.protocol.records import Record
+from kmirror.engine.histories.judge import Tail
+from kmirror.engine.histories.stretches import (
+    Batch,
+    DamagedLogError,
+    Ends,
+    Read,
+    Section,
+    Sections,
+    Side,
+    Stretch,
+    stretch_of,
+)
+
+__all__ = ["Comparing", "DamagedLogError", "Ends", "Finding", "Section", "Sections", "compare_tails"]
+
+#: How much of a log is remembered on the walk: what was read last, and what that may have to be held against.
+_STRETCHES_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How the ends compare; the fields as in `judge.Facts`."""
+
+    tail: Tail = Tail.NOTHING
+    epoch: int = -1
+    producer_id: int | None = None
+    differs_at: int | None = None
+    only_filler: bool = False
+    unproven: bool = False
+
+
+Comparing = Generator[Read, Sections, Finding]
+
+
+def compare_tails(ends: Ends, producer_id: int) -> Comparing:
+    """Compare the records before `ends.destination_end`; `producer_id` is the one under which we write there.
+
+    Yields what to read, and is sent what was read; returns what was found.
+
+    Raises:
+        DamagedLogError: a checksum does not fit, or a batch cannot be read.
+        UnsupportedFormatError: a batch of an unknown codec.
+    """
+    return (yield from _Comparison(ends, producer_id).run())
+
+
+class _Compared(NamedTuple):
+    """What holding one stretch of both logs against each other gave: offsets, with the destination's batch there."""
+
+    contradiction: tuple[int, int] | None
+    agreement: tuple[int, Batch] | None
+    #: Records of another writer at holes of the source.
+    strange: list[int]
+
+
+def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int) -> _Compared:
+    """Compare what both logs show from `low` to `high`."""
+    twins = {batch.base_offset: batch for batch in theirs if batch.shows_records}
+    agreement: tuple[int, Batch] | None = None
+    others: list[Batch] = []
+    for batch in ours:
+        twin = twins.get(batch.base_offset) if batch.shows_records else None
+        if twin and low <= batch.base_offset and batch.next_offset <= high and batch.is_same_as(twin):
+            agreement = batch.next_offset - 1, batch
+            del twins[batch.base_offset]
+        else:
+            others.append(batch)
+    here, there = _records_of(others, low, high), _records_of(twins.values(), low, high)
+    silent_here = _silent(others, low, high)
+    silent_there = _silent(theirs, low, high)
+    contradictions = [(offset, silent_here[offset]) for offset in there if offset in silent_here]
+    strange = []
+    for offset, (record, batch) in here.items():
+        if offset in there:
+            if record != there[offset][0]:
+                contradictions.append((offset, batch))
+            elif agreement is None or offset > agreement[0]:
+                agreement = offset, batch
+        elif offset in silent_there:
+            contradictions.append((offset, batch))
+        elif batch.is_foreign:
+            strange.append(offset)
+    first = min(((offset, batch.producer_id) for offset, batch in contradictions), default=None)
+    return _Compared(first, agreement, strange)
+
+
+def _records_of(batches: Iterable[Batch], low: int, high: int) -> dict[int, tuple[Record, Batch]]:
+    return {
+        record.offset: (record, batch)
+        for batch in batches
+        if batch.shows_records
+        for record in batch.records()
+        if low <= record.offset < high
+    }
+
+
+def _silent(batches: Iterable[Batch], low: int, high: int) -> dict[int, Batch]:
+    """Return the offsets at which nobody is ever shown a record."""
+    return {
+        offset: batch
+        for batch in batches
+        if batch.kind is not Kind.DATA
+        for offset in range(max(batch.base_offset, low), min(batch.next_offset, high))
+    }
+
+
+class _Comparison:
+    """One walk back from the destination's end."""
+
+    def __init__(self, ends: Ends, producer_id: int) -> None:
+        self._ends = ends
+        self._producer_id = producer_id
+        #: What can be compared lies between these.
+        self._floor = max(ends.source_start, ends.destination_start)
+        self._top = ends.shared_end
+        self._source: list[Stretch] = []
+        self._destination: list[Stretch] = []
+        self._last: Batch | None = None
+        #: Of the source's batch that holds the last offset: that of one that stands lower may be too low.
+        self._epoch = -1
+        #: True when a record of the destination has been seen.
+        self._has_data = False
+        #: The lowest offset so far with a record of another writer that nothing speaks for.
+        self._strange: int | None = None
+        self._strange_producer_id = -1
+
+    def run(self) -> Comparing:
+        """Walk until something is found."""
+        start, end = self._ends.destination_start, self._ends.destination_end
+        if start >= end:
+            return Finding()
+        self._note((yield Read(end - 1, end - 1 if self._floor < self._top == end else None)))
+        stretch = self._destination[-1]
+        self._last = stretch.batches[-1] if stretch.batches else None
+        low, distance = end, 1
+        while True:
+            batches = [batch for batch in stretch.batches if batch.base_offset < low]
+            if not self._has_data and stretch.high < end and self._is_filler(batches):
+                # whatever was stepped over between the filler and the end is to be seen too
+                batches = yield from self._covering("destination", stretch.low, end)
+                low = end
+            found = (yield from self._look_ahead(stretch.high, low)) or (yield from self._look_at(batches, low))
+            if found:
+                return found
+            low = min(low, stretch.low)
+            is_comparing = self._floor < min(low, self._top)
+            target = self._floor if is_comparing else low if self._has_data else start
+            if low <= target:
+                return self._finding(Tail.NOTHING, unproven=self._strange is not None)
+            while end - distance >= low:
+                distance *= 2
+            offset = max(end - distance, target)
+            self._note((yield Read(offset, offset if is_comparing and offset < self._top else None)))
+            stretch = self._destination[-1]
+
+    def _note(self, seen: Sections) -> None:
+        """Take in what was read; older stretches are let go."""
+        if seen.destination is not None:
+            self._destination.append(stretch_of("destination", seen.destination, self._ends.destination_end))
+            del self._destination[:-_STRETCHES_KEPT]
+        if seen.source is not None:
+            self._source.append(stretch_of("source", seen.source, self._top))
+            del self._source[:-_STRETCHES_KEPT]
+            last = self._ends.destination_end - 1
+            for batch in self._source[-1].batches:
+                if batch.base_offset <= last < batch.next_offset:
+                    self._epoch = batch.header.partition_leader_epoch
+
+    def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[Batch]]:
+        """Return one side's batches with offsets from `low` to `high`, read where they are not known yet."""
+        known = self._source if side == "source" else self._destination
+        batches: list[Batch] = []
+        offset = low
+        while offset < high:
+            stretch = next((s for s in known if s.low <= offset < s.high), None)
+            if stretch is None:
+                self._note((yield Read(None, offset) if side == "source" else Read(offset, None)))
+                stretch = known[-1]
+            batches += [batch for batch in stretch.batches if batch.next_offset > offset]
+            offset = stretch.high
+        return batches
+
+    def _is_filler(self, batches: Iterable[Batch]) -> bool:
+        """Tell whether the last records in here are filler of ours."""
+        newest = [batch for batch in batches if batch.shows_records][-1:]
+        return any(batch.producer_id == self._producer_id and is_filler(batch.data) for batch in newest)
+
+    def _look_ahead(self, low: int, high: int) -> Generator[Read, Sections, Finding | None]:
+        """Look where the source has a record, between two stretches of the destination: its log may be much shorter."""
+        if low >= high:
+            return None
+        offsets = [
+            record.offset
+            for stretch in self._source
+            for batch in stretch.batches
+            if batch.shows_records and batch.base_offset < high and batch.next_offset > low
+            for record in batch.records()
+            if max(low, self._floor) <= record.offset < high
+        ]
+        if not offsets:
+            return None
+        self._note((yield Read(max(offsets), None)))
+        return (yield from self._look_at([b for b in self._destination[-1].batches if b.base_offset < high], high))
+
+    def _look_at(self, batches: Sequence[Batch], below: int) -> Generator[Read, Sections, Finding | None]:
+        """Compare these batches of the destination, as far as they lie below `below`."""
+        for batch in batches:
+            if batch.shows_records and batch.is_foreign and batch.next_offset > self._top:
+                self._note_strange(max(batch.base_offset, self._top), batch)
+        low = max(batches[0].base_offset, self._floor) if batches else below
+        high = min(batches[-1].next_offset, below, self._top) if batches else below
+        compared = _Compared(None, None, [])
+        if low < high:
+            theirs = yield from self._covering("source", low, high)
+            compared = _compare(batches, theirs, low, high)
+        if compared.agreement is None and not self._has_data and self._is_filler(batches):
+            return self._finding(Tail.NOTHING, only_filler=True)
+        self._has_data = self._has_data or any(batch.shows_records for batch in batches)
+        if compared.contradiction:
+            differs_at, producer_id = compared.contradiction
+            return self._finding(Tail.DIFFERENT, differs_at=differs_at, producer_id=producer_id)
+        agreed_at = compared.agreement[0] if compared.agreement else -1
+        for offset in compared.strange:
+            if offset > agreed_at:
+                batch = next(batch for batch in batches if batch.base_offset <= offset < batch.next_offset)
+                self._note_strange(offset, batch)
+        if compared.agreement is None:
+            return None
+        if self._strange is not None and not compared.agreement[1].is_foreign:
+            return self._finding(Tail.DIFFERENT, differs_at=self._strange, producer_id=self._strange_producer_id)
+        return self._finding(Tail.SAME)
+
+    def _note_strange(self, offset: int, batch: Batch) -> None:
+        if self._strange is None or offset < self._strange:
+            self._strange, self._strange_producer_id = offset, batch.producer_id
+
+    def _finding(
+        self,
+        tail: Tail,
+        *,
+        differs_at: int | None = None,
+        producer_id: int | None = None,
+        only_filler: bool = False,
+        unproven: bool = False,
+    ) -> Finding:
+        if producer_id is None and self._last is not None:
+            producer_id = self._last.producer_id
+        return Finding(tail, self._epoch, producer_id, differs_at, only_filler, unproven)

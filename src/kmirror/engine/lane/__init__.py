@@ -1,0 +1,1 @@
+"""The copy loop of one Spark task."""

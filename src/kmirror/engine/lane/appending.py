@@ -1,0 +1,208 @@
+"""Append at the destination: one connection per broker with up to five requests under way.
+
+Each request has at most one batch of every partition that the broker leads. Before it is sent the lane's deadline is
+looked at.
+"""
+
+from __future__ import annotations
+
+import selectors
+
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane.fetching import Fetching
+from kmirror.engine.lane.fills import Fills
+from kmirror.engine.lane.intake import Batch
+from kmirror.engine.lane.links import DestinationLink, ProduceRequest
+from kmirror.engine.lane.partition_copy import PartitionCopy, Permission
+from kmirror.engine.lane.work import Work
+from kmirror.errors import OutcomeUnknown
+
+REQUESTS_IN_FLIGHT = 5
+#: A request takes no further batch when it has so many bytes; over a long line it may take more.
+PRODUCE_BYTES = 1 << 20
+PRODUCE_PARTITIONS = 200
+
+
+class Appending:
+    """Append for one lane; used by its sending thread alone."""
+
+    def __init__(self, work: Work, fetching: Fetching, fills: Fills) -> None:
+        self._work = work
+        self._loop = work.loop
+        self._fetching = fetching
+        self._fills = fills
+        self._timeout = work.destination_config.request_timeout_ms / 1000
+
+    def attach(self, node_id: int) -> None:
+        """Have a connection to a broker opened, if there is none yet."""
+        if node_id in self._work.destinations:
+            return
+        self._work.destinations[node_id] = None
+        post = self._loop.post
+        self._work.background_requests.connect(
+            "destination",
+            node_id,
+            lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions)),
+            lambda message, _: post(lambda at: self._not_connected(node_id, message, at)),
+        )
+
+    def _connected(self, node_id: int, stream: Stream, versions: tuple[int, ...]) -> None:
+        link = self._work.destinations[node_id] = DestinationLink(node_id, stream, *versions)
+        for partition in self._work.partitions:
+            if partition.queue and partition.destination_node == node_id:
+                link.ready[partition] = None
+        self._loop.add(link)
+
+    def _not_connected(self, node_id: int, message: str, at: float) -> None:
+        self._work.destinations.pop(node_id, None)
+        for partition in self._work.all:
+            if partition.destination_node == node_id:
+                partition.outcome_unknown(message, at)
+
+    def look_around(self, at: float) -> None:
+        """Hang up on brokers that do not answer in time, and on all when this lane's time is over."""
+        for link in list(self._work.destinations.values()):
+            if not link or not link.in_flight:
+                continue
+            if at - link.in_flight[0].sent_at > self._timeout:
+                self._lose(link, "no answer in time")
+            elif at >= self._work.control.deadline:
+                self._lose(link, "this lane's time is over")
+
+    def hang_up_on(self, partition: PartitionCopy) -> None:
+        """Close the connections on which something is on its way to a partition."""
+        node_id, message = partition.destination_node, "no answer while a partition is to be released"
+        link = self._work.destinations.get(node_id) if node_id is not None else None
+        if partition.in_flight and link:
+            self._lose(link, message)
+        elif partition.fill_is_under_way and node_id is not None:
+            self._fills.lose(node_id, message)
+
+    def pump(self, link: DestinationLink) -> None:
+        """Send what may be sent to a broker now."""
+        connection = link.stream.connection
+        while (
+            link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
+        ):
+            at, wall = now(), now_ms()
+            if connection.is_throttled or not self._work.may_send(at):
+                return
+            if connection.must_be_replaced:
+                if not link.in_flight:
+                    self._lose(link, "the session's time is over")
+                return
+            if link.in_flight and link.in_flight[-1].alone:
+                return
+            batches, alone = self._choose(link, wall)
+            if not batches:
+                return
+            self._append(link, batches, at, alone)
+
+    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], bool]:
+        """Take what may be sent now, one batch a partition; say whether its answer has to come before anything else."""
+        batches: list[tuple[PartitionCopy, Batch]] = []
+        size, alone = 0, False
+        largest = max(PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
+        ready = link.ready
+        for partition in list(ready):
+            if size >= largest or len(batches) >= PRODUCE_PARTITIONS:
+                break
+            permission = partition.may_send(wall) if partition.destination_node == link.node_id else None
+            if permission is None:
+                del ready[partition]
+                self._fills.note(partition)
+                continue
+            if permission is Permission.ALONE:
+                if link.in_flight:
+                    continue
+                alone = True
+            batch = partition.take()
+            batches.append((partition, batch))
+            size += len(batch.data)
+            del ready[partition]
+            if partition.queue:
+                ready[partition] = None
+        return batches, alone
+
+    def _append(
+        self, link: DestinationLink, batches: list[tuple[PartitionCopy, Batch]], at: float, alone: bool
+    ) -> None:
+        appends = []
+        for partition, batch in batches:
+            assignment, facts = partition.assignment, partition.facts
+            topic_id = (facts.destination_topic_id if facts else None) or NO_TOPIC_ID
+            appends.append(produce.Append(assignment.topic, topic_id, assignment.partition, batch.data))
+        if self._work.many_topics:
+            appends.sort(key=lambda append: append.topic)
+        config = self._work.destination_config
+        correlation_id = link.stream.connection.next_correlation_id()
+        request = produce.request(
+            correlation_id,
+            link.version,
+            config.client_id,
+            appends,
+            acks=produce.ACKS_ALL,
+            timeout_ms=config.request_timeout_ms,
+        )
+        size = sum(len(batch.data) for _, batch in batches)
+        link.in_flight.append(ProduceRequest(correlation_id, at, batches, size, link.window.sent(size), alone))
+        try:
+            if now() < self._work.control.deadline:
+                link.stream.send(request)
+            else:
+                self._lose(link, "this lane's time is over")
+                return
+        except OutcomeUnknown as error:
+            self._lose(link, str(error))
+            return
+        if link.stream.sending:
+            self._loop.watch(link)
+
+    def link_ready(self, link: DestinationLink, mask: int) -> None:
+        """Take what a connection brings."""
+        if self._work.destinations.get(link.node_id) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                if now() >= self._work.control.deadline:
+                    self._lose(link, "this lane's time is over")
+                    return
+                link.stream.flush()
+                self._loop.watch(link)
+            while self._work.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+                self._appended(link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self._lose(link, str(error))
+
+    def _appended(self, link: DestinationLink, view: memoryview) -> None:
+        if not link.in_flight or INT32.unpack_from(view)[0] != link.in_flight[0].correlation_id:
+            raise FrameError(f"{link.stream.connection!r} responded to a different request")
+        answers, throttle_time_ms = produce.answer(view, link.version)
+        link.stream.connection.note_throttle(throttle_time_ms)
+        told = link.in_order(answers, many_topics=self._work.many_topics)
+        request = link.in_flight.popleft()
+        at = now()
+        link.window.answered(request.size, request.delivered, request.sent_at, at)
+        ready = link.ready
+        for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, told, strict=True):
+            partition.answered(code, base_offset, detail, at)
+            if partition.queue:
+                ready[partition] = None
+            else:
+                self._fills.settled(partition)
+        self._fetching.collect()
+
+    def _lose(self, link: DestinationLink, message: str) -> None:
+        if self._work.destinations.get(link.node_id) is not link:
+            return
+        self._loop.hang_up(link)
+        self._work.destinations.pop(link.node_id, None)
+        at = now()
+        self._fills.lose(link.node_id, message)
+        for partition in self._work.all:
+            if partition.destination_node == link.node_id:
+                partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
+        self._fetching.collect()

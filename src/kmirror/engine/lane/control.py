@@ -1,0 +1,293 @@
+"""What keeps a lane honest: it may write only while it sees that nobody has taken its place.
+
+A thread follows `__kmirror_state` with a long poll. Each time it has read to the end without meeting a newer claim, the
+lane may go on for `ttl` seconds from the moment *that request was sent*. Whoever takes over writes its claim first and
+waits for `ttl` before it relies on the silence; so no two lanes ever write on the strength of their claims at once,
+whatever the clocks of their machines say. A claim is
+
+* an engine record of another lease, or one that has given this lane to a later incarnation, or that is stopping;
+* a progress record of the same lane by a later incarnation (Spark starts a lost task again by itself).
+
+The engine's record also says which change of its work (`LaneChangeRecord`) the lane has to go by. Changes are read
+here, one after another; while one is missing the lane may not write, and it ends when that stays so: a task that Spark
+starts again begins with the work that it was first given, and must not write to what it was to give up since.
+
+The same thread writes the lane's progress there, about once a second while something moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.tail import Tail
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.spec import LaneSpec
+from kmirror.engine.threads import guarded_thread
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
+from kmirror.state.records import (
+    EngineRecord,
+    EngineState,
+    LaneChangeRecord,
+    ProgressRecord,
+    ProgressRow,
+    Unknown,
+    decode,
+    encode,
+)
+
+STATE_PARTITION = TopicPartition("__kmirror_state", 0)
+_POLL_MS = 500
+_PROGRESS_SECONDS = 1.0
+_SIGN_OF_LIFE_SECONDS = 2.0
+#: Without any sign of the engine for this long, a lane ends by itself: its driver is gone or stuck.
+_ENGINE_SILENCE_SECONDS = 30.0
+#: Heartbeats and progress come about once a second each: the last claim is among this many records.
+_LOOK_BACK = 200
+#: A change and the engine's record that names it are written together, and may still be read one after the other.
+_BEHIND_SECONDS = 3.0
+_PAUSE = 0.2
+
+
+class LaneControl:
+    """Follow the claims on one lane, and publish its progress. `deadline` and `ended` may be read from any thread."""
+
+    def __init__(
+        self,
+        spec: LaneSpec,
+        attempt: int,
+        config: ClientConfig,
+        rows: Callable[[], Sequence[ProgressRow]],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        self.spec = spec
+        self.attempt = attempt
+        #: Seconds of `clock.now` until which this lane may write.
+        self.deadline = 0.0
+        #: Why this lane has to end: (one of LaneResult.ended, a sentence); None while it may go on.
+        self.ended: tuple[str, str] | None = None
+        #: True while the engine's record says that the time of all that it overruled for this run is over.
+        self.is_alone = False
+        #: When our own first progress record was acknowledged: from then on every predecessor's time runs out.
+        self.claimed_at: float | None = None
+        self._client = ClusterClient(config)
+        self._rows = rows
+        self._reported: tuple[tuple[int, int], Sequence[ProgressRow]] | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._host = socket.gethostname()
+        self._engine_seen = now()
+        self._tail = Tail(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
+        self._owner: EngineRecord | None = None
+        self._read_once = False
+        #: Set by a lane that fills offsets by transactions; whoever comes after it has to know, see `said_so`.
+        self.fills_by_transactions = False
+        self.said_so = False
+        self.on_change: Callable[[], None] = lambda: None
+        #: The last change that was read, and what takes it.
+        self.revision = 0
+        self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
+        #: The last change that the lane goes by, and the last whose partitions it has given up; who hears the second
+        #: when the engine has been told.
+        self.standing: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.on_told: Callable[[int], None] = lambda _: None
+        self._behind_since: float | None = None
+        self._follower = guarded_thread(self._follow, "kmirror-control", broken)
+        self._reporter = guarded_thread(self._report_loop, "kmirror-progress", broken)
+        self._report_client = ClusterClient(config)
+
+    def start(self) -> None:
+        """Begin to follow and to report."""
+        self._follower.start()
+        self._reporter.start()
+
+    def stop(self, *, final_report: bool) -> None:
+        """End both threads, then say a last time how the partitions stand."""
+        self._stop.set()
+        self._wake.set()
+        self._follower.join(timeout=_POLL_MS / 1000 + 1)
+        self._reporter.join(timeout=2)
+        if final_report and not self._reporter.is_alive():
+            with contextlib.suppress(KmirrorError, OutcomeUnknown):
+                self._report(self._look())
+        self._tail.close()
+        self._client.close()
+        self._report_client.close()
+
+    def report_soon(self) -> None:
+        """Publish progress now rather than within the second."""
+        self._wake.set()
+
+    # -- following ------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while not self._stop.is_set() and self.ended is None:
+            try:
+                self._poll()
+            except (KmirrorError, OutcomeUnknown):
+                self._stop.wait(_PAUSE)
+            if self.ended is None and now() - self._engine_seen > _ENGINE_SILENCE_SECONDS:
+                self._end("LOST_ENGINE", f"no sign of the engine for {_ENGINE_SILENCE_SECONDS:.0f} s")
+
+    def _poll(self) -> None:
+        sent_at = now()
+        answer = self._tail.poll(_POLL_MS if self._read_once else 0)
+        for record in answer.records:
+            self._meet(record)
+        if answer.reached_end:
+            self._read_once = True
+            self._read_to_the_end(sent_at)
+
+    def _read_to_the_end(self, sent_at: float) -> None:
+        """Draw the conclusion from all claims there are."""
+        spec, owner = self.spec, self._owner
+        if owner is None:
+            return
+        granted = owner.lanes.get(spec.lane)
+        if owner.lease_id != spec.lease_id:
+            self._end("FENCED", f"another engine took over on {owner.host} (process {owner.pid})")
+        elif owner.state is not EngineState.RUNNING or granted is None:
+            self._end("STOPPED", "the engine stopped it")
+        elif granted > (spec.generation, self.attempt):
+            self._end("SUPERSEDED", "a later incarnation of this lane took over")
+        elif self._is_behind(owner, granted.generation):
+            return
+        # a later attempt is Spark's: the engine cannot speak for the one before it
+        self.is_alone = granted == (spec.generation, self.attempt) and not owner.settle_ms
+        if self.ended is None:
+            first = not self.deadline
+            self.deadline = sent_at + spec.ttl_ms / 1000
+            if first:
+                self.on_change()
+
+    def _is_behind(self, owner: EngineRecord, generation: int) -> bool:
+        """Tell whether a change is missing; end when that lasts."""
+        number = (owner.revisions or {}).get(self.spec.lane, 0) if generation == self.spec.generation else 0
+        if number <= self.revision:
+            self._behind_since = None
+            return False
+        self._behind_since = self._behind_since or now()
+        if now() - self._behind_since > _BEHIND_SECONDS:
+            self._end("OUTDATED", f"its work was changed {number} times, of which it knows {self.revision}")
+        return True
+
+    def _meet(self, record: Record) -> None:
+        if record.key is None:
+            return
+        met = decode(record.key, record.value)
+        spec = self.spec
+        if isinstance(met, EngineRecord) and met.mirror == spec.mirror:
+            self._engine_seen = now()
+            self._owner = met
+        elif isinstance(met, Unknown) and met.key == ("engine", spec.mirror):
+            self._end("FENCED", "an engine of a newer version took over")
+        elif (
+            isinstance(met, LaneChangeRecord)
+            and (met.mirror, met.lane) == (spec.mirror, spec.lane)
+            and (met.lease_id, met.generation, met.revision) == (spec.lease_id, spec.generation, self.revision + 1)
+        ):
+            self.revision = met.revision
+            self.on_lane_change(met)
+        elif (
+            isinstance(met, ProgressRecord)
+            and met.mirror == spec.mirror
+            and met.lane == spec.lane
+            and met.lease_id == spec.lease_id
+            and (met.generation, met.attempt) > (spec.generation, self.attempt)
+        ):
+            self._end("SUPERSEDED", "a later incarnation of this lane took over")
+
+    def _end(self, how: str, message: str) -> None:
+        if self.ended is None:
+            self.ended = (how, message)
+            self.deadline = 0.0
+            self.on_change()
+
+    # -- reporting ------------------------------------------------------------------------------------------------
+
+    def _report_loop(self) -> None:
+        written = 0.0
+        while not self._stop.is_set():
+            seen = self._look()
+            is_news = self._reported != seen
+            unsaid = self.fills_by_transactions and not self.said_so
+            if self.claimed_at is None or is_news or unsaid or now() - written > _SIGN_OF_LIFE_SECONDS:
+                try:
+                    self._report(seen)
+                    written = now()
+                    if self.claimed_at is None:
+                        self.claimed_at = written
+                        self.on_change()
+                except (KmirrorError, OutcomeUnknown):
+                    self._stop.wait(_PAUSE)
+                    continue
+            self._wake.wait(_PROGRESS_SECONDS)
+            self._wake.clear()
+
+    def _look(self) -> tuple[tuple[int, int], Sequence[ProgressRow]]:
+        """Return what there is to say; the rows are at least as new as the change that they are said to go by."""
+        standing = self.standing()
+        return standing, self._rows()
+
+    def _report(self, seen: tuple[tuple[int, int], Sequence[ProgressRow]]) -> None:
+        """Write one progress record; raises KmirrorError or OutcomeUnknown when it was not, or perhaps not, written."""
+        spec, ((taken, given_up), rows) = self.spec, seen
+        record = ProgressRecord(
+            spec.mirror,
+            spec.lane,
+            spec.lease_id,
+            spec.generation,
+            self.attempt,
+            self._host,
+            os.getpid(),
+            now_ms(),
+            tuple(rows),
+            self.fills_by_transactions,
+            taken,
+            given_up,
+        )
+        key, value = encode(record)
+        batch = make_batch([Record(0, now_ms(), key, value)])
+        append_to(self._report_client, STATE_PARTITION, memoryview(batch))
+        self._reported = seen
+        self.on_told(given_up)
+        if record.fills_by_transactions and not self.said_so:
+            self.said_so = True
+            self.on_change()
+
+
+def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryview) -> int:
+    """Append one batch without sequence numbers and return its base offset.
+
+    Raises:
+        BrokerError: refused.
+        OutcomeUnknown: sent, not answered.
+    """
+    metadata = client.metadata([partition.topic])
+    leader = metadata.leader(partition)
+    if leader is None or leader.leader_id is None:
+        raise OutcomeUnknown(f"{partition} has no leader")
+    broker = metadata.brokers[leader.leader_id]
+    connection = client.connect(broker.node_id, broker.host, broker.port)
+    version = connection.version_for(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce")
+    correlation_id = connection.next_correlation_id()
+    timeout_ms = client.config.request_timeout_ms
+    append = produce.Append(partition.topic, metadata.topics[partition.topic].topic_id, partition.partition, batch)
+    request = produce.request(
+        correlation_id, version, client.config.client_id, [append], acks=produce.ACKS_ALL, timeout_ms=timeout_ms
+    )
+    frame = connection.exchange_frame(request, correlation_id, timeout_ms / 1000)
+    (answer,), throttle_time_ms = produce.answer(frame, version)
+    connection.note_throttle(throttle_time_ms)
+    if answer.error_code:
+        raise BrokerError(answer.error_code, code_name(answer.error_code), f"appending to {partition}")
+    return answer.base_offset

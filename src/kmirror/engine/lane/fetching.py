@@ -1,0 +1,253 @@
+"""Fetch from the source: one connection per broker, with a fetch session (KIP-227) and one request under way.
+
+With `client.rack` a leader may name a nearer replica (KIP-392). Records are then taken from that follower for a while;
+after trouble with one, from the leaders.
+"""
+
+from __future__ import annotations
+
+import selectors
+
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.fetch import FetchKey
+from kmirror.cluster.protocol.wire import INT32, FrameError
+from kmirror.engine.clock import now
+from kmirror.engine.histories.judge import Facts
+from kmirror.engine.lane.intake import Frame
+from kmirror.engine.lane.links import SourceLink
+from kmirror.engine.lane.partition_copy import PartitionCopy, Status
+from kmirror.engine.lane.work import Work
+from kmirror.errors import OutcomeUnknown, Reason
+
+#: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
+#: through: larger answers are slower, here and at both brokers.
+FETCH_BYTES = 2 << 20
+PARTITION_BYTES = 1 << 20
+FETCH_WAIT_MS = 200
+#: A follower is fetched from for so long, then its leader is asked again: what lags behind is no replica to prefer.
+FOLLOWER_SECONDS = 10.0
+#: After trouble with a follower, records are taken from the leaders for so long.
+LEADERS_ONLY_SECONDS = 30.0
+#: How long a fetch may wait while a partition is left out of it because its batches are not sent yet.
+FETCH_WAIT_HELD_BACK_MS = 5
+#: Received bytes a lane may hold; beyond that it does not fetch.
+LANE_BYTES = 16 << 20
+
+
+class Fetching:
+    """Fetch for one lane; used by its sending thread, but for `seen_at`."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._loop = work.loop
+        self._timeout = work.source_config.request_timeout_ms / 1000
+        #: By partition that has a place in a fetch session, its key there.
+        self._keys: dict[PartitionCopy, FetchKey] = {}
+        self._held_bytes = 0
+        #: Until then no rack is named to leaders: a follower has failed.
+        self._leaders_only_until = 0.0
+
+    def attach(self, partition: PartitionCopy, facts: Facts) -> None:
+        """Give a partition its place in the fetch session of its source leader."""
+        self._keys[partition] = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
+        self._fetch_from(partition, facts.source_leader[0])
+
+    def fetch_on(self, partition: PartitionCopy) -> None:
+        """Fetch from where the partition's queue ends now, which was moved."""
+        key = self._keys.get(partition)
+        for link in self._work.sources.values():
+            if key and link and link.partitions.get(key) is partition:
+                self._join(link, partition)
+        self._work.make_ready(partition)
+
+    def detach(self, partition: PartitionCopy) -> None:
+        """Take a partition out of its fetch session."""
+        key = self._keys.pop(partition, None)
+        if key is None:
+            return
+        for link in self._work.sources.values():
+            if link and link.partitions.get(key) is partition:
+                del link.partitions[key]
+                link.held_back.discard(key)
+                link.session.forget(key)
+
+    def release(self, partitions: list[PartitionCopy]) -> None:
+        """Fetch nothing more of partitions, and take back what they held."""
+        for partition in partitions:
+            self.detach(partition)
+        self.collect()
+
+    def collect(self) -> None:
+        """Take back the frames whose last batch is done with."""
+        while self._work.released:
+            frame = self._work.released.pop()
+            self._held_bytes -= len(frame.view)
+            link = frame.owner
+            if isinstance(link, SourceLink) and self._work.sources.get(link.node_id) is link:
+                link.stream.recycle(frame.view)
+
+    def seen_at(self, partition: PartitionCopy) -> float | None:
+        """Return when the source was last asked about a partition, None if never."""
+        seen, key = partition.source_seen_at, self._keys.get(partition)
+        link = self._work.sources.get(partition.source_node or 0) if key is not None else None
+        if link is not None and key in link.partitions and key not in link.held_back and seen is not None:
+            seen = max(seen, link.seen_at)
+        return seen
+
+    def look_around(self, at: float) -> None:
+        """Begin what is due: time-outs, and asking leaders again for whom to fetch from."""
+        for link in list(self._work.sources.values()):
+            if link and link.asked_at is not None and at - link.asked_at > self._timeout:
+                self._lose(link, "no answer in time")
+        for partition in self._work.partitions if self._work.source_config.rack else ():
+            if partition.follows_until is not None and at >= partition.follows_until and partition.wants_records:
+                self._move_fetch(partition, partition.facts.source_leader[0] if partition.facts else -1, None)
+
+    def _connect(self, node_id: int) -> None:
+        post = self._loop.post
+        self._work.background_requests.connect(
+            "source",
+            node_id,
+            lambda stream, _: post(lambda _: self._connected(node_id, stream)),
+            lambda message, reason: post(lambda at: self._not_connected(node_id, message, reason, at)),
+        )
+
+    def _connected(self, node_id: int, stream: Stream) -> None:
+        link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id)
+        for partition in self._work.partitions:
+            if partition in self._keys and partition.source_node == node_id:
+                self._join(link, partition)
+        self._loop.add(link)
+
+    def _not_connected(self, node_id: int, message: str, reason: Reason | None, at: float) -> None:
+        self._work.sources.pop(node_id, None)
+        for partition in self._work.all:
+            if partition.source_node == node_id:
+                self._avoid_followers(partition, at)
+                partition.source_lost(message, at, reason)
+
+    def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
+        partition.source_node = node_id
+        link = self._work.sources.get(node_id)
+        if node_id not in self._work.sources:
+            self._work.sources[node_id] = None
+            self._connect(node_id)
+        elif link:
+            self._join(link, partition)
+
+    def _move_fetch(self, partition: PartitionCopy, node_id: int, follows_until: float | None) -> None:
+        """Fetch a partition from another of its replicas from here on; looks at log ends stay with the leader."""
+        key = self._keys[partition]
+        self.detach(partition)
+        self._keys[partition] = key
+        partition.follows_until = follows_until
+        self._fetch_from(partition, node_id)
+
+    def _join(self, link: SourceLink, partition: PartitionCopy) -> None:
+        key = self._keys[partition]
+        link.partitions[key] = partition
+        link.held_back.discard(key)
+        partition.valid_from_serial = link.serial + 1
+        link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+
+    def pump(self, link: SourceLink) -> None:
+        """Send the next request when there is none under way, and there is room for its answer."""
+        for key in list(link.held_back):
+            partition = link.partitions[key]
+            if partition.wants_records:
+                link.held_back.discard(key)
+                link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+        if link.asked_at is not None or self._held_bytes > LANE_BYTES or not len(link.session):
+            return
+        connection = link.stream.connection
+        if connection.is_throttled:
+            return
+        if connection.must_be_replaced:
+            self._lose(link, "the session's time is over")
+            return
+        wait = FETCH_WAIT_HELD_BACK_MS if link.held_back else FETCH_WAIT_MS
+        link.correlation_id = connection.next_correlation_id()
+        link.serial += 1
+        link.asked_at = now()
+        rack = self._work.source_config.rack if link.asked_at >= self._leaders_only_until else ""
+        request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=FETCH_BYTES, rack=rack)
+        try:
+            link.stream.send([request])
+        except OutcomeUnknown as error:
+            self._lose(link, str(error))
+            return
+        self._loop.watch(link)
+
+    def link_ready(self, link: SourceLink, mask: int) -> None:
+        """Take what a connection brings."""
+        if self._work.sources.get(link.node_id) is not link:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                link.stream.flush()
+                self._loop.watch(link)
+            while self._work.sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
+                self._fetched(link, view)
+        except (OutcomeUnknown, FrameError) as error:
+            self._lose(link, str(error))
+
+    def _fetched(self, link: SourceLink, view: memoryview) -> None:
+        if INT32.unpack_from(view)[0] != link.correlation_id:
+            raise FrameError(f"{link.stream.connection!r} responded to a different request")
+        asked_at, link.asked_at = link.asked_at, None
+        answer = link.session.answer(view)
+        link.stream.connection.note_throttle(answer.throttle_time_ms)
+        if answer.error_code:
+            if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:
+                self._lose(link, code_name(answer.error_code))
+            return
+        frame = Frame(view, link)
+        self._held_bytes += len(view)
+        at = now()
+        link.seen_at = asked_at or link.seen_at
+        for part in answer.partitions:
+            partition = link.partitions.get(part.key)
+            if partition is None or partition.valid_from_serial > link.serial:
+                continue
+            if part.preferred_read_replica is not None and part.preferred_read_replica != link.node_id:
+                partition.ends_seen(part)
+                self._move_fetch(partition, part.preferred_read_replica, at + FOLLOWER_SECONDS)
+                continue
+            if part.error_code or part.diverging_epoch:
+                self._avoid_followers(partition, at)
+            partition.fetched(part, frame, at)
+            partition.source_seen_at = link.seen_at
+            if partition.status is not Status.COPYING:
+                self.detach(partition)
+            elif partition.blocked_by:
+                link.session.forget(part.key)
+                partition.settle_failure(at)
+            elif len(part.records):
+                if partition.wants_records:
+                    link.session.want(part.key, partition.fetch_position(PARTITION_BYTES))
+                else:
+                    link.session.forget(part.key)
+                    link.held_back.add(part.key)
+            if partition.queue:
+                self._work.make_ready(partition)
+        if frame.release():
+            self._work.released.append(frame)
+        self.collect()
+
+    def _lose(self, link: SourceLink, message: str) -> None:
+        if self._work.sources.get(link.node_id) is not link:
+            return
+        self._loop.hang_up(link)
+        self._work.sources.pop(link.node_id, None)
+        at = now()
+        for partition in list(link.partitions.values()):
+            self._avoid_followers(partition, at)
+            partition.source_lost(f"{link.stream.connection!r}: {message}", at)
+            self._keys.pop(partition, None)
+        self.collect()
+
+    def _avoid_followers(self, partition: PartitionCopy, at: float) -> None:
+        """Take records from leaders for a while when a follower failed: they may still send us there."""
+        if partition.follows_until is not None:
+            self._leaders_only_until = at + LEADERS_ONLY_SECONDS

@@ -1,0 +1,293 @@
+"""From what one partition's fetches bring to what is to be appended: guarded batches, and gaps between them. No I/O.
+
+A plain batch with all its records is changed in place and sent as it is. Any other is taken apart (`pieces`) into runs
+of records at consecutive offsets, and offsets at which applications are shown nothing: those are gaps, to be filled
+with markers.
+
+Sequence numbers are set here, long before a batch is sent, while its bytes are in the processor's cache. They count
+the records appended, so they go on across a gap as if it were not there. With one exception: where the leader knows
+nothing of our producer and a marker is the first it hears of it, the sequence begins at 0 behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from kmirror.cluster.protocol.batch import (
+    ATTRIBUTES_POSITION,
+    BASE_OFFSET,
+    BATCH_OVERHEAD,
+    COMPRESSION_MASK,
+    CONTROL,
+    CRC,
+    CRC_POSITION,
+    HEADER,
+    LOG_APPEND_TIME,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    PREFIX,
+    PRODUCER,
+    PRODUCER_POSITION,
+    SEQUENCE_MASK,
+    TRANSACTIONAL,
+    CorruptBatchError,
+    guard,
+)
+from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
+from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.pieces import Run, pieces
+from kmirror.engine.histories.judge import Fail
+from kmirror.errors import KmirrorError, Reason
+
+_SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
+_HIGHEST_CODEC = 4
+#: A batch put together anew may take this much, or what the stored one took if that was more.
+_RUN_BYTES = 1 << 20
+#: As many batches of filler are kept ready.
+_FILLER_BATCHES = 6
+
+
+class Frame:
+    """Count the batches that still lie in one received frame; `release` returns True with the last.
+
+    `owner` is whoever's buffer it is; the machine only carries it.
+    """
+
+    __slots__ = ("owner", "pending", "view")
+
+    def __init__(self, view: memoryview, owner: object = None) -> None:
+        self.view = view
+        self.owner = owner
+        self.pending = 1
+
+    def release(self) -> bool:
+        """Give up one hold on the frame."""
+        self.pending -= 1
+        return self.pending == 0
+
+
+class Batch(NamedTuple):
+    """One batch, guarded and ready to be sent."""
+
+    base_offset: int
+    next_offset: int
+    max_timestamp: int
+    leader_epoch: int
+    data: memoryview
+    frame: Frame
+
+
+def filled_offsets_of(batch: Batch) -> int:
+    """Read what a guarded batch's offset and its sequence number differ by, modulo 2^31."""
+    _, _, sequence = PRODUCER.unpack_from(batch.data, PRODUCER_POSITION)
+    return int(batch.base_offset - sequence) & SEQUENCE_MASK
+
+
+class Gap(NamedTuple):
+    """Offsets at which applications are shown nothing."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+
+
+class Intake:
+    """Hold what was fetched of one partition and not sent yet, in offset order and without a break."""
+
+    __slots__ = (
+        "_begins_at_gap",
+        "_filled_offsets",
+        "_producer_epoch",
+        "_producer_id",
+        "_source",
+        "head_is_taken",
+        "leader_epoch",
+        "next_offset",
+        "queue",
+        "queued_bytes",
+    )
+
+    def __init__(self, source: TopicPartition, producer_id: int, producer_epoch: int) -> None:
+        self._source = source
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        #: What to subtract from an offset for its sequence number.
+        self._filled_offsets = 0
+        #: True while the leader knows nothing of our producer, and nothing was queued: a gap may be the first it hears.
+        self._begins_at_gap = False
+        self.queue: deque[Batch | Gap] = deque()
+        self.queued_bytes = 0
+        #: What the next batch to fetch begins with, and the leader epoch of the one before.
+        self.next_offset = 0
+        self.leader_epoch = -1
+        #: True while the gap at the head is being filled, so that it must stay as it is.
+        self.head_is_taken = False
+
+    def restart(self, offset: int, leader_epoch: int, filled_offsets: int, *, producer_is_known: bool) -> None:
+        """Begin anew at an offset; the queue is empty."""
+        self.next_offset, self.leader_epoch = offset, leader_epoch
+        self._filled_offsets = filled_offsets
+        self._begins_at_gap = not producer_is_known
+
+    def take(self) -> Batch:
+        """Take the batch at the head."""
+        batch = self.queue.popleft()
+        assert isinstance(batch, Batch), f"{self._source} has a gap here: {batch}"
+        self.queued_bytes -= len(batch.data)
+        return batch
+
+    def end_gap(self) -> Gap:
+        """Take the gap at the head, which is filled."""
+        gap = self.queue.popleft()
+        assert isinstance(gap, Gap), f"{self._source} has no gap here: {gap}"
+        self.head_is_taken = False
+        return gap
+
+    def shorten_gap(self, count: int) -> None:
+        """Note that the first offsets of the gap at the head are filled."""
+        gap = self.queue[0]
+        assert isinstance(gap, Gap), f"{self._source} has no gap here: {gap}"
+        self.queue[0] = gap._replace(base_offset=gap.base_offset + count)
+
+    def drop(self) -> list[Frame]:
+        """Forget everything; return the frames that this held, once for each hold."""
+        frames = [item.frame for item in self.queue if isinstance(item, Batch)]
+        self.queue.clear()
+        self.queued_bytes = 0
+        self.head_is_taken = False
+        return frames
+
+    def take_in(self, records: memoryview, aborted: Sequence[AbortedTransaction], frame: Frame) -> Fail | None:
+        """Queue what one answer holds; return why that ends somewhere, if it does.
+
+        Checked and guarded batch after batch, in one go: twice over bytes that the processor's cache still holds.
+        """
+        position, end = 0, len(records)
+        expected, epoch = self.next_offset, self.leader_epoch
+        producer_id, producer_epoch, filled = self._producer_id, self._producer_epoch, self._filled_offsets
+        queue, queued_bytes = self.queue, self.queued_bytes
+        unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
+        set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
+        isolation: Isolation | None = None
+        while end - position > MAGIC_POSITION:
+            if end - position >= BATCH_OVERHEAD:
+                (base, length, leader_epoch, magic, crc, attributes, delta, _, max_timestamp, _, _, _, count) = unpack(
+                    records, position
+                )
+                following = position + LOG_OVERHEAD + length
+                if following > end:
+                    break
+                if (
+                    magic == 2
+                    and base == expected
+                    and not attributes & _SPECIAL
+                    and count == delta + 1
+                    and count > 0
+                    and attributes & COMPRESSION_MASK <= _HIGHEST_CODEC
+                    and length >= BATCH_OVERHEAD - LOG_OVERHEAD
+                    and crc32c(checked := records[position + ATTRIBUTES_POSITION : following]) == crc
+                ):
+                    set_producer(
+                        records,
+                        position + PRODUCER_POSITION,
+                        producer_id,
+                        producer_epoch,
+                        (base - filled) & SEQUENCE_MASK,
+                    )
+                    set_crc(records, position + CRC_POSITION, crc32c(checked))
+                    set_base_offset(records, position, 0)
+                    expected = base + count
+                    epoch = leader_epoch
+                    frame.pending += 1
+                    queue.append(Batch(base, expected, max_timestamp, leader_epoch, records[position:following], frame))
+                    queued_bytes += following - position
+                    position = following
+                    continue
+            else:
+                base, length = PREFIX.unpack_from(records, position)
+                following = position + LOG_OVERHEAD + length
+                if following > end:
+                    break
+            if following <= position + MAGIC_POSITION:
+                return self._refuse(CorruptBatchError(base, f"its length field says {length}"))
+            if queued_bytes > self.queued_bytes:
+                self._begins_at_gap = False
+            self.queued_bytes, self.next_offset, self.leader_epoch = queued_bytes, expected, epoch
+            isolation = isolation or Isolation(aborted)
+            failure = self._take_apart(records[position:following], isolation, frame)
+            if failure:
+                return failure
+            expected, epoch, queued_bytes = self.next_offset, self.leader_epoch, self.queued_bytes
+            filled = self._filled_offsets
+            position = following
+        if queued_bytes > self.queued_bytes:
+            self._begins_at_gap = False
+        self.queued_bytes, self.next_offset, self.leader_epoch = queued_bytes, expected, epoch
+        return None
+
+    def _take_apart(self, stored: memoryview, isolation: Isolation, frame: Frame) -> Fail | None:
+        """Queue one batch that cannot be sent as it is."""
+        try:
+            shown = isolation.kind(stored) is Kind.DATA
+            parts = pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
+        except KmirrorError as error:
+            return self._refuse(error)
+        leader_epoch = HEADER.unpack_from(stored)[2] if stored[MAGIC_POSITION] >= 2 else self.leader_epoch
+        for part in parts:
+            if isinstance(part, Run):
+                self._queue_run(part, leader_epoch, frame)
+            else:
+                self._queue_gap(part.base_offset, part.next_offset, leader_epoch)
+            self.next_offset, self.leader_epoch = part.next_offset, leader_epoch
+        return None
+
+    def _queue_run(self, run: Run, leader_epoch: int, frame: Frame) -> None:
+        sequence = (run.base_offset - self._filled_offsets) & SEQUENCE_MASK
+        guard(run.data, self._producer_id, self._producer_epoch, sequence)
+        frame.pending += 1
+        self.queue.append(Batch(run.base_offset, run.next_offset, run.max_timestamp, leader_epoch, run.data, frame))
+        self.queued_bytes += len(run.data)
+        self._begins_at_gap = False
+
+    def _queue_gap(self, base_offset: int, next_offset: int, leader_epoch: int) -> None:
+        if self._begins_at_gap:
+            self._filled_offsets, self._begins_at_gap = next_offset & SEQUENCE_MASK, False
+        else:
+            self._filled_offsets = (self._filled_offsets + next_offset - base_offset) & SEQUENCE_MASK
+        last = self.queue[-1] if self.queue else None
+        if isinstance(last, Gap) and not (self.head_is_taken and len(self.queue) == 1):
+            self.queue[-1] = Gap(last.base_offset, next_offset, leader_epoch)
+        else:
+            self.queue.append(Gap(base_offset, next_offset, leader_epoch))
+
+    def take_in_nothing(self, until: int) -> None:
+        """Queue the gap at the log's end: the source has nothing more to give below `until`."""
+        if until > self.next_offset:
+            self._queue_gap(self.next_offset, until, self.leader_epoch)
+            self.next_offset = until
+
+    def take_in_loss(self, until: int) -> None:
+        """Queue a gap for what the source has lost below `until`: under which epochs it was written, nobody knows."""
+        self.leader_epoch = -1
+        self.take_in_nothing(until)
+
+    def take_in_filler(self, until: int, timestamp_ms: int) -> None:
+        """Keep some batches of filler ready, up to that offset, with that timestamp."""
+        while self.next_offset < until and len(self.queue) < _FILLER_BATCHES:
+            count = min(FILLER_RECORDS, until - self.next_offset)
+            data = memoryview(filler_batch(count, timestamp_ms))
+            frame = Frame(memoryview(b""))
+            run = Run(self.next_offset, self.next_offset + count, timestamp_ms, data)
+            self._queue_run(run, -1, frame)
+            frame.pending -= 1  # nobody but the batch holds it
+            self.next_offset += count
+
+    def _refuse(self, error: KmirrorError) -> Fail:
+        message = f"{self._source} cannot be mirrored past offset {self.next_offset}: {error}"
+        return Fail(error.reason or Reason.CORRUPT_BATCH, message, self.next_offset)

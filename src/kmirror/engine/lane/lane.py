@@ -1,0 +1,222 @@
+"""The copy loop of one lane: a blocking shell round the partitions' state machines (`partition_copy`).
+
+One thread moves bytes: it waits for connections (`loop`), hands whole frames to the machines, and sends what they
+allow (`fetching`, `appending`, `fills`). It never waits for anything else: what does is done by the threads of
+`background_requests`, and following the engine's claims and writing progress by `control`. What they find comes back
+as events, so every decision is taken here, one after another.
+
+Before anything is sent to the destination the lane's deadline is looked at. A lane that is past it hangs up at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine import lifeline
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.histories.judge import Facts, judge
+from kmirror.engine.lane.appending import Appending
+from kmirror.engine.lane.background_requests import BackgroundRequests
+from kmirror.engine.lane.changes import Changes
+from kmirror.engine.lane.control import LaneControl
+from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
+from kmirror.engine.lane.fills import Fills
+from kmirror.engine.lane.links import DestinationLink, SourceLink
+from kmirror.engine.lane.loop import Loop
+from kmirror.engine.lane.partition_copy import PartitionCopy, Status
+from kmirror.engine.lane.report import Reports
+from kmirror.engine.lane.rounds import Rounds
+from kmirror.engine.lane.work import Work
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.state.records import LaneChangeRecord, ProgressRow
+
+_TICK = 0.1
+_LOOK_AROUND_SECONDS = 0.1
+_STOP_SECONDS = 2.0
+
+
+class Lane:
+    """Copy a set of partitions until told to stop."""
+
+    def __init__(self, spec: LaneSpec, attempt: int) -> None:
+        self.spec = spec
+        self.attempt = attempt
+        source_config, destination_config = (
+            client_config(spec.source_properties),
+            client_config(spec.destination_properties),
+        )
+        self._loop = Loop()
+        self._background_requests = BackgroundRequests(
+            spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + (64 << 10)
+        )
+        self.control = LaneControl(spec, attempt, destination_config, self._rows, self._broken)
+        self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)
+        #: Whoever may still write under an older claim can do so for a lane's time, counted from when ours was written.
+        self._awaiting_claim = spec.predecessor_may_write or attempt > 0
+        self._work.quiet_until = float("inf") if self._awaiting_claim else 0.0
+        self._work.partitions = self._work.copies_of(spec.assignments, now(), in_doubt=False)
+        self._fetching = Fetching(self._work)
+        self._fills = Fills(self._work, self._fetching)
+        self._appending = Appending(self._work, self._fetching, self._fills)
+        self._changes = Changes(self._work, self._fetching.release, self._appending.hang_up_on, self._begin)
+        self._rounds = Rounds(self._background_requests, self._loop.post)
+        self._reports = Reports(self._fetching.seen_at)
+        self._looked_at = 0.0
+        self._was_caught_up = False
+        self.control.on_change = lambda: self._loop.post(lambda _: None)
+        self.control.standing = lambda: (self._work.revision, self._changes.given_up)
+        self.control.on_lane_change = self._on_lane_change
+        self.control.on_told = lambda given_up: self._loop.post(lambda _: self._changes.told(given_up))
+
+    @property
+    def partitions(self) -> list[PartitionCopy]:
+        """What it copies now; any thread."""
+        return self._work.partitions
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
+        """Copy until the control says that this lane ends; return how it stands then.
+
+        `before_sending` is called once in the thread that sends, when all other threads have been started.
+        """
+        self._background_requests.start()
+        self.control.start()
+        before_sending()
+        self._begin(self.partitions, self.spec.unsettled_lanes)
+        try:
+            while self.control.ended is None:
+                self._turn(_TICK)
+            self._drain(now() + _STOP_SECONDS)
+            at = now()
+            clean = all(partition.nothing_can_arrive(at) for partition in self._work.all)
+        finally:
+            self._background_requests.stop()
+            self._work.hang_up()
+            self._background_requests.join(timeout=5)
+            self.control.stop(final_report=self._ended_how() == "STOPPED")
+            self._loop.close()
+        how, message = self.control.ended
+        reports = tuple(p.report() for p in self.partitions)
+        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, reports, clean)
+
+    def _ended_how(self) -> str | None:
+        return self.control.ended[0] if self.control.ended else None
+
+    def _drain(self, until: float) -> None:
+        """Take the answers to what is in flight; send nothing more."""
+        if self._ended_how() != "STOPPED":
+            return
+        while now() < until and any(p.in_flight or p.fill_is_under_way for p in self._work.all):
+            self._turn(0.05, sending=False)
+
+    def _turn(self, timeout: float, *, sending: bool = True) -> None:
+        """Wait for something to happen, take it, and send what may be sent."""
+        for link, mask in self._loop.wait(timeout):
+            if isinstance(link, SourceLink):
+                self._fetching.link_ready(link, mask)
+            elif isinstance(link, DestinationLink):
+                self._appending.link_ready(link, mask)
+            else:
+                self._fills.link_ready(link, mask)
+        self._loop.take_events()
+        if sending:
+            self._look_around(now())
+            for source in list(self._work.sources.values()):
+                if source:
+                    self._fetching.pump(source)
+            for destination in list(self._work.destinations.values()):
+                if destination:
+                    self._appending.pump(destination)
+            self._fills.pump()
+
+    def _broken(self, error: Exception) -> None:
+        """End the lane with an error that one of its other threads met, instead of waiting for that thread for ever."""
+
+        def end(_: float) -> None:
+            raise error
+
+        self._loop.post(end)
+
+    # -- the work -------------------------------------------------------------------------------------------------
+
+    def _begin(self, partitions: Sequence[PartitionCopy], unsettled_lanes: Sequence[int]) -> None:
+        """Begin to copy, once it is ended what these lanes may have left open."""
+
+        def settled() -> None:
+            current = set(self.partitions)
+            if left := [partition for partition in partitions if partition in current]:
+                self._inspect(left)
+
+        if partitions:
+            self._fills.settle(partitions, unsettled_lanes, settled)
+
+    def _on_lane_change(self, change: LaneChangeRecord) -> None:
+        self._loop.post(lambda at: self._changes.take(change, at))
+
+    def _inspect(self, partitions: list[PartitionCopy]) -> None:
+        for partition in partitions:
+            partition.begin_inspection(now())
+
+        def done(facts: list[Facts]) -> None:
+            self._loop.post(lambda at: self._inspected(partitions, facts, at))
+
+        self._background_requests.inspect([p.assignment for p in partitions], done)
+
+    def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
+        told = list(zip(partitions, all_facts, strict=True))
+        # those that were given up meanwhile are not inspected any more
+        for partition, facts in [(p, facts) for p, facts in told if p.status is Status.INSPECTING]:
+            verdict = judge(
+                partition.assignment,
+                partition.acknowledged,
+                facts,
+                first_offset=partition.assignment.first_offset,
+                begun=partition.begun,
+            )
+            partition.inspected(facts, verdict, at, now_ms())
+            if partition.status is Status.COPYING:
+                self._attach(partition, facts)
+                self._work.make_ready(partition)
+
+    def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
+        """Open the way of a partition's batches, from its source leader to its destination leader."""
+        self._fetching.detach(partition)
+        self._appending.attach(facts.destination_leader[0])
+        if not partition.is_to_be_trimmed:
+            self._fetching.attach(partition, facts)
+
+    def _look_around(self, at: float) -> None:
+        """Begin what is due: inspections, time-outs, the news that everything is copied."""
+        if at - self._looked_at < _LOOK_AROUND_SECONDS:
+            return
+        self._looked_at = at
+        work = self._work
+        due = [p for p in work.partitions if p.due_for_inspection(at)]
+        if due:
+            for partition in due:
+                self._fetching.detach(partition)
+            self._inspect(due)
+        if self._awaiting_claim and self.control.claimed_at is not None:
+            self._awaiting_claim = False
+            work.be_quiet_until(work.predecessors_time_ends(self.control.claimed_at))
+        if work.quiet_until > at and not self._awaiting_claim and self.control.is_alone:
+            work.be_quiet_until(at)
+        self._fetching.look_around(at)
+        self._appending.look_around(at)
+        self._fills.look_around(at)
+        self._changes.look_around(at)
+        self._rounds.look_around(work.partitions, at)
+        caught_up = all(p.caught_up or p.failure for p in work.partitions)
+        if caught_up and not self._was_caught_up:
+            self.control.report_soon()
+        self._was_caught_up = caught_up
+
+    def _rows(self) -> list[ProgressRow]:
+        return self._reports.rows(self._work.all)
+
+
+def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:
+    """Run one lane to its end, in a Spark worker; one that was frozen and is continued ends before it sends a byte."""
+    return Lane(spec, attempt).run(lifeline.die_on_continue)

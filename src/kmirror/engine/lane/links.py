@@ -1,0 +1,168 @@
+"""A lane's connections, each with what is under way on it.
+
+To a source broker: one with a fetch session. To a destination broker: one for batches, several requests deep; and where
+offsets have to be filled, one more for markers and looks at log ends. Brokers let nothing overtake on a connection, and
+delay what lies behind a throttled request, which markers must not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from kmirror.cluster.connection import Stream
+from kmirror.cluster.protocol import log_end, markers, produce
+from kmirror.cluster.protocol.fetch import FetchKey, FetchSession
+from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
+from kmirror.engine.lane.intake import Batch
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.window import Window
+
+Side = Literal["source", "destination", "fill"]
+
+
+class SourceLink:
+    """The connection to one source broker, with its fetch session."""
+
+    def __init__(self, node_id: int, stream: Stream, client_id: str) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.session = FetchSession(client_id)
+        self.partitions: dict[FetchKey, PartitionCopy] = {}
+        self.held_back: set[FetchKey] = set()
+        self.asked_at: float | None = None
+        #: When the last request was sent that was answered: what the session did not name has not changed before.
+        self.seen_at = 0.0
+        self.correlation_id = 0
+        self.serial = 0
+
+
+@dataclass(slots=True)
+class ProduceRequest:
+    """Batches on their way."""
+
+    correlation_id: int
+    sent_at: float
+    batches: list[tuple[PartitionCopy, Batch]]
+    size: int
+    #: What the connection had delivered when this was sent.
+    delivered: int
+    #: True when a batch in it is not guarded by the broker's memory: nothing may follow before the answer.
+    alone: bool
+
+
+class DestinationLink:
+    """The connection for batches to one destination broker, with what is in flight on it."""
+
+    def __init__(self, node_id: int, stream: Stream, version: int) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.version = version
+        self.in_flight: deque[ProduceRequest] = deque()
+        self.window = Window()
+        self.ready: dict[PartitionCopy, None] = {}
+
+    def in_order(self, answers: list[produce.AppendAnswer], *, many_topics: bool) -> list[produce.AppendAnswer]:
+        """Return the answers to the oldest request in the order of its batches; a broker may give them in any.
+
+        Raises:
+            FrameError: not all that was asked is answered.
+        """
+        batches = self.in_flight[0].batches
+        found: dict[object, produce.AppendAnswer]
+        if many_topics:
+            found = {(answer.topic, answer.partition): answer for answer in answers}
+            keys: list[object] = [self._answer_key(partition) for partition, _ in batches]
+        else:
+            found = {answer.partition: answer for answer in answers}
+            keys = [partition.assignment.partition for partition, _ in batches]
+        try:
+            return [found[key] for key in keys]
+        except KeyError:
+            raise FrameError(f"{self.stream.connection!r} responded for different partitions") from None
+
+    def _answer_key(self, partition: PartitionCopy) -> tuple[str | bytes, int]:
+        """Say by what the answers on this connection name a partition."""
+        assignment, facts = partition.assignment, partition.facts
+        if self.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
+            return assignment.topic, assignment.partition
+        return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
+
+
+@dataclass(slots=True)
+class FillRequest:
+    """Markers, or looks at log ends, on their way."""
+
+    correlation_id: int
+    sent_at: float
+    partitions: dict[TopicPartition, PartitionCopy]
+    is_look: bool
+
+
+class FillLink:
+    """The connection for markers to one destination broker: at most one request for them, and one look behind it."""
+
+    def __init__(self, node_id: int, stream: Stream, marker_version: int, log_end_version: int) -> None:
+        self.node_id = node_id
+        self.stream = stream
+        self.in_flight: deque[FillRequest] = deque()
+        self._marker_version = marker_version
+        self._log_end_version = log_end_version
+
+    def ask(self, steps: list[tuple[PartitionCopy, Ask]], client_id: str, at: float) -> bytes:
+        """Encode one request for markers of several partitions, and note that it is on its way."""
+        correlation_id = self.stream.connection.next_correlation_id()
+        fills = [
+            markers.Fill(
+                copy.assignment.topic,
+                copy.assignment.partition,
+                copy.assignment.producer_id,
+                ask.producer_epoch,
+                ask.count,
+                ask.coordinator_epoch,
+            )
+            for copy, ask in steps
+        ]
+        self._note(correlation_id, at, [copy for copy, _ in steps], is_look=False)
+        return markers.request(correlation_id, self._marker_version, client_id, fills)
+
+    def look(self, steps: list[tuple[PartitionCopy, Look]], client_id: str, at: float) -> bytes:
+        """Encode one look at the log ends of several partitions, and note that it is on its way."""
+        correlation_id = self.stream.connection.next_correlation_id()
+        copies = [copy for copy, _ in steps]
+        epochs = {c.assignment.destination: c.facts.destination_leader[1] if c.facts else -1 for c in copies}
+        self._note(correlation_id, at, copies, is_look=True)
+        return log_end.request(correlation_id, self._log_end_version, client_id, epochs)
+
+    def _note(self, correlation_id: int, at: float, copies: list[PartitionCopy], *, is_look: bool) -> None:
+        by_place = {copy.assignment.destination: copy for copy in copies}
+        self.in_flight.append(FillRequest(correlation_id, at, by_place, is_look))
+        for copy in copies:
+            copy.fill_sent()
+
+    def answered(self, view: memoryview) -> tuple[FillRequest, dict[TopicPartition, tuple[int, int | None]]]:
+        """Decode the answer to the oldest request into error code and, of a look, log end; all of it is there.
+
+        Raises:
+            FrameError: not the answer to what was asked.
+        """
+        if not self.in_flight or INT32.unpack_from(view)[0] != self.in_flight[0].correlation_id:
+            raise FrameError(f"{self.stream.connection!r} responded to a different request")
+        request = self.in_flight[0]
+        found: dict[TopicPartition, tuple[int, int | None]]
+        if request.is_look:
+            found = log_end.answer(view, self._log_end_version)
+            self.stream.connection.note_throttle(log_end.throttle_time_ms(view))
+        else:
+            codes = markers.answer(view, self._marker_version)
+            found = {TopicPartition(*place): (code, None) for place, code in codes.items()}
+        if not request.partitions.keys() <= found.keys():
+            raise FrameError(f"{self.stream.connection!r} responded for different partitions")
+        self.in_flight.popleft()
+        return request, found
+
+
+Link = SourceLink | DestinationLink | FillLink

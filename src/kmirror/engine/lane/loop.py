@@ -1,0 +1,76 @@
+"""Where a lane's sending thread waits: for its connections, and for what its other threads have found."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+
+from kmirror.engine.clock import now
+from kmirror.engine.lane.links import Link
+
+Event = Callable[[float], None]
+
+
+class Loop:
+    """Wait for connections and events; all but `post` is for the sending thread alone."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+
+    def post(self, event: Event) -> None:
+        """Have the sending thread call `event` with the time; from any thread."""
+        self._events.put(event)
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"x")
+
+    def wait(self, timeout: float) -> list[tuple[Link, int]]:
+        """Wait for something to happen; return the connections that can be read or written, and which of both."""
+        ready: list[tuple[Link, int]] = []
+        for selected, mask in self._selector.select(timeout):
+            if selected.data is not None:
+                ready.append((selected.data, mask))
+                continue
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+        return ready
+
+    def take_events(self) -> None:
+        """Call what was posted."""
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return
+            event(now())
+
+    def add(self, link: Link) -> None:
+        """Begin to wait for what a connection brings."""
+        self._selector.register(link.stream.fileno(), selectors.EVENT_READ, link)
+
+    def watch(self, link: Link) -> None:
+        """Wait for what a connection brings, and for room to send while something is left to be sent."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.stream.sending else 0)
+        if self._selector.get_key(link.stream.fileno()).events != events:
+            self._selector.modify(link.stream.fileno(), events, link)
+
+    def hang_up(self, link: Link) -> None:
+        """Close a connection so that nothing more gets through it: what the kernel has not sent is thrown away."""
+        self._selector.unregister(link.stream.fileno())
+        with contextlib.suppress(OSError):
+            link.stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.stream.close()
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._selector.close()
+        self._waker.close()
+        self._woken.close()

@@ -1,0 +1,1 @@
+"""Spark: the JVM, the application, and what runs around our functions in its workers."""

@@ -1,0 +1,339 @@
+"""One Spark application, held from this process: start it, run functions in its workers, stop it in bounded time.
+
+Every function is a job of its own with a single task, so that stopping or losing one stalls no other. A worker that
+dies is replaced by Spark (the function runs again, its `attempt` one higher); an exception of the function is its
+result.
+
+The SparkContext is made in a helper thread: PySpark installs a SIGINT handler where it finds itself in the main thread,
+and signals are the caller's. Calls into the JVM that could hang with it run in threads too, and are given up in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from kmirror.engine.spark import conf as spark_conf
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.context import (
+    Executor,
+    cancel_job,
+    executors,
+    forget_context,
+    from_java,
+    is_waiting,
+    make_context,
+    run_job,
+    stop_context,
+)
+from kmirror.engine.spark.failures import TaskCancelledError, WorkerTraceback, explain, first_line
+from kmirror.engine.spark.launch import Launched, all_settings, launch
+from kmirror.engine.spark.run_folder import run_folder
+from kmirror.engine.spark.shipping import WORKER_MODULES
+from kmirror.engine.spark.task import Mark, Outcome, introduce, run_task
+from kmirror.engine.waiting import in_thread, until
+from kmirror.errors import KmirrorError, RefusedError, TimedOutError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+_CONTEXT_SECONDS = 90.0
+_FIRST_TASK_SECONDS = 60.0
+_EXECUTORS_SECONDS = 3.0
+_CALL_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+_DEATH_SECONDS = 2.0
+_THREADS_SECONDS = 1.0
+
+#: Held by the runtime that is started: PySpark keeps its context in the class, one for each process.
+_the_only_one = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Job:
+    """A function on its way: `group` is what Spark calls it, never used again; `place` where it was meant to run."""
+
+    name: str
+    group: str
+    mark: Mark | None
+    future: Future[Any] = field(default_factory=Future)
+    place: Executor | None = None
+    cancelled: bool = False
+
+    def forbid(self) -> None:
+        """Let no worker begin it any more."""
+        self.cancelled = True
+        if self.mark is not None:
+            self.mark.cancelled_file.touch()
+
+
+class SparkRuntime:
+    """A Spark application for functions of the form ``function(argument, attempt)``; use it as a context manager."""
+
+    def __init__(self, options: SparkOptions, environ: Mapping[str, str] | None = None) -> None:
+        self._options = options
+        self._environ = dict(os.environ if environ is None else environ)
+        self._local = spark_conf.is_local(options.master)
+        self._resources = contextlib.ExitStack()
+        self._folder: Path | None = None
+        self._launched: Launched | None = None
+        self._context: SparkContext | None = None
+        self._jobs: dict[str, _Job] = {}
+        self._threads: set[threading.Thread] = set()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        #: Held while Spark starts and while it ends.
+        self._changing = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopping.is_set() else "running" if self._context else "not started"
+        return f"<SparkRuntime {self.master} {state}, {len(self._jobs)} functions>"
+
+    @property
+    def master(self) -> str:
+        """The Spark master, as Spark is told."""
+        return spark_conf.effective_master(self._options)
+
+    @property
+    def application_id(self) -> str:
+        """Spark's name for this application."""
+        return str(self._running().applicationId)
+
+    @property
+    def slots(self) -> int:
+        """How many functions can run at once: as many as asked for, fewer where the cluster has fewer cores now."""
+        if self._local:
+            return self._options.slots
+        return min(self._options.slots, sum(executor.cores for executor in executors(self._running())))
+
+    @property
+    def is_lost(self) -> bool:
+        """True when Spark's Java process has ended by itself: nothing can be run any more."""
+        launched = self._launched
+        return launched is not None and not self._stopping.is_set() and launched.gateway.has_ended
+
+    def start(self) -> None:
+        """Start Spark; on a cluster, also see that its workers can run us.
+
+        Raises UsageError, RefusedError, UnreachableError or TimedOutError, and StoppedError when another thread calls
+        `stop` meanwhile; nothing is left running then.
+        """
+        spark_conf.check(self._options, self._environ)
+        with self._changing:
+            if not _the_only_one.acquire(blocking=False):
+                raise RuntimeError("this process runs another Spark runtime")
+            self._resources.callback(_the_only_one.release)
+            try:
+                self._start()
+            except BaseException as error:
+                said, cause = first_line(error), error if from_java(error) is None else None
+                self._end()
+                if isinstance(error, Exception) and not isinstance(error, KmirrorError):
+                    raise RefusedError(f"Spark did not start: {said}", f"see {self._options.log_file}") from cause
+                raise
+
+    def submit(self, name: str, function: Callable[[A, int], R], argument: A) -> Future[R]:
+        """Run function(argument, attempt) in a worker; the names of functions that run at the same time differ.
+
+        The future fails with what the function raised, or with TaskFailedError, TaskCancelledError or SparkLostError.
+        """
+        from pyspark import cloudpickle
+
+        payload = cloudpickle.dumps((function, argument))
+        with self._lock:
+            if self._stopping.is_set() or self._folder is None:
+                raise RuntimeError(f"{self!r} runs no functions")
+            if name in self._jobs:
+                raise ValueError(f"a function named {name} is running")
+            number = next(self._numbers)
+            mark = Mark.at(self._folder / f"task-{number}") if self._local else None
+            job = self._jobs[name] = _Job(name, f"{name} #{number}", mark)
+            thread = threading.Thread(target=self._run, args=(job, payload), name=f"spark {name}", daemon=True)
+            self._threads.add(thread)
+        thread.start()
+        return job.future
+
+    def map(self, name: str, function: Callable[[A, int], R], arguments: Iterable[A]) -> Iterator[R]:
+        """Yield function(argument, attempt) of all `arguments`, each as it comes; no more run at once than fit.
+
+        The first failure is raised and ends the others; closing the iterator ends them too.
+        """
+        waiting = enumerate(arguments)
+        running: dict[Future[R], str] = {}
+        done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
+        slots = max(1, self.slots)
+        try:
+            while True:
+                for number, argument in itertools.islice(waiting, slots - len(running)):
+                    future = self.submit(f"{name} {number}", function, argument)
+                    running[future] = f"{name} {number}"
+                    future.add_done_callback(done.put)
+                if not running:
+                    return
+                future = done.get()
+                del running[future]
+                yield future.result()
+        finally:
+            for left in running.values():
+                self.cancel(left)
+
+    def cancel(self, name: str) -> None:
+        """End the function at once, without its `finally`: its worker is killed. Does nothing when none has this name.
+
+        With a local master the worker is dead on return; on a cluster it dies within 3 s, if it can be reached at all.
+        """
+        with self._lock:
+            job = self._jobs.get(name)
+        if job is None:
+            return
+        job.forbid()
+        with contextlib.suppress(Exception):
+            in_thread(partial(cancel_job, self._running(), job.group), _CALL_SECONDS)
+        self._kill_worker(job)
+
+    def is_waiting(self, name: str) -> bool:
+        """Tell whether no worker has begun the function yet, as far as Spark says so within a second."""
+        with self._lock:
+            job = self._jobs.get(name)
+        if job is None:
+            return False
+        try:
+            return in_thread(partial(is_waiting, self._running(), job.group), _LOOK_SECONDS)
+        except Exception:
+            return False
+
+    def stop(self) -> None:
+        """End Spark and everything it started, within some 5 s, frozen workers and a frozen JVM included.
+
+        Functions that still run are killed and their futures fail with TaskCancelledError. May be called from any
+        thread, at any time, again.
+        """
+        self._stopping.set()
+        with self._changing:
+            self._end()
+
+    def _start(self) -> None:
+        self._folder = self._resources.enter_context(run_folder())
+        settings = all_settings(self._options, self._environ, self._folder)
+        launched = self._launched = launch(self._options, self._environ, self._folder, settings, self._stopping)
+        python = spark_conf.worker_python(self._options, self._environ)
+        self._context = in_thread(
+            partial(make_context, launched.gateway, settings, python), _CONTEXT_SECONDS, self._stopping
+        )
+        # Locally this only wakes the Python daemon up while the caller goes on.
+        introduction = self.submit("introduction", introduce, WORKER_MODULES)
+        if not self._local:
+            self._await_workers(introduction)
+
+    def _await_workers(self, introduction: Future[None]) -> None:
+        """Wait for the first task, then a moment for more executors, so that functions spread over them."""
+        try:
+            until(introduction.done, _FIRST_TASK_SECONDS, self._stopping)
+        except TimedOutError as error:
+            raise TimedOutError(
+                f"no worker of {self.master} accepted a task within {_FIRST_TASK_SECONDS:.0f} s",
+                "it may have no free cores or memory (--spark-conf spark.executor.memory=512m)",
+            ) from error
+        introduction.result()
+        with contextlib.suppress(TimedOutError):
+            until(lambda: self.slots >= self._options.slots, _EXECUTORS_SECONDS, self._stopping)
+
+    def _end(self) -> None:
+        with self._lock:
+            jobs, threads = list(self._jobs.values()), list(self._threads)
+        for job in jobs:
+            job.forbid()
+            self._kill_worker(job)
+        if self._context is not None and not self._local:
+            # A local Spark ends well enough with its JVM.
+            with contextlib.suppress(Exception):
+                in_thread(partial(stop_context, self._context), _CALL_SECONDS)
+        if self._launched is not None:
+            self._launched.close()
+            forget_context(self._context)
+        deadline = time.monotonic() + _THREADS_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._folder is not None:
+            sys.path[:] = [entry for entry in sys.path if not entry.startswith(str(self._folder))]
+        self._resources.close()
+        self._folder = self._launched = self._context = None
+
+    def _run(self, job: _Job, payload: bytes) -> None:
+        """Carry one job from submission to the end of its future; the body of its thread."""
+        try:
+            self._place(job)
+            function = partial(run_task, payload=payload, generations=3 if self._local else 2, mark=job.mark)
+            outcome: Outcome = pickle.loads(run_job(self._running(), job.group, job.name, job.place, function))
+        except BaseException as error:
+            cancelled = TaskCancelledError(f"{job.name} was cancelled")
+            outcome = Outcome(error=cancelled if job.cancelled else explain(job.name, error, self._options.log_file))
+        with self._lock:
+            del self._jobs[job.name]
+            self._threads.discard(threading.current_thread())
+        if outcome.error is None:
+            job.future.set_result(outcome.value)
+        else:
+            if outcome.trace:
+                outcome.error.__cause__ = WorkerTraceback(outcome.trace)
+            job.future.set_exception(outcome.error)
+
+    def _place(self, job: _Job) -> None:
+        """Choose the executor with the fewest functions of ours; Spark alone would put all of them on one."""
+        if self._local:
+            return
+        alive = executors(self._running())
+        with self._lock:
+            load = Counter(other.place for other in self._jobs.values())
+            free = [executor for executor in alive if load[executor] < executor.cores]
+            job.place = min(free, key=lambda executor: (load[executor], executor.name), default=None)
+
+    def _kill_worker(self, job: _Job) -> None:
+        """Kill the process that runs `job`, if it is on this machine and runs it, and see it dead."""
+        if job.mark is None or self._launched is None:
+            return
+        with contextlib.suppress(OSError, ValueError, TimedOutError):
+            process = int(job.mark.pid_file.read_text())
+            if os.getsid(process) == self._launched.gateway.process.pid:
+                os.kill(process, signal.SIGKILL)
+                until(lambda: not _exists(process), _DEATH_SECONDS)
+
+    def _running(self) -> SparkContext:
+        if self._context is None:
+            raise RuntimeError(f"{self!r} has no context")
+        return self._context
+
+
+def _exists(process: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False

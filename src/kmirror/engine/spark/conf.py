@@ -1,0 +1,170 @@
+"""Which Spark settings a run gets: from the master it is told to use, and from the user's own, which win."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import kmirror
+from kmirror.engine.spark.daemon import PRELOAD_VARIABLE
+from kmirror.engine.spark.shipping import UNPACKED
+from kmirror.errors import RefusedError, UsageError
+
+#: For a JVM that schedules and carries no data: quick to start, small.
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+#: A worker that died is replaced this often for one task before the job fails.
+TASK_FAILURES = 4
+#: Unix socket paths end at 107 bytes, and Spark adds a name of 43 to the folder.
+_SOCKET_FOLDER_BYTES = 64
+
+_LOCAL = re.compile(r"local(?:\[\s*(?P<threads>\*|[0-9]+)\s*(?:,\s*(?P<failures>[0-9]+)\s*)?\])?")
+_CLUSTER = re.compile(r"local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """What the caller decides about Spark.
+
+    `slots` is how many functions may run at once: lanes and one spare, so that a lane whose worker died finds a place.
+    `conf` is the user's `--spark-conf`. `preload` names modules that every worker imports before it is forked (a name
+    that ends in ``*``: all modules beginning so). `log_file` takes all that Spark and the workers print.
+    """
+
+    slots: int
+    log_file: Path
+    app_name: str
+    master: str = "local[*]"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ("kmirror.engine.lane.lane*",)
+
+
+def check(options: SparkOptions, environ: Mapping[str, str]) -> None:
+    """Raise UsageError or RefusedError for a master or a setting that cannot work."""
+    master = options.master
+    if master.startswith("sc://") or environ.get("SPARK_CONNECT_MODE_ENABLED"):
+        raise RefusedError(
+            f"Spark Connect ({master}) is not supported: kmirror needs a classic Spark master",
+            "use --master local[*], spark://HOST:PORT, yarn or k8s://…",
+        )
+    if not (_LOCAL.fullmatch(master) or _CLUSTER.fullmatch(master)):
+        raise UsageError(f"{master!r} is not a Spark master", "use local[*], spark://HOST:PORT, yarn or k8s://…")
+    for key in options.conf:
+        if not key.startswith("spark."):
+            raise UsageError(f"{key!r} is not a Spark property: names start with 'spark.'")
+    if "spark.master" in options.conf:
+        raise UsageError("spark.master cannot be set with --spark-conf", "use --master")
+
+
+def is_local(master: str) -> bool:
+    """Say whether workers are processes of this machine, below the driver's own JVM."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def effective_master(options: SparkOptions) -> str:
+    """Return the master as Spark is told: a local one gets threads for all slots, and replaces workers that died.
+
+    Threads beyond the cores do no harm, as they wait for the network most of the time.
+    """
+    if (local := _LOCAL.fullmatch(options.master)) is None:
+        return options.master
+    threads = local["threads"] or "1"
+    cores = (os.cpu_count() or 1) if threads == "*" else int(threads)
+    return f"local[{max(cores, options.slots)},{local['failures'] or TASK_FAILURES}]"
+
+
+def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:
+    """Return the Python that workers run: this very one on this machine, one of its minor version elsewhere."""
+    if chosen := options.conf.get("spark.pyspark.python"):
+        return chosen
+    if options.master.startswith("local"):
+        return sys.executable
+    return environ.get("PYSPARK_PYTHON") or f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def settings(options: SparkOptions, folder: Path, archive: Path | None, address: str | None) -> dict[str, str]:
+    """Return all Spark settings.
+
+    `folder` is the run's own, `archive` what is shipped to workers of a cluster, `address` ours as a standalone master
+    sees it.
+    """
+    ours = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.speculation": "false",
+        # A frozen executor is given up after 20 s rather than 120.
+        "spark.network.timeout": "20s",
+        "spark.network.timeoutInterval": "5s",
+        "spark.executor.heartbeatInterval": "5s",
+        "spark.task.maxFailures": str(TASK_FAILURES),
+        "spark.locality.wait": "1s",
+        "spark.python.daemon.module": "kmirror.engine.spark.daemon",
+        "spark.python.task.killTimeout": "100ms",
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+        f"spark.executorEnv.{PRELOAD_VARIABLE}": ",".join(options.preload),
+        **(_local_settings(folder) if is_local(options.master) else _cluster_settings(options, address)),
+    }
+    merged = {**ours, **options.conf, "spark.master": effective_master(options), "spark.app.name": options.app_name}
+    python_path = [merged.get("spark.executorEnv.PYTHONPATH", "")]
+    if archive is not None:
+        python_path.insert(0, f"./{UNPACKED}")
+        others = [merged["spark.archives"]] if merged.get("spark.archives") else []
+        merged["spark.archives"] = ",".join([*others, f"{archive}#{UNPACKED}"])
+    else:
+        python_path.insert(0, _source_folder())
+    merged["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
+    return merged
+
+
+def log_configuration() -> str:
+    """Return a log4j2 configuration that sends warnings and errors to standard error, which is the log file.
+
+    The root level is no higher than `warn`, or Spark would announce on its own what it changed it to.
+    """
+    return """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def _local_settings(folder: Path) -> dict[str, str]:
+    short = len(os.fsencode(folder)) <= _SOCKET_FOLDER_BYTES
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # The only executor is the JVM itself: after a suspension it must not take itself for lost.
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
+        "spark.local.dir": str(folder),
+        "spark.python.unix.domain.socket.enabled": str(short).lower(),
+        "spark.python.unix.domain.socket.dir": str(folder),
+    }
+
+
+def _cluster_settings(options: SparkOptions, address: str | None) -> dict[str, str]:
+    # An executor's JVM only starts Python workers; 450 MB is the least that Spark accepts.
+    common = {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": " ".join(JAVA_OPTIONS),
+        **({"spark.driver.host": address} if address else {}),
+    }
+    if options.master.startswith("spark://"):
+        # Twice the slots: when one of two machines is lost, the other has room for all.
+        return {**common, "spark.cores.max": str(2 * options.slots)}
+    if options.master.startswith("local-cluster"):
+        return {**common, "spark.driver.host": "127.0.0.1"}
+    return {**common, "spark.executor.instances": str(options.slots)}
+
+
+def _source_folder() -> str:
+    """Return the folder that kmirror is imported from, unless it is one every Python of this installation looks in."""
+    folder = Path(kmirror.__file__).parent.parent
+    return "" if folder.name in {"site-packages", "dist-packages"} else str(folder)

@@ -1,0 +1,145 @@
+"""The one place that touches PySpark: a SparkContext on a gateway of ours, and what its public face does not offer.
+
+PySpark is imported when a function here is first called: the commands that need no Spark must not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from kmirror.engine.spark.gateway import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """A process that runs tasks: Spark's name for it, its host, and how many tasks it runs at once."""
+
+    name: str
+    host: str
+    cores: int
+
+
+def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: str) -> SparkContext:
+    """Connect to the JVM and create the SparkContext in it.
+
+    Not to be called in the main thread, where PySpark would install a handler for SIGINT.
+    """
+    from py4j import java_gateway
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    # Py4J reports a lost JVM to the root logger, which would print it; its own logger is silent unless one asks.
+    java_gateway.logging = java_gateway.logger
+    with _environment(
+        PYSPARK_GATEWAY_PORT=str(gateway.port), PYSPARK_GATEWAY_SECRET=gateway.secret, PYSPARK_PIN_THREAD="true"
+    ):
+        connection = launch_gateway()
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    context = SparkContext(conf=conf, gateway=connection)
+    context.pythonExec = worker_python
+    # When the JVM is killed, the server that it reports to would print a traceback.
+    server: socketserver.BaseServer = context._accumulatorServer
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    return context
+
+
+def stop_context(context: SparkContext) -> None:
+    """Stop the application in the JVM, which tells the cluster that it has finished. Blocks as long as the JVM does."""
+    context._jsc.stop()
+
+
+def forget_context(context: SparkContext | None) -> None:
+    """Let go of the context and its gateway after the JVM has ended, so that another can be started in this process."""
+    from pyspark import SparkContext
+
+    if context is not None:
+        server, context._accumulatorServer = context._accumulatorServer, None
+        context._jsc = None
+        context.stop()
+        threading.Thread(target=server.shutdown, name="spark accumulators", daemon=True).start()
+    connection, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if connection is not None:
+        connection.shutdown()
+
+
+def run_job(
+    context: SparkContext, group: str, name: str, place: Executor | None, function: Callable[[Any], Iterator[bytes]]
+) -> bytes:
+    """Run `function` over one row, as a job of one task, preferably at `place`; return the one row that it yields.
+
+    Blocks until the job has ended. Threads may call this at the same time, each for a group of its own.
+    """
+    from pyspark.core.rdd import RDD
+    from pyspark.serializers import NoOpSerializer
+
+    context.setJobGroup(group, name, interruptOnCancel=False)
+    jvm: Any = context._jvm
+    places = jvm.PythonUtils.toSeq([] if place is None else [f"executor_{place.host}_{place.name}"])
+    row = jvm.scala.Tuple2(bytearray(b"."), places)
+    any_class = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").AnyRef()
+    rows = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), any_class)
+    (answer,) = RDD(rows.toJavaRDD(), context, NoOpSerializer()).mapPartitions(function).collect()
+    return bytes(answer)
+
+
+def cancel_job(context: SparkContext, group: str) -> None:
+    """Cancel the job of `group`, also when it has not begun yet. Blocks as long as the JVM does."""
+    context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+
+def is_waiting(context: SparkContext, group: str) -> bool:
+    """Tell whether the job of `group` is there and none of its tasks runs. Blocks as long as the JVM does."""
+    tracker = context.statusTracker()
+    stages = [
+        tracker.getStageInfo(stage)
+        for job in tracker.getJobIdsForGroup(group)
+        if (found := tracker.getJobInfo(job)) is not None
+        for stage in found.stageIds
+    ]
+    return bool(stages) and not any(stage is not None and stage.numActiveTasks for stage in stages)
+
+
+def executors(context: SparkContext) -> list[Executor]:
+    """Return the executors that are alive now; none with a local master, where the JVM itself runs the tasks."""
+    listed = context._jsc.sc().statusStore().executorList(True)
+    summaries = [listed.apply(index) for index in range(listed.size())]
+    return [
+        Executor(str(summary.id()), str(summary.hostPort()).rpartition(":")[0], int(summary.totalCores()))
+        for summary in summaries
+        if summary.id() != "driver"
+    ]
+
+
+def from_java(error: BaseException) -> str | None:
+    """Return the JVM's own message when `error` is an exception raised there; None when the connection failed."""
+    from py4j.protocol import Py4JJavaError
+
+    if not isinstance(error, Py4JJavaError):
+        return None
+    with contextlib.suppress(Exception):
+        return str(error.java_exception.getMessage())
+    return None
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the moment: the only way to hand PySpark a gateway that runs already."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

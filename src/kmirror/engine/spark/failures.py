@@ -1,0 +1,62 @@
+"""What can become of a function in Spark besides a result, said in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from kmirror.engine.spark.context import from_java
+from kmirror.errors import KmirrorError, RefusedError
+
+
+class SparkLostError(KmirrorError):
+    """Spark's Java process is gone, and all functions with it."""
+
+
+class TaskFailedError(KmirrorError):
+    """Spark gave a function up: its workers died again and again, or could not be started."""
+
+
+class TaskCancelledError(KmirrorError):
+    """The function was cancelled, or the runtime stopped, before it ended."""
+
+
+class WorkerTraceback(Exception):  # noqa: N818 - never raised: it is the cause of what was
+    """Where in the worker an exception was raised, as text."""
+
+
+def explain(name: str, error: BaseException, log_file: Path) -> KmirrorError:
+    """Return the error to report for function `name`, given what Spark raised instead of a result."""
+    text = from_java(error)
+    if text is None:
+        return SparkLostError(f"the connection to Spark's Java process broke: {first_line(error)}", f"see {log_file}")
+    return translate(name, text, log_file)
+
+
+def translate(name: str, text: str, log_file: Path) -> KmirrorError:
+    """Return the error to report for function `name`, given the JVM's message."""
+    hint = f"see {log_file}"
+    if versions := re.search(r"different version: (\S+) than that in driver: ([\d.]+)", text):
+        return RefusedError(
+            f"the Spark workers run Python {versions[1]}, kmirror runs Python {versions[2]}: they must be the same",
+            f"install Python {versions[2]} there and set --spark-conf spark.pyspark.python=PATH",
+        )
+    if program := re.search(r'Cannot run program "([^"]+)"', text):
+        return RefusedError(
+            f"the Spark workers have no {program[1]}", "set their Python: --spark-conf spark.pyspark.python=PATH"
+        )
+    if module := re.search(r"No module named '([^']+)'", text):
+        return RefusedError(f"the Spark workers cannot import {module[1]}", hint)
+    return TaskFailedError(f"Spark aborted {name}: {text.strip().splitlines()[0]}", hint)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what `error` says, the JVM's own words where it comes from there.
+
+    To be asked while the JVM lives: Py4J's errors have to ask it what they say.
+    """
+    lines: list[str] = []
+    with contextlib.suppress(Exception):
+        lines = (from_java(error) or str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,201 @@
+"""The JVM process behind a Spark driver: how it is started, found to be ready, and brought to an end.
+
+It gets a session of its own, so that neither a Ctrl-C on the terminal nor a signal to our process group reaches it, and
+whatever it prints goes to a log file, never to the terminal. It ends by itself when its standard input closes, which
+also happens when the driver is killed.
+
+Java is started directly where Spark's own start-up scripts would add nothing; that saves a second. They are used where
+they may know more than we do: see `needs_scripts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.engine.waiting import until
+from kmirror.errors import KmirrorError, RefusedError, TimedOutError, UnreachableError
+
+_READY_SECONDS = 60.0
+_MASTER_SECONDS = 5.0
+#: The driver's JVM schedules tasks and carries no data; less than 450 MB Spark refuses.
+_HEAP = "512m"
+_SCRIPT_VARIABLES = (
+    "SPARK_CONF_DIR",
+    "SPARK_DIST_CLASSPATH",
+    "SPARK_SUBMIT_OPTS",
+    "PYSPARK_SUBMIT_ARGS",
+    "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+)
+_SCRIPT_SETTINGS = re.compile(
+    r"spark\.(driver\.(extra|default|memory$|memoryOverhead)|jars|submit|kerberos|plugins|yarn|kubernetes)"
+)
+
+
+class GatewayError(KmirrorError):
+    """The JVM ended before it was ready."""
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A running JVM that waits for Py4J connections on `port`, given `secret`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+
+    @property
+    def has_ended(self) -> bool:
+        """True when the JVM has ended; it stays to be reaped by `close`."""
+        return _has_ended(self.process.pid)
+
+    def close(self, timeout: float) -> bool:
+        """Ask the JVM to end and wait `timeout` seconds, then kill its whole session; say whether it went by itself."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        with contextlib.suppress(TimedOutError):
+            until(lambda: _has_ended(self.process.pid), timeout)
+        kill_session(self.process.pid)
+        return self.process.wait() == 0
+
+
+def spark_home(environ: Mapping[str, str]) -> Path:
+    """Return SPARK_HOME, or the folder of the installed pyspark package, without importing it."""
+    if home := environ.get("SPARK_HOME"):
+        return Path(home)
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise RefusedError("PySpark is not installed", "pip install pyspark")
+    return Path(spec.origin).parent
+
+
+def _has_ended(process: int) -> bool:
+    """Say whether a child has ended, and do not reap it: until that is done nobody else can get its process id."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def address_towards(master: str) -> str:
+    """Return our own address as the standalone `master` sees it; raise UnreachableError when none of it answers."""
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        with (
+            contextlib.suppress(OSError, ValueError),
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_MASTER_SECONDS) as connection,
+        ):
+            return str(connection.getsockname()[0])
+    raise UnreachableError(f"the Spark master {master} does not answer", "start it, or correct --master")
+
+
+def needs_scripts(master: str, conf: Mapping[str, str], home: Path, environ: Mapping[str, str]) -> bool:
+    """Say whether Spark's own scripts must start it: for resource managers, or the user's own Spark or settings."""
+    return (
+        master.startswith(("yarn", "k8s"))
+        or home.resolve() != spark_home({}).resolve()
+        or (home / "conf").exists()
+        or len(_launchers(home)) != 1
+        or any(environ.get(name) for name in _SCRIPT_VARIABLES)
+        or any(_SCRIPT_SETTINGS.match(key) for key in conf)
+    )
+
+
+def direct_command(java: Path, home: Path, java_options: Sequence[str]) -> list[str]:
+    """Return the command that starts the gateway without a script, as spark-submit would in the end."""
+    return [
+        str(java),
+        f"-Xmx{_HEAP}",
+        "-XX:-UsePerfData",
+        *java_options,
+        *module_options(home),
+        *("-cp", f"{home}/jars/*"),
+        "org.apache.spark.api.python.PythonGatewayServer",
+    ]
+
+
+def script_command(home: Path, java_options: Sequence[str], conf: Mapping[str, str]) -> list[str]:
+    """Return the command that starts the gateway through spark-submit."""
+    settings = {"spark.driver.memory": _HEAP, **conf}
+    settings["spark.driver.defaultJavaOptions"] = " ".join(
+        [settings.get("spark.driver.defaultJavaOptions", ""), *(f'"{option}"' for option in java_options)]
+    ).strip()
+    arguments = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    return [str(home / "bin" / "spark-submit"), *arguments, "pyspark-shell"]
+
+
+def module_options(home: Path) -> list[str]:
+    """Return the options for Java's modules that this version of Spark needs.
+
+    Spark's launcher holds them as string constants of one small class, and a class file keeps those as plain text.
+    """
+    (launcher,) = _launchers(home)
+    with zipfile.ZipFile(launcher) as jar:
+        constants = jar.read("org/apache/spark/launcher/JavaModuleOptions.class")
+    return [option.decode() for option in re.findall(rb"(?:--\w|-XX:|-D)[\w./:+=-]+", constants)]
+
+
+def scala_version(home: Path) -> str:
+    """Return the version of Scala that this Spark is built for, which its scripts would put into the environment."""
+    (launcher,) = _launchers(home)
+    return launcher.name.removeprefix("spark-launcher_").partition("-")[0]
+
+
+def _launchers(home: Path) -> list[Path]:
+    return list((home / "jars").glob("spark-launcher_*.jar"))
+
+
+def start(
+    command: Sequence[str], environ: Mapping[str, str], folder: Path, log_file: Path, stopping: threading.Event
+) -> Gateway:
+    """Start the JVM and wait until it answers.
+
+    `folder` is the run's own: the JVM leaves port and secret there. Raises GatewayError when the JVM ends instead,
+    TimedOutError after a minute, StoppedError when `stopping` is set. No exception leaves a process behind.
+    """
+    answer = folder / "gateway"
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env={**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer)},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: answer.exists() or _has_ended(process.pid), _READY_SECONDS, stopping)
+        if not answer.exists():
+            raise GatewayError("Java ended while Spark was starting")
+        port, size = struct.unpack(">ii", (data := answer.read_bytes())[:8])
+        answer.unlink()
+        return Gateway(process, port, data[8 : 8 + size].decode())
+    except BaseException:
+        assert process.stdin is not None
+        process.stdin.close()
+        kill_session(process.pid)
+        process.wait()
+        raise
+
+
+def kill_session(leader: int) -> None:
+    """Kill the session that `leader` began: the JVM, its Python daemon and workers, frozen ones too.
+
+    Without /proc only the process group of the leader is known; the rest follows it (`lifeline`).
+    """
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(entry.name)) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)

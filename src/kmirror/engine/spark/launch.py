@@ -1,0 +1,108 @@
+"""Launching Spark's JVM for a run: with which Java, which command and which settings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.engine.spark import conf as spark_conf
+from kmirror.engine.spark import gateway
+from kmirror.engine.spark.class_archive import ClassArchive
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.gateway import Gateway, GatewayError
+from kmirror.engine.spark.shipping import cache_folder, worker_archive
+from kmirror.errors import RefusedError, TimedOutError
+from kmirror.java import find_java
+
+_STOP_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A JVM that runs: the command it was started with, and where it records classes for an archive, if it does."""
+
+    gateway: Gateway
+    command: list[str]
+    classes: ClassArchive | None
+    class_list: Path
+
+    def close(self) -> None:
+        """End the JVM, within some 3 s; have the class archive made when it ended well and there is none."""
+        if self.gateway.close(_STOP_SECONDS) and self.classes is not None:
+            self.classes.build(self.command, self.class_list)
+
+
+def all_settings(options: SparkOptions, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the settings of Spark for this run, `folder` being its own; on a cluster, make what is shipped to workers.
+
+    Raises UnreachableError when a standalone master does not answer, RefusedError when there is nothing to ship.
+    """
+    archive = address = None
+    if not spark_conf.is_local(options.master):
+        if options.master.startswith("spark://"):
+            address = gateway.address_towards(options.master)
+        try:
+            archive = worker_archive(cache_folder(environ) / "workers")
+        except OSError:
+            archive = worker_archive(folder)
+    return spark_conf.settings(options, folder, archive, address)
+
+
+def launch(
+    options: SparkOptions,
+    environ: Mapping[str, str],
+    folder: Path,
+    settings: Mapping[str, str],
+    stopping: threading.Event,
+) -> Launched:
+    """Start the JVM: by Spark's scripts where those are needed, else directly and with the class archive.
+
+    An archive with which the JVM does not start is given up. Raises RefusedError when there is no Java or it does not
+    start, TimedOutError when it does not answer, StoppedError when `stopping` is set.
+    """
+    java, home = find_java(environ), gateway.spark_home(environ)
+    log_configuration = folder / "log4j2.properties"
+    log_configuration.write_text(spark_conf.log_configuration())
+    java_options = [f"-Dlog4j2.configurationFile={log_configuration}", f"-Djava.io.tmpdir={folder}"]
+    java_options += [f"-XX:ErrorFile={options.log_file.absolute()}.crash", *spark_conf.JAVA_OPTIONS]
+    class_list = folder / "classes"
+    if options.master.startswith("local"):
+        # Spares Java the search for a host name that others could use.
+        environ = {"SPARK_LOCAL_IP": "127.0.0.1", **environ}
+    if options.master.startswith("local-cluster"):
+        # Its executors are started by this JVM, which writes their work folders into the home it is given.
+        links = str(_home_of_links(home, folder / "spark"))
+        environ = {**environ, "SPARK_HOME": links, "SPARK_SCALA_VERSION": gateway.scala_version(home)}
+
+    def start(command: list[str], classes: ClassArchive | None = None) -> Launched:
+        started = gateway.start(command, environ, folder, options.log_file, stopping)
+        return Launched(started, command, classes, class_list)
+
+    try:
+        if gateway.needs_scripts(options.master, options.conf, home, environ):
+            return start(gateway.script_command(home, java_options, settings))
+        classes = ClassArchive.locate(java, home, cache_folder(environ) / "java")
+        if classes is None:
+            return start(gateway.direct_command(java, home, java_options))
+        if classes.exists:
+            try:
+                return start(gateway.direct_command(java, home, [*java_options, *classes.use()]))
+            except GatewayError:
+                classes.discard()
+            except TimedOutError:
+                classes.discard()
+                raise
+        return start(gateway.direct_command(java, home, [*java_options, *classes.record(class_list)]), classes)
+    except GatewayError as error:
+        raise RefusedError(error.message, f"see {options.log_file}") from error
+
+
+def _home_of_links(home: Path, place: Path) -> Path:
+    """Make a Spark home of links, so that what is written there is ours to remove."""
+    place.mkdir()
+    for entry in home.iterdir():
+        if entry.name != "work":
+            (place / entry.name).symlink_to(entry)
+    return place

@@ -1,0 +1,1 @@
+"""`add`: make topics of the source mirror topics."""

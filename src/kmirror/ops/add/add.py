@@ -1,0 +1,242 @@
+"""`add`: make topics of the source mirror topics.
+
+Facts about both clusters are gathered, a plan is made of them (`add_plan`), and then it is printed or carried out
+(`add_steps`): a dry run takes the same way up to the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add.adopt import refusal
+from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
+from kmirror.ops.add.steps import Work, carry_out, refusal_of, rows_of_plan
+from kmirror.ops.add.topic_admin import TopicAdmin
+from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
+from kmirror.ops.results import TopicResult, VerbResult
+from kmirror.ops.source_settings import source_settings
+from kmirror.ops.upstream import Upstream, upstream_of
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import StartFrom, parse_settings
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
+from kmirror.state.store import STATE_TOPIC
+from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made, settings_to_change
+
+_NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
+
+
+def add(
+    destination: Destination,
+    mirror: str,
+    topics: TopicSelector,
+    *,
+    exclude: TopicSelector | None = None,
+    adopt: bool = False,
+    allow_missing: bool = False,
+    start_from: StartFrom | None = None,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
+
+    `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
+    decides by itself where its copy goes on.
+
+    Raises:
+        UsageError: the patterns contradict the mirror's filters.
+        RefusedError: no such mirror, or the source is another cluster than it was (SOURCE_CLUSTER_CHANGED).
+        UnreachableError: a cluster does not answer or refuses us.
+    """
+    state = destination.state()
+    record = require_mirror(state, mirror)
+    settings = parse_settings(record.settings)
+    with source_client(record.source) as source:
+        found = _source_topics(source, topics, record.source_cluster_id)
+        excluded = exclude or TopicSelector()
+        selection = select(topics, excluded, settings, found, source.config, allow_missing=allow_missing)
+        selection.filters.apply(settings)
+        work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
+        names = selection.chosen
+        facts = replace(
+            _facts(destination, source, state, work, found, names),
+            upstream=upstream_of(record, destination.cluster_id, settings.topic_prefix, names, work.warnings.append),
+            start_from=start_from or settings.start_from,
+            start_is_named=start_from is not None,
+        )
+        _plan(source, facts, work, names, adopt=adopt, named=topics.names)
+    _prove(destination, work)
+    _try(destination, work)
+    rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
+    rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
+    return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def add_discovered(
+    destination: Destination,
+    source: ClusterClient,
+    state: State,
+    mirror: MirrorRecord,
+    found: Mapping[str, TopicMetadata],
+    names: Sequence[str],
+    upstream: Upstream,
+) -> list[TopicResult]:
+    """Make source topics that the mirror's filters take mirror topics, as `add` does; one that exists is not adopted.
+
+    Raises:
+        RefusedError: the filters do not take them any more, or discovery has ended.
+        UnreachableError: a cluster does not answer; the next look goes on from there.
+    """
+    settings = parse_settings(mirror.settings)
+    work = Work(mirror, settings, {}, [], FilterChange(), discovers=True)
+    facts = _facts(destination, source, state, work, found, names)
+    facts = replace(facts, upstream=upstream, start_from=settings.start_from)
+    _plan(source, facts, work, names, adopt=False, named=())
+    _try(destination, work)
+    return carry_out(destination, work)
+
+
+def _plan(
+    source: ClusterClient, facts: Facts, work: Work, names: Sequence[str], *, adopt: bool, named: Collection[str]
+) -> None:
+    for name in names:
+        decided = decide(facts, name, adopt=adopt, named=name in named)
+        if isinstance(decided, TopicResult):
+            work.results.append(decided)
+        else:
+            work.plans[decided.topic] = decided
+    _look_up_starts(source, work, facts.start_from)
+
+
+def _source_topics(source: ClusterClient, topics: TopicSelector, cluster_id: str | None) -> Mapping[str, TopicMetadata]:
+    metadata = source.metadata(None if topics.expressions else topics.names)
+    require_same_cluster(cluster_id, metadata.cluster_id)
+    # a list of all topics keeps silent about forbidden ones
+    unseen = topics.missing_names(metadata.topics)
+    return {**metadata.topics, **(source.metadata(unseen).topics if unseen else {})}
+
+
+def _facts(
+    destination: Destination,
+    source: ClusterClient,
+    state: State,
+    work: Work,
+    found: Mapping[str, TopicMetadata],
+    chosen: Sequence[str],
+) -> Facts:
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        here = destination.client.metadata([work.settings.topic_prefix + name for name in chosen]).topics
+        ends = _log_ends(destination.client, here)
+        known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
+    told = source_settings(source, work.mirror.source, chosen)
+    work.warnings += [
+        f"{name} is itself a mirror topic, and which of its settings are deferred is unknown: {why}"
+        for name, why in told.untold.items()
+    ]
+    plans: dict[str, SettingsPlan | int] = {}
+    for name, one in told.topics.items():
+        if isinstance(one, int):
+            plans[name] = one
+            continue
+        plan = settings_for(one, None if isinstance(known, int) else known, work.settings.topic_properties_exclude)
+        plans[name] = replace(plan, first_source_seen_ms=told.first_source_seen_ms.get(name))
+    return Facts(
+        state,
+        work.mirror.name,
+        work.settings,
+        found,
+        here,
+        ends,
+        plans,
+        source.config,
+        destination.config,
+        missing_rights(source, chosen, _NEEDED_AT_SOURCE),
+    )
+
+
+def _log_ends(client: ClusterClient, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, int]:
+    wanted = {
+        TopicPartition(topic.name, partition): LATEST
+        for topic in topics.values()
+        if not topic.error_code
+        for partition in topic.partitions
+    }
+    answers = client.list_offsets(wanted, log_end=True)
+    # an end that nobody tells is not known to be zero
+    return {partition: 1 if answer.offset is None else answer.offset for partition, answer in answers.items()}
+
+
+def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) -> None:
+    """Ask the source, once, where the copies begin that do not begin where its logs do."""
+    for plan in work.plans.values():
+        if plan.begun and not start_from.is_earliest:
+            work.warnings.append(f"{plan.topic} already holds records: start.from={start_from} does not apply to it")
+    undecided = [plan for plan in work.plans.values() if plan.is_start_open]
+    wanted = [TopicPartition(plan.source_topic, index) for plan in undecided for index in range(plan.partitions)]
+    if not wanted:
+        return
+    # the ends first: a record that comes after this question is copied, whatever the second one is answered
+    ends = source.list_offsets(dict.fromkeys(wanted, LATEST), read_committed=True)
+    at_time = start_from.timestamp_ms
+    found = {} if at_time is None else source.list_offsets(dict.fromkeys(wanted, at_time), read_committed=True)
+    for plan in undecided:
+        first_offsets: dict[int, int] = {}
+        for index in range(plan.partitions):
+            partition = TopicPartition(plan.source_topic, index)
+            answers = [answers[partition] for answers in (found, ends) if partition in answers]
+            offset = next((answer.offset for answer in answers if answer.offset is not None), None)
+            code = next((answer.error_code for answer in answers if answer.error_code), 0)
+            if code or offset is None:
+                said = code_name(code) if code else "no offset"
+                message = f"cannot resolve start.from={start_from} for {partition}: {said}"
+                work.refuse(plan.topic, RefusedError(message, "try again when all its partitions have leaders"))
+                break
+            first_offsets[index] = offset
+        else:
+            work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
+
+
+def _prove(destination: Destination, work: Work) -> None:
+    """Compare what is to be adopted, over connections of its own."""
+    adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
+    if not adopted:
+        return
+    with source_client(work.mirror.source) as source, ClusterClient(destination.config) as here:
+        for plan in adopted:
+            refused = refusal(source, here, plan, work.mirror.name, work.warnings.append)
+            if refused is not None:
+                del work.plans[plan.topic]
+                work.results.append(refused)
+
+
+def _try(destination: Destination, work: Work) -> None:
+    """Ask the destination whether it would create the new topics, and what differs in the others."""
+    new = work.new_topics()
+    outcomes = TopicAdmin(destination.store).create(new, validate_only=True) if new else {}
+    for topic, error in outcomes.items():
+        if error is not None:
+            work.refuse(topic, refusal_of(error, "CREATE", topic))
+    existing = [plan.topic for plan in work.plans.values() if plan.action is not Action.CREATE]
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        present = topic_settings(destination.client, existing)
+    for topic, found in present.items():
+        if isinstance(found, int):
+            message = f"no right to read the settings of {topic} on the destination"
+            hint = grant_line(destination.config, ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"), f"--topic {topic}")
+            work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
+        else:
+            wanted = work.plans[topic].settings
+            work.made[topic] = settings_made(wanted, found)
+            if changes := settings_to_change(wanted, found):
+                work.changes[topic] = changes
+    for plan in work.plans.values():
+        if plan.settings.left_out:
+            keys = ", ".join(plan.settings.left_out)
+            work.warnings.append(f"{plan.topic}: the destination has no setting {keys}; left out")

@@ -1,0 +1,83 @@
+"""The proof that `add --adopt` asks for: the destination's log is the beginning of the source's, record for record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.compare.logs import compare_partition
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.add.plan import TopicPlan
+from kmirror.ops.context import told
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.words import counted
+
+
+def refusal(
+    source: ClusterClient,
+    destination: ClusterClient,
+    plan: TopicPlan,
+    mirror: str,
+    warn: Callable[[str], None],
+) -> TopicResult | None:
+    """Compare every partition; return why the topic cannot be adopted, None when it can.
+
+    `warn` hears of what could not be compared because one of the logs starts later.
+    """
+    for partition in range(plan.partitions):
+        here, there = TopicPartition(plan.topic, partition), TopicPartition(plan.source_topic, partition)
+        try:
+            # what is asked of the destination first, the source has to be ahead of
+            held = _offset(destination, here, LATEST)
+            found = compare_partition(source, destination, there, here)
+            source_start, source_end = _offset(source, there, EARLIEST), _offset(source, there, LATEST)
+        except (KmirrorError, OutcomeUnknown) as error:
+            return TopicResult(
+                plan.topic,
+                None,
+                Outcome.REFUSED,
+                f"{here} could not be compared with its source: {error}",
+                told(error).reason,
+                hint=told(error).hint or "try again",
+            )
+        if found.obstacle is not None:
+            return TopicResult(
+                plan.topic,
+                None,
+                Outcome.REFUSED,
+                f"{here} could not be compared with its source: {found.obstacle}",
+                hint="delete or rename the topic and add it again",
+            )
+        if source_start > held > 0:
+            return TopicResult(
+                plan.topic,
+                None,
+                Outcome.REFUSED,
+                f"{here} cannot be compared: it ends at offset {held}, but its source starts at {source_start}",
+                Reason.SOURCE_TRUNCATED,
+                hint="delete or rename the topic and add it again",
+            )
+        fork = found.first_difference.offset if found.first_difference else source_end
+        if found.first_difference is not None or source_end < found.end:
+            what = found.first_difference.what if found.first_difference else "the source's log ends there"
+            return TopicResult(
+                plan.topic,
+                None,
+                Outcome.REFUSED,
+                f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
+                f" {counted(found.end - fork, 'record')} after it",
+                Reason.DESTINATION_WRITTEN,
+                hint=f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the"
+                " fork",
+            )
+        for note in found.notes:
+            warn(f"{here}: {note}")
+    return None
+
+
+def _offset(client: ClusterClient, partition: TopicPartition, which: int) -> int:
+    """Return where a log starts or truly ends."""
+    found = client.list_offsets({partition: which}, log_end=which == LATEST)[partition]
+    require(found.error_code, f"looking up the offsets of {partition}")
+    return found.offset or 0

@@ -1,0 +1,143 @@
+"""Create topics of the destination and change their settings, through librdkafka's admin client.
+
+Each answer is about one topic: one that is refused never hides the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.errors import KmirrorError
+from kmirror.state.client import Deadline, ask, client
+from kmirror.state.store import StateStore
+
+_TOPICS_AT_ONCE = 200
+_TIMEOUT_S = 30.0
+_STEP_S = 0.1
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create; `replication_factor` -1 is the brokers' default."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    settings: Mapping[str, str]
+
+
+def await_topics(cluster: ClusterClient, topics: Collection[str], deadline: Deadline) -> ClusterMetadata:
+    """Wait until topics just created have leaders for all partitions; return what is known at `deadline` at the latest.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    while True:
+        metadata = cluster.metadata(topics)
+        if deadline.passed or all(_is_ready(metadata, topic) for topic in topics):
+            return metadata
+        time.sleep(_STEP_S)
+
+
+def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
+    found = metadata.topics.get(topic)
+    return bool(
+        found
+        and not found.error_code
+        and found.partitions
+        and all(partition.leader_id is not None for partition in found.partitions.values())
+    )
+
+
+class TopicAdmin:
+    """Create and alter topics of the destination; errors come back by topic, None for success."""
+
+    def __init__(self, store: StateStore) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._login = store.client_config
+        self._watch = store.watch
+        self._admin = client(AdminClient, store.config, store.watch)
+
+    def create(self, topics: Iterable[NewTopic], *, validate_only: bool = False) -> dict[str, KmirrorError | None]:
+        """Create topics, or with `validate_only` ask the brokers whether they would.
+
+        TOPIC_ALREADY_EXISTS may tell of our own request, whose first answer was lost.
+        """
+        from confluent_kafka import admin as librdkafka
+
+        def request(some: Sequence[NewTopic]) -> dict[str, Any]:
+            wanted = [
+                librdkafka.NewTopic(
+                    topic.name,
+                    num_partitions=topic.partitions,
+                    replication_factor=topic.replication_factor,
+                    config=dict(topic.settings),
+                )
+                for topic in some
+            ]
+            asked = self._admin.create_topics(
+                wanted, validate_only=validate_only, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
+            )
+            return dict(asked)  # the client looks at its own again
+
+        return self._each({topic.name: topic for topic in topics}, request, "creating topic", "CREATE")
+
+    def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
+        """Set settings on topics, all others untouched (IncrementalAlterConfigs); None: the brokers' default again."""
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+        def entry(key: str, value: str | None) -> ConfigEntry:
+            operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+            return ConfigEntry(key, value or "", incremental_operation=operation)
+
+        def request(some: Sequence[tuple[str, Mapping[str, str | None]]]) -> dict[str, Any]:
+            resources = [
+                ConfigResource(
+                    ResourceType.TOPIC,
+                    topic,
+                    incremental_configs=[entry(key, value) for key, value in settings.items()],
+                )
+                for topic, settings in some
+            ]
+            asked = self._admin.incremental_alter_configs(resources, request_timeout=_TIMEOUT_S)
+            return {resource.name: future for resource, future in asked.items()}
+
+        items = {topic: (topic, settings) for topic, settings in changes.items()}
+        return self._each(items, request, "changing topic", "ALTER_CONFIGS")
+
+    def _each(
+        self, items: Mapping[str, Item], request: Callable[[Sequence[Item]], dict[str, Any]], what: str, operation: str
+    ) -> dict[str, KmirrorError | None]:
+        # all in few requests; whoever has to be asked again is asked alone
+        outcomes: dict[str, KmirrorError | None] = {}
+        for some in _chunks(items):
+            first = request([items[name] for name in some])
+            for name in some:
+
+                def again(name: str = name, first: dict[str, Any] = first) -> Any:
+                    return first.pop(name, None) or request([items[name]])[name]
+
+                grant = grant_line(self._login, (operation,), f"--topic {name}")
+                try:
+                    ask(again, self._admin, self._watch, Deadline(_TIMEOUT_S), f"{what} {name}", grant)
+                except KmirrorError as error:
+                    outcomes[name] = error
+                else:
+                    outcomes[name] = None
+        return outcomes
+
+
+def _chunks(items: Iterable[Item]) -> Iterable[list[Item]]:
+    rest = iter(items)
+    while some := list(islice(rest, _TOPICS_AT_ONCE)):
+        yield some

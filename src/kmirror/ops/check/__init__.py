@@ -1,0 +1,1 @@
+"""`check`: would it work?"""

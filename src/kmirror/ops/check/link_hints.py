@@ -1,0 +1,24 @@
+"""What to type when the link to a source is refused as a whole. Pure."""
+
+from __future__ import annotations
+
+from kmirror.errors import Reason
+
+_REFUSED = (
+    "`kmirror check --mirror {mirror}` shows the cause; copying resumes automatically once the source accepts the"
+    " connection; to change its credentials: kmirror config --mirror {mirror} --set KEY=VALUE, or change where its"
+    " secrets are stored, then kmirror run --mirror {mirror} --take-over"
+)
+_STEPS = {
+    Reason.SOURCE_CLUSTER_CHANGED: (
+        "nothing is copied from it, and copying resumes automatically once the right cluster is back; if that has"
+        " moved: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT, then "
+        "kmirror run --mirror {mirror} --take-over"
+    ),
+}
+
+
+def refused_text(message: str | None, reason: Reason | None, mirror: str) -> str:
+    """Return what is told of a link that is refused: what happened, since when where that is known, what to type."""
+    step = _REFUSED if reason is None else _STEPS.get(reason, _REFUSED)
+    return f"{message or 'the source refuses the connection'}; {step.format(mirror=mirror)}"

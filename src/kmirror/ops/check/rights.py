@@ -1,0 +1,130 @@
+"""What `check` says of rights: how mirror topics are protected, and the least that kmirror needs on either cluster.
+
+The least rights are those without which `create`, `add`, `run` and `verify` do not work with these settings. What Kafka
+grants along with another right is not named: READ and WRITE bring DESCRIBE, ALTER_CONFIGS brings DESCRIBE_CONFIGS.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from kmirror.cluster.acl_commands import Grant, admin_options
+from kmirror.cluster.acls import NoAuthorizerError, describe_acls
+from kmirror.cluster.authorized import may_write_transactions, missing_rights
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.errors import KmirrorError, Reason
+from kmirror.ops.rights.protection import Known, judge, survey
+from kmirror.settings.table import Settings
+from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY, OWN_TRANSACTIONAL_IDS
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.sync.acls import writers_of
+
+_ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
+_ON_SOURCE_TOPICS = ("READ", "DESCRIBE_CONFIGS")
+_MOST_TOPICS = 20
+_MOST_WRITERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionView:
+    """How mirror topics are protected, in a sentence; `hint` where more would be possible, and is wanted."""
+
+    message: str
+    hint: str | None
+
+
+def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Grant, ...]:
+    """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known."""
+    cluster = ("ALTER",) if _changes_acls(settings) else ("CLUSTER_ACTION", "DESCRIBE")
+    what_for = "protection by ACLs, filling by markers" if _changes_acls(settings) else "filling by markers"
+    groups = [Grant("--group '*'", ("READ",), "group offsets")] if settings.sync_group_offsets_enabled else []
+    return (
+        OWN_MEMORY,
+        OWN_LOCKS,
+        *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS, "mirror topics") for name in _named(topics)),
+        Grant("--cluster", cluster, what_for),
+        *groups,
+    )
+
+
+def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: bool = False) -> tuple[Grant, ...]:
+    """Return the least rights at the source; `topics` are the mirrored ones, as far as they are known.
+
+    With `has_mirrors` it is itself the destination of mirrors, whose memory tells what they hold back.
+    """
+    memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",), "settings behind mirror topics")] if has_mirrors else []
+    groups = [Grant("--group '*'", ("DESCRIBE",), "group offsets")] if settings.sync_group_offsets_enabled else []
+    acls = [Grant("--cluster", ("DESCRIBE",), "taking ACLs over")] if settings.sync_topic_acls_enabled else []
+    return (
+        *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS, "copying") for name in _named(topics)),
+        *groups,
+        *acls,
+        *memory,
+    )
+
+
+def grant_lines(client: ClusterClient, grants: Iterable[Grant]) -> list[str]:
+    """Return the commands that grant them to whoever we are; none where the cluster has no authorizer."""
+    return [one.line(client.config) for one in grants] if has_authorizer(client) else []
+
+
+def has_authorizer(client: ClusterClient) -> bool:
+    """Tell whether the cluster has an authorizer; one that does not let us see ACLs has. Raises UnreachableError."""
+    try:
+        describe_acls(client)
+    except NoAuthorizerError:
+        return False
+    except KmirrorError as error:
+        if error.reason is not Reason.NOT_AUTHORIZED:
+            raise
+    return True
+
+
+def lacking_on_own(client: ClusterClient) -> dict[str, list[str]]:
+    """Return which rights we lack on kmirror's own topics and transactional ids, as far as brokers tell.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    lacking = dict(missing_rights(client, [STATE_TOPIC, EVENTS_TOPIC], ("READ", "WRITE", "DESCRIBE_CONFIGS")))
+    if not may_write_transactions(client, f"{OWN_TRANSACTIONAL_IDS}check-{uuid.uuid4().hex}"):
+        lacking[OWN_TRANSACTIONAL_IDS] = ["WRITE"]
+    return lacking
+
+
+def protection_view(
+    client: ClusterClient, settings: Settings, topics: Mapping[str, Collection[AclBinding]]
+) -> ProtectionView:
+    """Return how mirror topics are protected; `topics` with the denials that kmirror made for each.
+
+    It is found out as the engine does it: by ACLs for names that no topic has, which are deleted at once.
+    """
+    if settings.read_only == "detect":
+        return ProtectionView("detected only (read.only=detect): foreign writes are detected afterwards", None)
+    ground = survey(client, topics, Known())
+    if ground.detected_only is not None:
+        said = f"detected only: {ground.detected_only}"
+        writers = sorted(writers_of(ground.acls, topics) - ground.own.principals)
+        everyone = any(one.principal == EVERYONE for one in ground.acls)
+        if ground.acls and topics and not everyone:
+            named = ", ".join(writers[:_MOST_WRITERS]) + (" …" if len(writers) > _MOST_WRITERS else "")
+            said += f"; as ACLs are now, {named or 'only super users'} may write"
+        return ProtectionView(said, ground.hint if ground.acls or ground.own.principals else None)
+    found = [judge(ground, topic, tuple(ours), admin_options(client.config)) for topic, ours in topics.items()]
+    weak = [one for one in found if one.detected_only is not None]
+    if weak:
+        names = ", ".join(one.topic for one in weak[:_MOST_TOPICS])
+        return ProtectionView(f"detected only on {names}: {weak[0].detected_only}", weak[0].hint)
+    many = f" ({len(found)} topics)" if found else ""
+    return ProtectionView(f"enforced: ACLs allow only kmirror and super users to write{many}", None)
+
+
+def _changes_acls(settings: Settings) -> bool:
+    return settings.read_only == "enforce" or settings.sync_topic_acls_enabled
+
+
+def _named(topics: Collection[str]) -> list[str]:
+    return sorted(topics) if 0 < len(topics) <= _MOST_TOPICS else ["TOPIC"]

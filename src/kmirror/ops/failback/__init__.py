@@ -1,0 +1,1 @@
+"""The way back: make the old source a mirror of the new primary."""

@@ -1,0 +1,394 @@
+"""What a failback finds: what the new primary remembers, whether the old source stands still, where their logs part.
+
+Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.engine.compare.visible_log import VisibleLog
+from kmirror.engine.histories.fork import Fork
+from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
+from kmirror.engine.histories.stretches import Ends
+from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.add.plan import owner_of
+from kmirror.ops.context import Destination, naming_cluster
+from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
+from kmirror.ops.failback.groups import LiveGroup, live_groups
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.rows import is_gone
+from kmirror.ops.stop.stop import is_stopped
+from kmirror.ops.upstream import remembered_on
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import PartitionRecord, TopicRecord
+from kmirror.state.snapshot import State
+from kmirror.sync.discovery import is_internal
+
+_THREADS = 4
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewPrimary:
+    """The cluster that the old source is to mirror: how it is reached, and what it remembers of the failover.
+
+    `topics` are its records of the topics that were mirrored to it; None where it remembers no such mirror.
+    """
+
+    client: ClusterClient
+    properties: Mapping[str, str]
+    cluster_id: str
+    state: State
+    topics: tuple[TopicRecord, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """How one topic stands: `here` None where the old source has none of that name."""
+
+    topic: str
+    here: TopicMetadata | None
+    there: TopicMetadata
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def lies_beyond(self) -> bool:
+        """True when something has to go before the topic can be mirrored."""
+        return any(one.lies_beyond for one in self.divergences)
+
+    @property
+    def must_recreate(self) -> bool:
+        """True when cutting tails is not enough."""
+        return any(one.must_recreate for one in self.divergences)
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Return where the logs here ended when they were looked at."""
+        return {one.place.partition: one.logs.here_end for one in self.divergences}
+
+
+def new_primary(
+    client: ClusterClient, properties: Mapping[str, str], cluster_id: str, mirror: str, here: str
+) -> NewPrimary:
+    """Read what the new primary remembers of the mirror from cluster `here`.
+
+    Raises:
+        RefusedError: its mirror of that name is another one, or renames topics.
+    """
+    with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
+        state = remembered_on(properties) or State()
+    record = state.mirror(mirror)
+    if record is None:
+        state.require_readable(mirror)
+        return NewPrimary(client, properties, cluster_id, state, None)
+    if record.source_cluster_id != here:
+        raise RefusedError(
+            f"mirror {mirror} on the new primary mirrors cluster {record.source_cluster_id}, but this is {here}",
+            "check that --bootstrap-server is the old source and --mirror the name of its mirror there",
+            Reason.SOURCE_CLUSTER_CHANGED,
+        )
+    if prefix := parse_settings(record.settings).topic_prefix:
+        raise RefusedError(
+            f"mirror {mirror} on the new primary has topic.prefix={prefix}: its topics have different names here",
+            "create a separate mirror here with `kmirror create`",
+        )
+    return NewPrimary(client, properties, cluster_id, state, state.topics(mirror))
+
+
+def choose(destination: Destination, primary: NewPrimary, mirror: str, topics: TopicSelector | None) -> list[str]:
+    """Return the topics that are meant, by name.
+
+    Raises:
+        RefusedError: one of them is not there, is not stopped there, or belongs to another mirror here.
+    """
+    if primary.topics is not None:
+        chosen = select_topics(primary.topics, topics, f"of mirror {mirror} on the new primary")
+        going = [topic.topic for topic in chosen if not is_stopped(primary.state, topic)]
+        if going:
+            raise RefusedError(
+                f"{_some(going)}: not stopped on the new primary, which still mirrors it from here",
+                "stop it there first, with `kmirror promote` or `kmirror failover`; or exclude it with --topics",
+            )
+        names = [topic.topic for topic in chosen]
+    else:
+        names = _named(destination, primary, topics, mirror)
+    own = destination.state()
+    for name in names:
+        for state, where in ((own, "here"), (primary.state, "on the new primary")):
+            owner = owner_of(state, name, mirror)
+            if owner is not None:
+                raise RefusedError(
+                    f"{name} is a mirror topic of mirror {owner} {where}",
+                    "stop it there first; or exclude it with --topics",
+                )
+    return names
+
+
+def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector | None, mirror: str) -> list[str]:
+    if topics is None:
+        raise RefusedError(
+            f"the new primary has no mirror {mirror}, so the mirrored topics are unknown",
+            "name them with --topics: the fork is then found by comparing contents",
+        )
+    with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
+        there = primary.client.metadata(None).topics
+    here = destination.client.metadata(None).topics
+    both = [name for name, found in there.items() if not is_internal(found)]
+    if missing := topics.missing_names(both):
+        raise RefusedError(f"{_some(missing)}: the new primary has no such topic", "check the names")
+    names = [name for name in topics.select(both) if name in topics.names or name in here]
+    if not names:
+        raise RefusedError(f"no topic that exists on both clusters matches {topics}", "check the patterns")
+    return names
+
+
+def require_still(destination: Destination, topics: Mapping[str, TopicMetadata], watch_s: float) -> None:
+    """Look at the old source's topics for a while: nobody may write to them, or consume with members in a group.
+
+    Raises:
+        RefusedError: somebody does; says who, or which partition.
+    """
+    places = places_of(topics.values())
+    if not places:
+        return
+    ask = destination.client.list_offsets
+    before = ask(dict.fromkeys(places, LATEST), log_end=True)
+    began = time.monotonic()
+    groups = live_groups(destination, topics)
+    if groups:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        more = f"; and {len(groups) - _NAMED} more groups" if len(groups) > _NAMED else ""
+        raise RefusedError(
+            f"{len(groups)} {'group has' if len(groups) == 1 else 'groups have'} members at {at} that consume from "
+            f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
+            "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
+            "not tell how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
+            "passed (45 s by default), so wait that long, and look with\n"
+            f"kafka-consumer-groups {admin_options(destination.config)} --describe --members "
+            f"--group {shlex.quote(groups[0].group)}",
+        )
+    time.sleep(max(0.0, watch_s - (time.monotonic() - began)))
+    after = ask(dict.fromkeys(places, LATEST), log_end=True)
+    moved = [str(place) for place in places if before[place].offset != after[place].offset]
+    if moved:
+        raise RefusedError(
+            f"another client writes to {_some(moved)} here: the log end moved within {watch_s:g} s",
+            "stop the producers, or move them to the new primary, and run the same command again",
+        )
+    stable = ask(dict.fromkeys(places, LATEST), read_committed=True)
+    hidden = [str(place) for place in places if stable[place].offset != after[place].offset]
+    if hidden:
+        raise RefusedError(
+            f"{_some(hidden)} here does not show its records up to its end: a transaction is open, or too few replicas "
+            "are in sync",
+            "wait until the transaction's time is up, or end it with `kafka-transactions.sh … abort`",
+            Reason.OPEN_TRANSACTION,
+        )
+
+
+def look(
+    destination: Destination,
+    primary: NewPrimary,
+    mirror: str,
+    topics: Sequence[str],
+    hints: Mapping[TopicPartition, int],
+) -> tuple[list[TopicLook], list[str]]:
+    """Find where the logs of topics part; `hints` are offsets at which they are known to differ. Also warnings.
+
+    Raises:
+        RefusedError: the new primary has one of the topics no more, or a log cannot be compared.
+        UnreachableError: a cluster does not answer.
+    """
+    here = destination.client.metadata(topics).topics
+    with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
+        there = primary.client.metadata(topics).topics
+        absent = [name for name in topics if there[name].error_code]
+        if absent:
+            raise RefusedError(
+                f"{_some(absent)}: the new primary has no such topic, or kmirror may not see it"
+                f" ({code_name(there[absent[0]].error_code)})",
+                "leave it out with --topics",
+            )
+    standing = {name: here[name] for name in topics if not here[name].error_code}
+    memory, warnings = _memory(primary, mirror, there, standing)
+    pairs = {name: (standing[name], there[name]) for name in standing}
+    logs = _logs(destination, primary, pairs, memory, hints)
+    both = [one for place, one in logs.items() if place.partition in pairs[place.topic][1].partitions]
+    forks = _forks(destination, primary, both, hints)
+    looks = []
+    with _reader(destination) as count:
+        for name in topics:
+            own = standing.get(name)
+            divergences = [] if own is None else [_divergence(logs[place], forks, count) for place in places_of([own])]
+            looks.append(TopicLook(name, own, there[name], tuple(divergences)))
+    return looks, warnings
+
+
+def _memory(
+    primary: NewPrimary, mirror: str, there: Mapping[str, TopicMetadata], here: Mapping[str, TopicMetadata]
+) -> tuple[dict[TopicPartition, PartitionRecord], list[str]]:
+    """Return what the new primary remembers of partitions that are still the same ones."""
+    found: dict[TopicPartition, PartitionRecord] = {}
+    warnings = []
+    if primary.topics is None:
+        warnings.append(f"the new primary has no mirror {mirror}: the fork is found by comparing contents only")
+    for topic in primary.topics or ():
+        name = topic.topic
+        if name not in here:
+            continue
+        other = here[name].printed_topic_id not in (None, topic.source_topic_id) and topic.source_topic_id is not None
+        if other or is_gone(topic, there[name]):
+            side = "here" if other else "at the new primary"
+            warnings.append(
+                f"{name} was recreated {side} since it was mirrored: the fork is found by comparing contents only"
+            )
+            continue
+        for record in primary.state.partitions(mirror, name):
+            found[TopicPartition(name, record.partition)] = record
+    return found, warnings
+
+
+def _logs(
+    destination: Destination,
+    primary: NewPrimary,
+    pairs: Mapping[str, tuple[TopicMetadata, TopicMetadata]],
+    memory: Mapping[TopicPartition, PartitionRecord],
+    differences: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, Logs]:
+    ours = places_of(here for here, _ in pairs.values())
+    both = [place for place in ours if place.partition in pairs[place.topic][1].partitions]
+    starts, ends = _bounds(destination.client, ours, "here")
+    with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
+        there_starts, there_ends = _bounds(primary.client, both, "at the new primary")
+    logs = {}
+    for place in ours:
+        known = memory.get(place)
+        logs[place] = Logs(
+            place,
+            starts[place],
+            ends[place],
+            there_starts.get(place, 0),
+            there_ends.get(place, 0),
+            known.last_mirrored_offset if known else None,
+            known.last_mirrored_epoch if known else None,
+            differences.get(place),
+        )
+    return logs
+
+
+def _bounds(
+    client: ClusterClient, places: Sequence[TopicPartition], where: str
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return log starts and last stable offsets."""
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+    found: tuple[dict[TopicPartition, int], dict[TopicPartition, int]] = ({}, {})
+    for place in places:
+        start, end = starts[place], ends[place]
+        if start.offset is None or end.offset is None:
+            code = start.error_code or end.error_code
+            raise UnreachableError(
+                f"cannot look up the log start and end of {place} {where}: {code_name(code)}",
+                "try again once it has a leader",
+            )
+        found[0][place], found[1][place] = start.offset, end.offset
+    return found
+
+
+def _forks(
+    destination: Destination, primary: NewPrimary, logs: Sequence[Logs], hints: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Fork]:
+    questions = [
+        Question(
+            one.place,
+            one.place,
+            Ends(one.there_start, one.there_end, one.here_start, one.here_end),
+            hints.get(one.place, one.last_mirrored_offset),
+        )
+        for one in logs
+    ]
+    shares = fork_shares(questions, _THREADS, primary.properties, destination.properties)
+    found = {}
+    with ThreadPoolExecutor(_THREADS, "forks") as threads:
+        for searched in threads.map(lambda share: search_share(share, 0), shares):
+            for answer in searched.found:
+                place = answer.question.destination
+                if answer.fork is None:
+                    side = "here" if answer.troubled_side == "destination" else "at the new primary"
+                    trouble = answer.trouble or KmirrorError("the search has failed")
+                    raise _compared(place, side, trouble)
+                found[place] = answer.fork
+    return found
+
+
+def _compared(place: TopicPartition, side: str, trouble: KmirrorError) -> KmirrorError:
+    kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
+    return kind(f"cannot find the fork of {place}, {side}: {trouble.message}", trouble.hint, trouble.reason)
+
+
+class _Counter:
+    """Count what applications are shown of logs here."""
+
+    def __init__(self, client: ClusterClient, executor: ThreadPoolExecutor) -> None:
+        self._client = client
+        self._executor = executor
+
+    def count(self, place: TopicPartition, low: int, high: int, mark: int | None) -> tuple[int, int]:
+        """Return how many records are shown from `low` to `high`, and how many of them from `mark` on."""
+        records = behind = 0
+        if low >= high:
+            return 0, 0
+        mark = high if mark is None else mark
+        for batch in VisibleLog(self._client, place, low, high, self._executor).batches():
+            header = batch.header
+            if header.base_offset >= low and not header.base_offset < mark < header.next_offset:
+                records += header.record_count
+                behind += header.record_count if header.base_offset >= mark else 0
+            else:
+                offsets = [record.offset for record in batch.records() if low <= record.offset < high]
+                records += len(offsets)
+                behind += sum(offset >= mark for offset in offsets)
+        return records, behind
+
+
+@contextmanager
+def _reader(destination: Destination) -> Iterator[_Counter]:
+    with ClusterClient(destination.config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
+        yield _Counter(client, executor)
+
+
+def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counter: _Counter) -> Divergence:
+    fork = forks.get(logs.place)
+    if fork is None:
+        records, _ = counter.count(logs.place, logs.here_start, logs.here_end, None)
+        return divergence_of_surplus(logs, records)
+    lmo = logs.last_mirrored_offset
+    records, behind = counter.count(logs.place, shared_end(logs, fork), logs.here_end, lmo)
+    return divergence(logs, fork, records, None if lmo is None else behind)
+
+
+def places_of(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
+    """Return all partitions of topics."""
+    return [TopicPartition(topic.name, partition) for topic in topics for partition in topic.partitions]
+
+
+def _named_group(group: LiveGroup) -> str:
+    members = [f"{one.client_id} on {one.host.lstrip('/')} (member {one.member_id})" for one in group.members]
+    who = _some(members) if members else "its members are unknown"
+    return f"group {group.group} ({_some(group.topics)}): {who}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

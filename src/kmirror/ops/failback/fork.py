@@ -1,0 +1,158 @@
+"""Decide what of an old source's log its new primary does not have. Pure: offsets and a fork in, a parting out.
+
+`here` is the old source, which is to become the mirror; `there` the new primary. What both are known to share ends at
+`shared_end`. Evidence, the stronger first:
+
+1. Contents: the highest offset at which both show the same record, and the lowest at which they contradict each other.
+2. The last mirrored offset (LMO) that the new primary remembers: below it everything was copied from here. It extends
+   what contents prove (markers, and what a cleaner has removed, prove nothing by themselves) unless contents contradict
+   it below, or the new primary's log does not even reach it: then somebody has lost his tail since.
+3. Where nothing can be compared, the LMO alone is believed only where nothing is deleted on the strength of it: when
+   the log here ends at it or before. Everything else counts as lying beyond, so that it is saved.
+
+A log here cannot become the beginning of the one there by cutting its tail, and has to be copied anew, where the one
+there starts later than what is shared ends, or where this one starts later than where they parted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.fork import Fork
+from kmirror.words import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where the two logs of a partition start and end, and what the new primary remembers, None where nothing.
+
+    `differs_at` is where comparing all that both hold has found a difference before.
+    """
+
+    place: TopicPartition
+    here_start: int
+    here_end: int
+    there_start: int
+    there_end: int
+    last_mirrored_offset: int | None = None
+    last_mirrored_epoch: int | None = None
+    differs_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How two logs part.
+
+    `records` are shown here from `shared_end` on, `never_copied` those of them from the LMO on (None: it is not known).
+    `lies_beyond`: something has to go before the log here is the beginning of the one there; with `must_recreate` a cut
+    is not enough. `notes` say what could not be proved.
+    """
+
+    logs: Logs
+    shared_end: int
+    records: int
+    never_copied: int | None
+    lies_beyond: bool
+    must_recreate: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> TopicPartition:
+        """Return the partition."""
+        return self.logs.place
+
+    @property
+    def offsets_to_copy(self) -> int:
+        """Return how many offsets of the new primary lie behind what is shared."""
+        return max(0, self.logs.there_end - max(self.shared_end, self.logs.there_start))
+
+    def __str__(self) -> str:
+        logs = self.logs
+        at = f"{self.place}: the two logs are the same up to offset {self.shared_end}"
+        if not self.lies_beyond:
+            return f"{at}, where this one ends; {self.offsets_to_copy} offsets to copy"
+        what = f"{counted(self.records, 'record')} after it, up to {logs.here_end}"
+        if self.never_copied is not None and self.never_copied != self.records:
+            what += f" ({self.never_copied} of them from the last mirrored offset {logs.last_mirrored_offset} on)"
+        return f"{at}; {what}" + "".join(f"; {note}" for note in self.notes)
+
+
+def shared_end(logs: Logs, fork: Fork) -> int:
+    """Return the offset up to which the log here is known to be the one there."""
+    seen = _seen_shared_end(logs, fork)
+    return seen if logs.differs_at is None else max(logs.here_start, min(seen, logs.differs_at))
+
+
+def _is_hidden(logs: Logs, fork: Fork) -> bool:
+    """Tell whether the search for the fork does not see where the two were found to differ."""
+    return logs.differs_at is not None and logs.differs_at < _seen_shared_end(logs, fork)
+
+
+def _seen_shared_end(logs: Logs, fork: Fork) -> int:
+    lmo = logs.last_mirrored_offset
+    known = None if fork.agreed_at is None else fork.agreed_at + 1
+    is_trusted = lmo is not None and _is_trusted(logs, fork, lmo)
+    if known is not None:
+        found = max(known, lmo) if is_trusted and lmo is not None else known
+    elif is_trusted and lmo is not None and logs.there_start <= logs.here_end <= lmo:
+        found = logs.here_end
+    else:
+        found = logs.here_start
+    return max(logs.here_start, min(found, logs.here_end))
+
+
+def divergence(logs: Logs, fork: Fork, records: int, never_copied: int | None) -> Divergence:
+    """Return how two logs diverge: `records` are shown here from `shared_end` on, `never_copied` as in `Divergence`."""
+    shared = shared_end(logs, fork)
+    lmo = logs.last_mirrored_offset
+    known = fork.agreed_at is not None
+    has_gap = logs.there_start > shared > 0
+    is_stale = logs.here_start > logs.there_start and (not known if lmo is None else logs.here_start > lmo)
+    is_hidden = _is_hidden(logs, fork)
+    must_recreate = has_gap or is_stale or is_hidden or shared > logs.there_end
+    lies_beyond = must_recreate or fork.contradicts or logs.here_end > logs.there_end or records > 0
+    if not lies_beyond:
+        shared = logs.here_end  # what follows shows nothing, and nothing contradicts it
+    notes = tuple(_notes(logs, fork, has_gap=has_gap, is_stale=is_stale, lies_beyond=lies_beyond))
+    return Divergence(logs, shared, records, never_copied, lies_beyond, must_recreate, notes)
+
+
+def divergence_of_surplus(logs: Logs, records: int) -> Divergence:
+    """Return how a partition parts that the new primary does not have at all."""
+    note = "the new primary has no such partition, so the topic must be recreated"
+    return Divergence(logs, logs.here_start, records, None, lies_beyond=True, must_recreate=True, notes=(note,))
+
+
+def _is_trusted(logs: Logs, fork: Fork, lmo: int) -> bool:
+    return lmo <= logs.there_end and not (fork.contradicts and fork.offset < lmo)
+
+
+def _notes(logs: Logs, fork: Fork, *, has_gap: bool, is_stale: bool, lies_beyond: bool) -> list[str]:
+    lmo, notes = logs.last_mirrored_offset, []
+    if lmo is not None and not _is_trusted(logs, fork, lmo):
+        at = f"they differ from offset {fork.offset} on" if fork.contradicts else f"its log ends at {logs.there_end}"
+        notes.append(f"everything up to {lmo} had been copied, but {at}: one of the two logs has lost its tail since")
+    if fork.agreed_at is None and logs.here_start < logs.here_end:
+        if logs.there_start >= logs.here_end:
+            why = f"the new primary's log starts at {logs.there_start}"
+        elif logs.here_start >= logs.there_end:
+            why = f"the log here starts at {logs.here_start}"
+        else:
+            why = "the logs share no record"
+        weight = "all records here count as after the fork" if lies_beyond else "the last mirrored offset alone decides"
+        notes.append(f"nothing can be compared: {why}; {weight}")
+    if has_gap:
+        notes.append(
+            f"the new primary's log starts at {logs.there_start}: a truncation is not enough to continue from there"
+        )
+    elif is_stale:
+        notes.append(f"the log here starts at {logs.here_start}, after the fork: a truncation is not enough")
+    if _is_hidden(logs, fork):
+        notes.append(
+            f"a full comparison found a difference at offset {logs.differs_at} that looks like compaction: a"
+            " truncation is not enough"
+        )
+    if not fork.is_exact:
+        notes.append("the fork may be earlier: there are too many markers to check all")
+    return notes

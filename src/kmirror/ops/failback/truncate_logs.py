@@ -1,0 +1,251 @@
+"""`truncate-logs`: cut the logs of a stopped broker where a plan says, or take that back. No cluster is asked.
+
+The locks of all log directories are held from the first look to the last change, the question in between included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import PartlyDoneError, RefusedError
+from kmirror.offline.journal import Journal, Phase
+from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
+from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
+from kmirror.offline.truncate import Checkpoint, begin, carry_out, require_possible, standing, sweep, take_back
+from kmirror.ops.failback.truncation_plan import TruncationPlan
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+
+VERB = "truncate-logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What is about to be done, for whoever has to agree: to which broker's directories, and to which partitions."""
+
+    cluster_id: str
+    node_id: str
+    log_dirs: tuple[Path, ...]
+    result: VerbResult
+
+
+#: Called once before the first change; False leaves all as it is.
+Agree = Callable[[Preview], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done in one log directory: finish a cut that was interrupted, then make one."""
+
+    log_dir: LogDir
+    unfinished: Journal | None
+    cuts: tuple[PartitionCut, ...]
+
+
+def truncate_logs(
+    plan: TruncationPlan,
+    log_dirs: Sequence[Path],
+    agree: Agree,
+    *,
+    dry_run: bool = False,
+    checkpoint: Checkpoint = lambda step: None,
+) -> VerbResult:
+    """Cut the logs that lie in these directories; partitions that lie elsewhere are other brokers'.
+
+    A cut that was interrupted is finished first. Partitions that cannot be cut are REFUSED, and the others cut.
+
+    Raises:
+        UsageError: a directory is none.
+        RefusedError: the broker runs, it is another cluster's, none of the partitions is here, or nobody agrees.
+        PartlyDoneError: it was interrupted half-way.
+    """
+    dirs = _opened(plan, log_dirs)
+    with locked(dirs):
+        given_up: list[tuple[LogDir, Journal]] = []
+        unfinished: dict[Path, Journal] = {}
+        for one in dirs:
+            journal = next((found for found in standing(one) if found.is_unfinished), None)
+            if journal is None:
+                continue
+            if _touched(one, journal):
+                given_up.append((one, journal))
+                continue
+            if journal.phase is Phase.UNDOING:
+                raise RefusedError(
+                    f"an undo was interrupted in {one.path}", "finish it first: run the same command with --undo"
+                )
+            if journal.plan != plan.digest:
+                raise RefusedError(
+                    f"a truncation by another plan was interrupted in {one.path}",
+                    "finish it first with that plan, or revert it with that plan and --undo",
+                )
+            unfinished[one.path] = journal
+        half_done = {summary.place: summary for journal in unfinished.values() for summary in journal.summaries}
+        found = survey(dirs, [cut for cut in plan.partitions if cut.place not in half_done])
+        if not half_done and all(isinstance(one.finding, NotHere) for one in found):
+            raise RefusedError(
+                f"none of the plan's {len(plan.partitions)} partitions is in these log directories",
+                "give all directories of the broker's log.dirs; a broker without any of these partitions needs no"
+                " truncation",
+            )
+        works = [
+            _Work(
+                one,
+                unfinished.get(one.path),
+                tuple(item.finding for item in found if item.log_dir is one and isinstance(item.finding, PartitionCut)),
+            )
+            for one in dirs
+        ]
+        works = [work for work in works if work.unfinished or work.cuts]
+        for work in works:
+            require_possible(work.log_dir, work.cuts)
+        findings = {item.planned.place: item.finding for item in found}
+        rows = [_row(place, findings.get(place), half_done.get(place)) for place in _places(plan)]
+        warnings = [_given_up(log_dir, journal) for log_dir, journal in given_up]
+        preview = VerbResult.of(VERB, plan.mirror, rows, dry_run=True, warnings=warnings)
+        if dry_run:
+            return preview
+        if works and not agree(Preview(dirs[0].cluster_id, dirs[0].node_id, tuple(d.path for d in dirs), preview)):
+            raise RefusedError("not confirmed: nothing was changed")
+        for log_dir, journal in given_up:
+            journal.write(log_dir, Phase.ABANDONED)
+        for one in dirs:
+            sweep(one)
+        saved = [_done(work, plan.digest, checkpoint) for work in works]
+        return VerbResult.of(VERB, plan.mirror, [*rows, *saved], warnings=warnings)
+
+
+def undo_truncation(
+    plan: TruncationPlan,
+    log_dirs: Sequence[Path],
+    *,
+    dry_run: bool = False,
+    checkpoint: Checkpoint = lambda step: None,
+) -> VerbResult:
+    """Put back what this plan's cut took away, in all of these directories or in none.
+
+    Raises:
+        UsageError: a directory is none.
+        RefusedError: the broker runs or has run since, another plan's cut came later, or it is another cluster's.
+        PartlyDoneError: it was interrupted half-way.
+    """
+    dirs = _opened(plan, log_dirs)
+    with locked(dirs):
+        works = [(one, journal) for one in dirs if (journal := _to_undo(one, plan))]
+        put_back = {summary.place: summary for _, journal in works for summary in journal.summaries}
+        if not dry_run:
+            for one in dirs:
+                sweep(one)
+            for one, last in works:
+                take_back(one, last, checkpoint)
+                while (before := _last_of(one, plan)) and not _touched(one, before):
+                    put_back.update({summary.place: summary for summary in before.summaries})
+                    take_back(one, before, checkpoint)
+        rows = [
+            _undone(summary)
+            if (summary := put_back.get(place))
+            else TopicResult(*place, Outcome.NOOP, "there is nothing to restore")
+            for place in _places(plan)
+        ]
+        return VerbResult.of(VERB, plan.mirror, rows, dry_run=dry_run)
+
+
+def _opened(plan: TruncationPlan, log_dirs: Sequence[Path]) -> list[LogDir]:
+    dirs = open_log_dirs(log_dirs)
+    if dirs[0].cluster_id != plan.cluster_id:
+        raise RefusedError(
+            f"{dirs[0].path} belongs to cluster {dirs[0].cluster_id}, the plan is for {plan.cluster_id}",
+            "give the log directories of the cluster that failback was run against",
+        )
+    return dirs
+
+
+def _to_undo(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
+    """Return the cut of a log directory to take back, None when there is none. Raises RefusedError."""
+    journals = standing(log_dir)
+    if not any(journal.plan == plan.digest for journal in journals):
+        return None
+    last = journals[-1]
+    if last.plan != plan.digest:
+        raise RefusedError(
+            f"{log_dir.path} was truncated by another plan since", "revert that first, with its plan and --undo"
+        )
+    if touched := _touched(log_dir, last):
+        raise RefusedError(
+            f"{log_dir.path} was used since the truncation: {touched} is another; most likely the broker was started",
+            f"the saved files are still in {log_dir.path / last.saved_files}, but can no longer be restored",
+        )
+    return last
+
+
+def _last_of(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
+    """Return the latest cut where it is this plan's: one that was interrupted may have been followed by another."""
+    last = next(reversed(standing(log_dir)), None)
+    return last if last and last.plan == plan.digest else None
+
+
+def _touched(log_dir: LogDir, journal: Journal) -> str | None:
+    try:
+        return journal.touched_since(log_dir)
+    except OSError as error:
+        raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
+
+
+def _done(work: _Work, digest: str, checkpoint: Checkpoint) -> TopicResult:
+    """Cut in one log directory, and say where what was cut is."""
+    log_dir = work.log_dir
+    journal = work.unfinished
+    if journal:
+        carry_out(log_dir, journal, checkpoint)
+    if work.cuts:
+        try:
+            journal = begin(log_dir, digest, work.cuts, checkpoint)
+        except OSError as error:
+            raise PartlyDoneError(f"{log_dir.path}: {error}", "nothing was changed there; run it again") from error
+        carry_out(log_dir, journal, checkpoint)
+    assert journal is not None
+    told = f"what was cut off is kept in {log_dir.path / journal.saved_files}: --undo restores it"
+    after = "delete the files when they are no longer needed"
+    return TopicResult(None, None, Outcome.DONE, f"{told} until the broker starts; {after}")
+
+
+def _places(plan: TruncationPlan) -> list[TopicPartition]:
+    return [cut.place for cut in plan.partitions]
+
+
+def _row(place: TopicPartition, finding: Finding | None, half_done: CutSummary | None) -> TopicResult:
+    match finding:
+        case RefusedError():
+            return TopicResult(*place, Outcome.REFUSED, finding.message, finding.reason, hint=finding.hint)
+        case NotHere():
+            return TopicResult(*place, Outcome.NOOP, "not in these log directories")
+        case NothingToCut(log_end_offset):
+            return TopicResult(*place, Outcome.NOOP, f"ends at {log_end_offset}: there is nothing to truncate")
+        case PartitionCut(summary):
+            return TopicResult(*place, Outcome.DONE, _amount(summary))
+    assert half_done is not None
+    return TopicResult(*place, Outcome.DONE, f"{_amount(half_done)}; was interrupted before")
+
+
+def _amount(summary: CutSummary) -> str:
+    told = (
+        f"log end {summary.log_end_before} -> {summary.log_end_after}: {summary.records:,} records"
+        f" ({summary.batches:,} batches, {summary.size_in_bytes:,} bytes) are cut off"
+    )
+    if summary.cut_offset == summary.planned_offset:
+        return told
+    return f"{told}; not at {summary.planned_offset}, but where a transaction begins that would have lost its end"
+
+
+def _undone(summary: CutSummary) -> TopicResult:
+    told = f"log end {summary.log_end_after} -> {summary.log_end_before}: {summary.records:,} records are restored"
+    return TopicResult(summary.topic, summary.partition, Outcome.DONE, told)
+
+
+def _given_up(log_dir: LogDir, journal: Journal) -> str:
+    return (
+        f"a truncation of {log_dir.path} was interrupted, and the broker ran before it was finished: the saved"
+        f" files stay in {journal.saved_files}"
+    )

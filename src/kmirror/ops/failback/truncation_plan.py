@@ -1,0 +1,158 @@
+"""The plan of an offline truncation: which partitions of which cluster end where. `failback` writes it as a JSON file.
+
+The file goes by hand from where failback ran to each broker; it holds no secrets and no addresses.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.errors import UsageError
+from kmirror.offline.survey import PlannedCut
+
+_VERSION = 1
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_HINT = "use the file as written by `kmirror failback --offline --plan FILE`"
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationPlan:
+    """Which logs of a cluster are cut; `created_at_ms` in epoch milliseconds, `mirror` the mirror it is for."""
+
+    cluster_id: str
+    mirror: str
+    created_at_ms: int
+    partitions: tuple[PlannedCut, ...]
+
+    @property
+    def digest(self) -> str:
+        """Return what plans for the same cuts have in common: a checksum of cluster, topics and offsets."""
+        cuts = sorted((cut.topic, cut.topic_id, cut.partition, cut.cut_offset) for cut in self.partitions)
+        return hashlib.sha256(json.dumps([self.cluster_id, cuts]).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as its file holds it."""
+        return {
+            "version": _VERSION,
+            "clusterId": self.cluster_id,
+            "mirror": self.mirror,
+            "createdAt": self.created_at_ms,
+            "partitions": [_partition_to_json(cut) for cut in self.partitions],
+        }
+
+
+def read_plan(path: str | Path) -> TruncationPlan:
+    """Read a plan and check that it is one.
+
+    Raises:
+        UsageError: the file cannot be read, or is no plan; says where.
+    """
+    try:
+        stored = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--plan: cannot read {path}: {error.strerror}", _HINT) from None
+    except ValueError as error:
+        raise UsageError(f"--plan: {path} is not JSON: {error}", _HINT) from None
+    try:
+        return parse_plan(stored)
+    except ValueError as error:
+        raise UsageError(f"--plan: {path}: {error}", _HINT) from None
+
+
+def parse_plan(stored: object) -> TruncationPlan:
+    """Return the plan that a JSON document is. Raises ValueError with what is wrong of it."""
+    plan = _object(stored, "the plan")
+    if plan.get("version") != _VERSION:
+        raise ValueError(f"its version is {plan.get('version')!r}, not {_VERSION}")
+    listed = plan.get("partitions")
+    if not isinstance(listed, list) or not listed:
+        raise ValueError("partitions is not a list with at least one of them")
+    cuts = tuple(_partition(one, f"partitions[{index}]") for index, one in enumerate(listed))
+    places = [cut.place for cut in cuts]
+    twice = next((place for index, place in enumerate(places) if place in places[:index]), None)
+    if twice:
+        raise ValueError(f"it names {twice} twice")
+    return TruncationPlan(
+        _text(plan, "clusterId"), _text(plan, "mirror"), _number(plan, "createdAt"), tuple(sorted(cuts, key=_place))
+    )
+
+
+def write_plan(plan: TruncationPlan, path: str | Path) -> None:
+    """Write a plan's file, whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    parse_plan(plan.to_json())  # what nobody could read again is not written
+    target = Path(path).expanduser()
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump(plan.to_json(), file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    except OSError as error:
+        raise UsageError(
+            f"--plan: cannot write {path}: {error.strerror}", "give a file in a writable directory"
+        ) from None
+
+
+def _partition(stored: object, what: str) -> PlannedCut:
+    one = _object(stored, what)
+    topic, topic_id = _text(one, "topic", what), _text(one, "topicId", what)
+    if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+        raise ValueError(f"{what}.topic is not a topic's name")
+    if topic == "__cluster_metadata":
+        raise ValueError(f"{what}: the cluster's own metadata is never truncated")
+    try:
+        if len(parse_topic_id(topic_id)) != 16:
+            raise ValueError
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{what}.topicId is not a topic id") from None
+    expected = None if one.get("expectedLogEnd") is None else _number(one, "expectedLogEnd", what)
+    return PlannedCut(topic, topic_id, _number(one, "partition", what), _number(one, "cutOffset", what), expected)
+
+
+def _partition_to_json(cut: PlannedCut) -> dict[str, Any]:
+    stored: dict[str, Any] = {
+        "topic": cut.topic,
+        "topicId": cut.topic_id,
+        "partition": cut.partition,
+        "cutOffset": cut.cut_offset,
+    }
+    return stored if cut.expected_log_end is None else {**stored, "expectedLogEnd": cut.expected_log_end}
+
+
+def _place(cut: PlannedCut) -> tuple[str, int]:
+    return cut.topic, cut.partition
+
+
+def _object(stored: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(stored, dict):
+        raise ValueError(f"{what} is not a JSON object")
+    return stored
+
+
+def _text(stored: Mapping[str, Any], key: str, what: str = "the plan") -> str:
+    value = stored.get(key)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{key} of {what} is not a text")
+    return value
+
+
+def _number(stored: Mapping[str, Any], key: str, what: str = "the plan") -> int:
+    value = stored.get(key)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{key} of {what} is not a number from 0 on")
+    return value

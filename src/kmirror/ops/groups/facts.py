@@ -1,0 +1,202 @@
+"""Look at both clusters' groups and say what is to be done: facts for `sync.groups`, gathered. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.groups import NON_EMPTY_GROUP, UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, ClusterGroups
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.group_offsets import GroupKind, ListedGroup
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import HISTORY_REASONS, Reason
+from kmirror.ops.context import PENDING_ADD, naming_cluster, require_same_cluster
+from kmirror.settings.table import Settings
+from kmirror.state.group_records import GroupReason
+from kmirror.state.records import (
+    PENDING_REBUILD,
+    PENDING_STOP,
+    DesiredState,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+)
+from kmirror.state.snapshot import State
+from kmirror.sync.groups import Bounds, GroupPlan, GroupView, MirroredTopics, in_question, plan_group
+
+_ILLEGAL_GENERATION = 22
+_REASONS = {
+    UNKNOWN_MEMBER_ID: GroupReason.HAS_MEMBERS,
+    NON_EMPTY_GROUP: GroupReason.HAS_MEMBERS,
+    _ILLEGAL_GENERATION: GroupReason.HAS_MEMBERS,
+    Code.TOPIC_AUTHORIZATION_FAILED: GroupReason.NOT_AUTHORIZED,
+    Code.GROUP_AUTHORIZATION_FAILED: GroupReason.NOT_AUTHORIZED,
+    Code.CLUSTER_AUTHORIZATION_FAILED: GroupReason.NOT_AUTHORIZED,
+    UNSUPPORTED_VERSION: GroupReason.SHARE_GROUPS_UNSUPPORTED,
+    Code.UNKNOWN_TOPIC_OR_PARTITION: GroupReason.UNKNOWN_NOW,
+    Code.REQUEST_TIMED_OUT: GroupReason.UNKNOWN_NOW,
+    Code.BROKER_NOT_AVAILABLE: GroupReason.UNKNOWN_NOW,
+    Code.COORDINATOR_LOAD_IN_PROGRESS: GroupReason.UNKNOWN_NOW,
+    Code.COORDINATOR_NOT_AVAILABLE: GroupReason.UNKNOWN_NOW,
+    Code.NOT_COORDINATOR: GroupReason.UNKNOWN_NOW,
+}
+#: Reasons of FAILED partitions under which an offset of the source means another record here, or none.
+_OTHER_RECORDS = HISTORY_REASONS | {Reason.SOURCE_TOPIC_DELETED}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGroups:
+    """The groups of a source that have committed offsets of mirrored topics, and how these topics stand.
+
+    `unreadable`: whose offsets could not be read, with the error for each.
+    """
+
+    groups: Mapping[str, GroupView]
+    topics: MirroredTopics
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+def reason_of(code: int) -> GroupReason:
+    """Return what a broker's error code means for a group."""
+    return _REASONS.get(code, GroupReason.REFUSED)
+
+
+def mirrored_topics(state: State, mirror: str, chosen: Collection[str] | None = None) -> MirroredTopics:
+    """Return the topics of which groups may get offsets: not those that are stopped, or being stopped.
+
+    With `chosen`, those destination topics alone, as a last sync before a stop has it: also when they are paused.
+    """
+    names: dict[str, str] = {}
+    waiting: dict[str | TopicPartition, GroupReason] = {}
+    for topic in state.topics(mirror):
+        if topic.desired is DesiredState.STOPPED or (chosen is not None and topic.topic not in chosen):
+            continue
+        if chosen is None and topic.pending_operation == PENDING_STOP:
+            continue
+        names[topic.source_topic] = topic.topic
+        if topic.pending_operation in (PENDING_ADD, PENDING_REBUILD):
+            waiting[topic.topic] = GroupReason.NOT_ALIGNED
+        elif topic.desired is DesiredState.PAUSED and chosen is None:
+            waiting[topic.topic] = GroupReason.PAUSED_BY_OPERATOR
+        known = {one.partition: one for one in state.partitions(mirror, topic.topic)}
+        for partition in range(max(topic.partitions, len(known))):
+            reason = _reason_to_wait(known.get(partition))
+            if reason is not None:
+                waiting[TopicPartition(topic.topic, partition)] = reason
+    return MirroredTopics(names, waiting)
+
+
+def _reason_to_wait(partition: PartitionRecord | None) -> GroupReason | None:
+    if partition is None or not (partition.aligned or partition.begun):
+        return GroupReason.NOT_ALIGNED
+    if partition.state is PartitionState.FAILED and partition.reason in _OTHER_RECORDS:
+        return GroupReason.PARTITION_FAILED
+    return None
+
+
+def look_at_source(
+    source: ClusterGroups, state: State, mirror: MirrorRecord, settings: Settings, topics: MirroredTopics
+) -> SourceGroups:
+    """Return what the groups of a mirror's source, as its filters choose them, have committed.
+
+    Raises:
+        UnreachableError: the source does not answer.
+        BrokerError: it refuses to list its groups.
+        RefusedError: another cluster answers (SOURCE_CLUSTER_CHANGED).
+    """
+    if not topics.names:
+        return SourceGroups({}, topics)
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        listed = {
+            name: group.kind
+            for name, group in source.listed().items()
+            if group.kind is not GroupKind.OTHER and settings.selects_group(name)
+        }
+        committed = source.committed(listed)
+        unreadable = {
+            name: f"{code_name(answer)} ({answer})" for name, answer in committed.items() if isinstance(answer, int)
+        }
+        found = {
+            name: GroupView(listed[name], committed=offsets)
+            for name, answer in committed.items()
+            if not isinstance(answer, int)
+            and (offsets := {at: one for at, one in answer.items() if at.topic in topics.names})
+        }
+        asked = {at.topic for view in found.values() for at in view.committed}
+        if asked:
+            topics = _known_topics(source.client, state, mirror, topics, asked)
+    return SourceGroups(found, topics, unreadable)
+
+
+def plan_groups(
+    found: SourceGroups, here: ClusterGroups, state: State, mirror: str, settings: Settings, *, whole: bool = False
+) -> tuple[GroupPlan, ...]:
+    """Return what is to be done for these groups; `whole` looks at logs where offsets are equal too.
+
+    Raises:
+        UnreachableError: the destination does not answer.
+        BrokerError: it refuses to list its groups.
+    """
+    prefix, topics = settings.group_prefix, found.topics
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        there = views(here, {prefix + name: view.kind for name, view in found.groups.items()})
+        asked: set[TopicPartition] = set()
+        for name, view in found.groups.items():
+            if whole:
+                asked |= {place for at in view.committed if (place := topics.destination_of(at)) is not None}
+            else:
+                asked |= in_question(view, there[prefix + name], topics)
+        bounds = log_bounds(here.client, asked)
+    return tuple(
+        plan_group(name, prefix + name, view, there[prefix + name], topics, bounds, state.group(mirror, name))
+        for name, view in sorted(found.groups.items())
+    )
+
+
+def views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, GroupView]:
+    """Return groups as a cluster has them; one that does not exist is an empty one of the kind that is wanted."""
+    if not wanted:
+        return {}
+    listed = cluster.listed()
+    known = {name: listed.get(name, ListedGroup(name, kind, has_members=False)) for name, kind in wanted.items()}
+    committed = cluster.committed({name: one.kind for name, one in known.items()})
+    found = {}
+    for name, one in known.items():
+        answer = committed[name]
+        if isinstance(answer, int):
+            found[name] = GroupView(one.kind, one.has_members, trouble=reason_of(answer))
+        else:
+            found[name] = GroupView(one.kind, one.has_members, answer)
+    return found
+
+
+def log_bounds(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    """Return log start and true log end of partitions; one that is not known now is left out."""
+    if not places:
+        return {}
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    return {
+        place: (start, end)
+        for place in places
+        if (start := starts[place].offset) is not None and (end := ends[place].offset) is not None
+    }
+
+
+def _known_topics(
+    source: ClusterClient, state: State, mirror: MirrorRecord, topics: MirroredTopics, asked: Collection[str]
+) -> MirroredTopics:
+    """Return the topics, those left alone whose source is another topic by now: its offsets mean other records."""
+    metadata = source.metadata(sorted(asked))
+    require_same_cluster(mirror.source_cluster_id, metadata.cluster_id)
+    waiting = dict(topics.waiting)
+    for name in asked:
+        destination = topics.names[name]
+        record, found = state.topic(mirror.name, destination), metadata.topics.get(name)
+        now = found.printed_topic_id if found is not None and not found.error_code else None
+        if record is None or now is None:
+            waiting.setdefault(destination, GroupReason.UNKNOWN_NOW)
+        elif record.source_topic_id not in (None, now):
+            waiting[destination] = GroupReason.SOURCE_TOPIC_RECREATED
+    return MirroredTopics(topics.names, waiting)

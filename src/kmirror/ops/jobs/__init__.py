@@ -1,0 +1,1 @@
+"""The jobs that an engine does beside copying."""

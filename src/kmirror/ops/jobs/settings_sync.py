@@ -1,0 +1,191 @@
+"""The job beside the copy that lets mirror topics follow the settings of their sources.
+
+The brokers are changed first, then the record says what kmirror has set. Whoever dies between the two leaves a key that
+counts as set by somebody here: it is kept, never removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.errors import Reason
+from kmirror.ops.add.topic_admin import TopicAdmin
+from kmirror.ops.context import Destination, change, naming_cluster, require_same_cluster, source_client
+from kmirror.ops.jobs.pace import Pace
+from kmirror.ops.source_settings import source_settings
+from kmirror.settings.table import Settings
+from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.sync.topic_settings import SettingsSync, as_first_source, sync_settings
+
+_WHAT = "settings"
+_RECORDS_AT_ONCE = 200
+#: How old the record may be of when the first source's settings were seen.
+_RECORDED_EVERY_MS = 600_000
+
+
+class SettingsSyncJob:
+    """Keep the settings of mirror topics as their sources have them; see `engine.side_jobs.SideJob`."""
+
+    name = "topic settings"
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        self._mirror = mirror
+        self._properties = dict(destination_properties)
+        self._destination: Destination | None = None
+        self._pace = Pace()
+        #: By topic, what was told last of trouble with it.
+        self._said: dict[str, str] = {}
+
+    def interval_s(self, settings: Settings) -> float:
+        """Return the time between two looks: `refresh.interval.seconds`, longer where looking takes much work."""
+        return self._pace.interval_s(settings.refresh_interval_seconds)
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        """Look once, and change what differs."""
+        topics = [topic for topic in view.topics if _follows(topic)]
+        if topics and view.settings.sync_topic_configs_enabled:
+            with self._pace.measured():
+                yield from self._sync(view, topics)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+
+    def _sync(self, view: JobView, topics: Sequence[TopicRecord]) -> Iterator[JobEvent]:
+        if self._destination is None:
+            self._destination = Destination.open(self._properties)
+        destination = self._destination
+        with source_client(view.mirror.source) as source:
+            metadata = source.metadata([topic.source_topic for topic in topics])
+            require_same_cluster(view.mirror.source_cluster_id, metadata.cluster_id)
+            source_ids = {
+                name: found.printed_topic_id for name, found in metadata.topics.items() if not found.error_code
+            }
+            same = [topic for topic in topics if source_ids.get(topic.source_topic) == topic.source_topic_id]
+            found = source_settings(source, view.mirror.source, [topic.source_topic for topic in same])
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+            same = _still_ours(destination.client, same)
+            told_here = topic_settings(destination.client, [topic.topic for topic in same])
+        wanted: dict[str, SettingsSync] = {}
+        for topic in same:
+            there, present = found.topics.get(topic.source_topic, 0), told_here.get(topic.topic, 0)
+            if isinstance(there, int) or isinstance(present, int):
+                side, code = ("source", there) if isinstance(there, int) else ("destination", present)
+                assert isinstance(code, int)
+                yield from self._trouble(topic.topic, f"the {side} does not return its settings: {code_name(code)}")
+                continue
+            seen_ms = found.first_source_seen_ms.get(topic.source_topic)
+            if untold := found.untold.get(topic.source_topic):
+                yield from self._trouble(
+                    topic.topic,
+                    f"its source is a mirror topic too, and its deferred settings there are unknown: {untold}",
+                )
+                # what was known before of the settings behind it stays
+                there = as_first_source(there, topic)
+                seen_ms = topic.first_source_seen_ms
+            sync = sync_settings(topic, there, present, view.settings.topic_properties_exclude)
+            after = sync.record
+            if after != topic or _is_stale(topic.first_source_seen_ms, seen_ms):
+                after = replace(after, first_source_seen_ms=seen_ms)
+            if sync.changes or after != topic:
+                wanted[topic.topic] = replace(sync, record=after)
+            elif not untold:
+                self._said.pop(topic.topic, None)
+        yield from self._apply(destination, {topic.topic: topic for topic in same}, wanted)
+
+    def _apply(
+        self, destination: Destination, before: Mapping[str, TopicRecord], wanted: dict[str, SettingsSync]
+    ) -> Iterator[JobEvent]:
+        changes = {topic: sync.changes for topic, sync in wanted.items() if sync.changes}
+        outcomes = TopicAdmin(destination.store).set_settings(changes) if changes else {}
+        for topic, error in outcomes.items():
+            if error is not None:
+                del wanted[topic]
+                yield from self._trouble(topic, error.message)
+        names = list(wanted)
+        for start in range(0, len(names), _RECORDS_AT_ONCE):
+            some = names[start : start + _RECORDS_AT_ONCE]
+            self._record(destination, {name: (before[name], wanted[name].record) for name in some})
+            for name in some:
+                self._said.pop(name, None)
+                yield _told(before[name], wanted[name])
+
+    def _record(self, destination: Destination, records: Mapping[str, tuple[TopicRecord, TopicRecord]]) -> None:
+        """Remember what was set; a topic that somebody took in hand meanwhile gets only what is about settings."""
+
+        def decide(state: State) -> Changes:
+            changed = []
+            for before, after in records.values():
+                present = state.topic(self._mirror, before.topic)
+                if present is None or not _follows(present) or _identity(present) != _identity(before):
+                    continue
+                changed.append(
+                    replace(
+                        present,
+                        settings=after.settings,
+                        deferred=after.deferred,
+                        inherited=after.inherited,
+                        first_source_seen_ms=after.first_source_seen_ms,
+                    )
+                )
+            return Changes(tuple(changed))
+
+        change(destination, self._mirror, decide)
+
+    def _trouble(self, topic: str, message: str) -> Iterator[JobEvent]:
+        if self._said.get(topic) != message:
+            self._said[topic] = message
+            note = f"the settings of {topic} cannot be synced from its source: {message}"
+            yield JobEvent(note, _WHAT, "FAILED", {"topic": topic, "message": message})
+
+
+def _is_stale(recorded_ms: int | None, seen_ms: int | None) -> bool:
+    """Tell whether it is to be recorded again when the first source's settings were seen."""
+    if recorded_ms is None or seen_ms is None:
+        return recorded_ms is not seen_ms
+    return seen_ms - recorded_ms >= _RECORDED_EVERY_MS
+
+
+def _follows(topic: TopicRecord) -> bool:
+    return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)
+
+
+def _identity(topic: TopicRecord) -> tuple[str | None, str | None]:
+    return topic.source_topic_id, topic.destination_topic_id
+
+
+def _still_ours(client: ClusterClient, topics: Sequence[TopicRecord]) -> list[TopicRecord]:
+    """Return those whose destination topic is the one that was made a mirror topic, not another of its name."""
+    here = client.metadata([topic.topic for topic in topics]).topics if topics else {}
+    return [
+        topic
+        for topic in topics
+        if (found := here.get(topic.topic)) is not None
+        and not found.error_code
+        and found.printed_topic_id == topic.destination_topic_id
+    ]
+
+
+def _told(before: TopicRecord, sync: SettingsSync) -> JobEvent:
+    """Return the event of one topic's change; what is only remembered for the stop is no news for watchers."""
+    after = sync.record
+    set_to = {key: value for key, value in sync.changes.items() if value is not None}
+    removed = sorted(key for key, value in sync.changes.items() if value is None)
+    deferred = {
+        key: (after.deferred or {}).get(key)
+        for key in sorted({*(before.deferred or {}), *(after.deferred or {})})
+        if (before.deferred or {}).get(key) != (after.deferred or {}).get(key)
+    }
+    words = [f"{key}={value}" for key, value in sorted(set_to.items())] + [f"{key} removed" for key in removed]
+    note = f"settings of {before.topic} synced from its source: {', '.join(words)}" if words else None
+    details = {"topic": before.topic, "set": set_to, "removed": removed, "heldBack": deferred}
+    is_news = bool(words or deferred)
+    return JobEvent(note, _WHAT if is_news else None, "CHANGED", details)

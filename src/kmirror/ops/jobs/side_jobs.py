@@ -1,0 +1,21 @@
+"""The jobs that an engine does for a mirror beside copying, in the order in which they are told of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kmirror.engine.control.side_jobs import SideJob
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.rights.acl_sync import RightsJob
+
+
+def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
+    """Return the jobs of one mirror; each opens connections of its own when it is first done, and closes them."""
+    return [
+        RightsJob(mirror, destination_properties),
+        GroupSyncJob(mirror, destination_properties),
+        SettingsSyncJob(mirror, destination_properties),
+        DiscoveryJob(mirror, destination_properties),
+    ]

@@ -1,0 +1,1 @@
+"""Mirrors as a whole: create, config, pause and resume, recover, delete."""

@@ -1,0 +1,123 @@
+"""`config`: show or change the settings of a mirror, and the client properties of its source.
+
+Settings of a running engine are taken up by it at its next look; what `create` refuses is refused here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kmirror.errors import ExitCode, RefusedError, UsageError
+from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, require_same_cluster
+from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
+from kmirror.ops.results import Outcome, SettingRow, TopicResult, VerbResult
+from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.settings.client_keys import is_client_key
+from kmirror.settings.table import SETTINGS, check_change, parse_settings, setting_of
+from kmirror.state.events import Event
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import Changes, State
+
+#: Disabling discovery by these filters forgets them.
+_FILTERS = "auto.create.mirror.topics.filters"
+
+
+def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]:
+    """Return every setting of the mirror, then the source's client properties as stored (references unresolved).
+
+    Raises:
+        RefusedError: no such mirror.
+        UnreachableError: the destination does not answer.
+    """
+    record = require_mirror(destination.state(), mirror)
+    settings = parse_settings(record.settings)
+    rows = [
+        SettingRow(
+            row.key,
+            row.kind.write(getattr(settings, row.attribute)),
+            row.key not in record.settings,
+            row.changeable,
+            row.help,
+        )
+        for row in SETTINGS
+    ]
+    rows += [
+        SettingRow(key, value, False, True, "Kafka client property of the connection to the source.")
+        for key, value in sorted(record.source.items())
+    ]
+    return tuple(rows)
+
+
+def change_config(
+    destination: Destination,
+    mirror: str,
+    assignments: Mapping[str, str],
+    unset: Iterable[str] = (),
+    *,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Set (`--set k=v`) and unset settings and client properties of the source; one result for the mirror.
+
+    New properties of the connection are tried first, and have to lead to the same cluster.
+
+    Raises:
+        UsageError: an unknown key, a bad value, a key both set and unset.
+        RefusedError: no such mirror, a secret in clear, the setting is fixed once the mirror exists, or another cluster
+            answers (SOURCE_CLUSTER_CHANGED, LOOP).
+        UnreachableError: the destination does not answer, or the source under new properties.
+    """
+    removed = tuple(dict.fromkeys(key if is_client_key(key) else setting_of(key).key for key in unset))
+    source, settings = checked_properties(assignments, complete=False)
+    both = sorted({*source, *settings} & set(removed))
+    if both:
+        raise UsageError(f"{', '.join(both)}: both set and unset", "remove one of the two")
+    record = require_mirror(destination.state(), mirror)
+    changed = _changed(record, source, settings, removed)
+    if changed.source != record.source:
+        require_same_cluster(record.source_cluster_id, source_cluster_id(destination, changed.source))
+    if not parse_settings(record.settings).sync_topic_acls_enabled:
+        require_possible(destination, parse_settings(changed.settings))
+    said = _differences(record, changed)
+    if not said:
+        return _result(mirror, Outcome.NOOP, "nothing to change: the settings already have these values", dry_run)
+    if dry_run:
+        return _result(mirror, Outcome.DONE, f"would change {'; '.join(said)}", dry_run)
+
+    def decide(state: State) -> Changes:
+        present = require_mirror(state, mirror)
+        if present.source != record.source:
+            raise RefusedError(
+                f"another operation changed the connection of mirror {mirror} meanwhile", "check it and try again"
+            )
+        details = {"changed": _differences(present, _changed(present, source, settings, removed))}
+        event = Event(now_ms(), mirror, "config", actor(), ExitCode.OK.name, details)
+        return Changes((_changed(present, source, settings, removed),), (), (event,))
+
+    change(destination, mirror, decide)
+    return _result(mirror, Outcome.DONE, f"changed {'; '.join(said)}", dry_run)
+
+
+def _changed(
+    record: MirrorRecord, source: Mapping[str, str], settings: Mapping[str, str], removed: Iterable[str]
+) -> MirrorRecord:
+    gone = set(removed)
+    after = {key: value for key, value in {**record.settings, **settings}.items() if key not in gone}
+    if not parse_settings(after, complete=False).auto_create_mirror_topics_enable and _FILTERS not in settings:
+        after.pop(_FILTERS, None)
+    check_change(parse_settings(record.settings), parse_settings(after))
+    connection = {key: value for key, value in {**record.source, **source}.items() if key not in gone}
+    return replace(record, source=connection, settings=after)
+
+
+def _differences(before: MirrorRecord, after: MirrorRecord) -> list[str]:
+    old, new = {**before.source, **before.settings}, {**after.source, **after.settings}
+    return [
+        f"{key} from {old.get(key, 'its default')} to {new.get(key, 'its default')}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _result(mirror: str, outcome: Outcome, message: str, dry_run: bool) -> VerbResult:
+    return VerbResult.of("config", mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)

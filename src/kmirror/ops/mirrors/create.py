@@ -1,0 +1,161 @@
+"""`create`: store a mirror.
+
+Nothing is stored that has not been tried: the source has to answer under the properties as given, to be new enough, and
+not to be the destination itself. Secrets are stored as the references they must be, never resolved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from kmirror.cluster.security.properties import literal_secrets
+from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
+from kmirror.ops.check.versions import require_supported
+from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_settings, split
+from kmirror.state.events import Event
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import Changes, State
+
+LONGEST_NAME = 200
+
+#: What `add` and `remove` extend: a stored list that holds more than the file is not a difference.
+_GROWING = ("topics.include", "topics.exclude")
+
+
+def create(
+    destination: Destination,
+    mirror: str,
+    properties: Mapping[str, str],
+    overrides: Mapping[str, str] | None = None,
+    *,
+    if_not_exists: bool = False,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Store a mirror; `properties` is the file given as `--mirror-config`, `overrides` each `--config k=v`.
+
+    Raises:
+        UsageError: a name, key or value is not understood.
+        RefusedError: a secret stands there in clear, the mirror exists already (with `if_not_exists`: and differs),
+            the source is the destination (LOOP), or one of the two is older than Kafka 3.9.
+        UnreachableError: a cluster does not answer or refuses us, or a secret's reference has no value here.
+    """
+    check_name(mirror)
+    source, settings = checked_properties({**properties, **(overrides or {})})
+    existing = destination.state().mirror(mirror)
+    if existing is not None:
+        _require_same(existing, source, settings, if_not_exists)
+        return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
+    require_supported(destination.client, "the destination")
+    require_possible(destination, parse_settings(settings))
+    record = MirrorRecord(
+        mirror,
+        source,
+        settings,
+        source_cluster_id=source_cluster_id(destination, source),
+        created_by=actor(),
+        created_at_ms=now_ms(),
+    )
+    if dry_run:
+        return _result(mirror, Outcome.DONE, f"would create {_said(record)}", dry_run)
+
+    def decide(state: State) -> Changes:
+        found = state.mirror(mirror)
+        if found is not None:
+            _require_same(found, source, settings, if_not_exists)
+            return Changes()
+        details = {"sourceClusterId": record.source_cluster_id, "settings": dict(settings)}
+        event = Event(now_ms(), mirror, "create", actor(), ExitCode.OK.name, details)
+        return Changes((record,), (), (event,))
+
+    if not change(destination, mirror, decide):
+        return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
+    return _result(mirror, Outcome.DONE, f"created {_said(record)}", dry_run)
+
+
+def check_name(mirror: str) -> None:
+    """Refuse what is not a valid mirror name. Raises UsageError."""
+    if not re.fullmatch("[A-Za-z0-9._-]+", mirror) or mirror in {".", ".."} or len(mirror) > LONGEST_NAME:
+        shown = mirror if len(mirror) <= 40 else f"{mirror[:40]}…"
+        raise UsageError(
+            f"{shown!r} is not a valid mirror name",
+            f"use 1 to {LONGEST_NAME} letters, digits, dots, underscores and hyphens",
+        )
+
+
+def checked_properties(
+    properties: Mapping[str, str], *, complete: bool = True
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the source's client properties and the mirror's settings as they may be stored.
+
+    Unless they are `complete` they join others, and whether they fit together is not looked at.
+
+    Raises:
+        UsageError: a key or value is not understood, or two contradict each other; names them.
+        RefusedError: a secret stands there in clear; names the keys, never a value.
+    """
+    secrets = literal_secrets(properties)
+    if secrets:
+        raise RefusedError(
+            f"{', '.join(secrets)}: plaintext secrets are not stored",
+            "use a reference instead: ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY}; it is resolved where it is"
+            " used",
+        )
+    return split(properties, complete=complete)
+
+
+def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> str:
+    """Reach the source and return its cluster id.
+
+    Raises:
+        UsageError: a property is not understood.
+        UnreachableError: it does not answer or refuses us, or a secret's reference has no value here.
+        RefusedError: it is the destination itself (LOOP), or older than Kafka 3.9.
+    """
+    with source_client(source) as client:
+        found = cluster_id_of(client)
+        if found == destination.cluster_id:
+            raise RefusedError(
+                f"source and destination are the same cluster, {found}",
+                "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
+                Reason.LOOP,
+            )
+        require_supported(client, "the source")
+    return found
+
+
+def _require_same(existing: MirrorRecord, source: Mapping[str, str], settings: Mapping[str, str], wanted: bool) -> None:
+    if not wanted:
+        raise RefusedError(
+            f"mirror {existing.name} already exists",
+            "change it with `kmirror config`; --if-not-exists succeeds if it is identical",
+        )
+    keys = sorted({*existing.source, *source, *existing.settings, *settings})
+    before, after = {**existing.source, **existing.settings}, {**source, **settings}
+    different = [key for key in keys if not _is_same(key, before.get(key), after.get(key))]
+    if different:
+        raise RefusedError(
+            f"mirror {existing.name} already exists and differs in {', '.join(different)}",
+            "change it with `kmirror config`, or correct the file",
+        )
+
+
+def _is_same(key: str, before: str | None, after: str | None) -> bool:
+    if key in _GROWING:
+        stored, given = TopicSelector.parse([before] if before else []), TopicSelector.parse([after] if after else [])
+        return set(given.patterns) <= set(stored.patterns)
+    return before == after
+
+
+def _said(record: MirrorRecord) -> str:
+    place = f"mirror {record.name} of cluster {record.source_cluster_id} at {record.source['bootstrap.servers']}"
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(record.settings.items()))
+    return f"{place}, with {settings}" if settings else place
+
+
+def _result(mirror: str, outcome: Outcome, message: str, dry_run: bool) -> VerbResult:
+    return VerbResult.of("create", mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)

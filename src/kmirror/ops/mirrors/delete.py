@@ -1,0 +1,110 @@
+"""`delete`: forget a mirror whose topics are stopped or gone. No topic is touched; the events stay.
+
+They tell a mirror that was forgotten before, where nothing has to be done, from one that never was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from kmirror.cluster.protocol.metadata import TopicMetadata
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.context import (
+    PENDING_ADD,
+    Destination,
+    actor,
+    change,
+    naming_cluster,
+    now_ms,
+    require_mirror,
+)
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.show.rows import engine_in_charge, is_gone
+from kmirror.state.events import Event
+from kmirror.state.records import DesiredState, PartitionState, TopicRecord
+from kmirror.state.snapshot import Changes, State
+
+_MOST_NAMES = 10
+#: The event of a mirror that was forgotten: what was done, and how it ended.
+_FORGOTTEN = ("delete", ExitCode.OK.name)
+
+
+def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> VerbResult:
+    """Forget everything remembered of the mirror; no topic is touched. NOOP where that was done before.
+
+    Raises:
+        RefusedError: there never was such a mirror, a topic is neither stopped nor gone, or an engine still runs.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    if (before := _forgotten_before(destination, state, mirror)) is not None:
+        return _result(mirror, before, dry_run, Outcome.NOOP)
+    require_mirror(state, mirror)
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        found = destination.client.metadata([topic.topic for topic in state.topics(mirror)]).topics
+    require_deletable(state, mirror, found, now_ms())
+    if dry_run:
+        return _result(mirror, f"would delete mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+
+    def decide(now: State) -> Changes:
+        if now.mirror(mirror) is None:
+            return Changes()
+        require_deletable(now, mirror, found, now_ms())
+        what, how = _FORGOTTEN
+        details = {"topics": [topic.topic for topic in now.topics(mirror)][:100], "count": len(now.topics(mirror))}
+        event = Event(now_ms(), mirror, what, actor(), how, details)
+        return Changes((), now.keys_of(mirror), (event,))
+
+    if not change(destination, mirror, decide):
+        # somebody else has done it since
+        return delete(destination, mirror)
+    return _result(mirror, f"deleted mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+
+
+def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetadata], now_ms: int) -> None:
+    """Refuse to forget a mirror that is still at work; `found` is what the destination says of its topics.
+
+    Raises:
+        RefusedError: names the engine in charge, or the topics that are neither stopped nor gone.
+    """
+    engine = engine_in_charge(state, mirror, now_ms)
+    if engine is not None:
+        raise RefusedError(
+            f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
+            "stop it first (Ctrl-C there, or SIGTERM)",
+        )
+    alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, found)]
+    if alive:
+        raise RefusedError(
+            f"mirror {mirror} still has {len(alive)} topics that are neither stopped nor gone: {_some(alive)}",
+            "`kmirror promote`, `failover` or `remove` stops them; a topic that its owner has deleted counts as gone",
+        )
+
+
+def _forgotten_before(destination: Destination, state: State, mirror: str) -> str | None:
+    """Return who has forgotten a mirror that is not there any more, and when; None where no event tells."""
+    if state.mirror(mirror) is not None:
+        return None
+    state.require_readable(mirror)
+    told = [one for one in destination.store.read_events(mirror) if (one.what, one.result) == _FORGOTTEN]
+    if not told:
+        return None
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(told[-1].time_ms / 1000))
+    return f"mirror {mirror} was already deleted by {told[-1].actor} at {at}"
+
+
+def _may_be_forgotten(state: State, topic: TopicRecord, found: Mapping[str, TopicMetadata]) -> bool:
+    if topic.pending_operation == PENDING_ADD or is_gone(topic, found.get(topic.topic)):
+        return True
+    stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
+    return topic.desired is DesiredState.STOPPED and stopped
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:_MOST_NAMES]) + (", …" if len(shown) > _MOST_NAMES else "")
+
+
+def _result(mirror: str, message: str, dry_run: bool, outcome: Outcome = Outcome.DONE) -> VerbResult:
+    return VerbResult.of("delete", mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)

@@ -1,0 +1,103 @@
+"""`pause` and `resume`: stop copying for a while, and go on. The topics stay read-only meanwhile."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from kmirror.errors import ExitCode
+from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.selection import select_topics
+from kmirror.ops.stop.handover import Handover, await_handover
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.events import Event
+from kmirror.state.records import DesiredState, PartitionState, Record, TopicRecord
+from kmirror.state.snapshot import Changes, State
+
+#: How long an engine may take until nothing of a topic is on its way any more.
+_PATIENCE_S = 30.0
+_LET_GO = (PartitionState.PAUSED, PartitionState.FAILED)
+_MOST_TOPICS_IN_EVENT = 100
+
+
+def pause(
+    destination: Destination, mirror: str, topics: TopicSelector | None = None, *, dry_run: bool = False
+) -> VerbResult:
+    """Stop copying these topics; of all of a mirror when none are named, and of those that come later.
+
+    Raises:
+        RefusedError: no such mirror or topic.
+        UnreachableError: the destination does not answer.
+    """
+    return _change(destination, "pause", mirror, topics, dry_run=dry_run)
+
+
+def resume(
+    destination: Destination, mirror: str, topics: TopicSelector | None = None, *, dry_run: bool = False
+) -> VerbResult:
+    """Go on copying these topics, all of a mirror when none are named. Raises as `pause`."""
+    return _change(destination, "resume", mirror, topics, dry_run=dry_run)
+
+
+def _change(
+    destination: Destination, verb: str, mirror: str, topics: TopicSelector | None, *, dry_run: bool
+) -> VerbResult:
+    state = destination.state()
+    require_mirror(state, mirror)
+    chosen = select_topics(state.topics(mirror), topics, f"mirror {mirror}")
+    pauses = verb == "pause"
+    before, after = (DesiredState.ACTIVE, DesiredState.PAUSED) if pauses else (DesiredState.PAUSED, DesiredState.ACTIVE)
+    changed = [topic.topic for topic in chosen if topic.desired is before]
+    # the engine's answer names the pause that it is to: one to a pause before may still stand there
+    pause_id = uuid.uuid4().hex
+    if not dry_run:
+
+        def decide(now: State) -> Changes:
+            record = require_mirror(now, mirror)
+            found = [now.topic(mirror, name) for name in changed]
+            records: list[Record] = [
+                replace(topic, desired=after, pause_id=pause_id if pauses else topic.pause_id)
+                for topic in found
+                if topic is not None and topic.desired is before
+            ]
+            if topics is None and record.paused is not pauses:
+                records.append(replace(record, paused=pauses))
+            details = {"topics": changed[:_MOST_TOPICS_IN_EVENT], "count": len(changed), "all": topics is None}
+            event = Event(now_ms(), mirror, verb, actor(), ExitCode.OK.name, details)
+            return Changes(tuple(records), (), (event,)) if records else Changes()
+
+        change(destination, mirror, decide)
+    # also for those that were to be paused already: whoever recorded that may not have lived to see it
+    held = [topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+    late = not dry_run and pauses and _is_late(destination, mirror, held)
+    rows = [_row(topic, verb, topic.topic in changed, dry_run=dry_run, late=late) for topic in chosen]
+    if topics is None and (not rows or state_of(state, mirror) is not pauses):
+        word = ("would be" if dry_run else "is") + (" paused" if pauses else " resumed")
+        rows.append(TopicResult(None, None, Outcome.DONE, f"mirror {mirror} {word}, including topics added later"))
+    return VerbResult.of(verb, mirror, rows, dry_run=dry_run)
+
+
+def state_of(state: State, mirror: str) -> bool:
+    """Tell whether a mirror as a whole is paused."""
+    return require_mirror(state, mirror).paused
+
+
+def _is_late(destination: Destination, mirror: str, topics: list[str]) -> bool:
+    """Wait for the engine; tell whether it still copies."""
+    return bool(topics) and await_handover(destination, mirror, topics, _LET_GO, _PATIENCE_S) is Handover.LATE
+
+
+def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: bool) -> TopicResult:
+    name = topic.topic
+    if topic.desired is DesiredState.STOPPED:
+        hint = "`kmirror add --adopt` makes it a mirror topic again; `kmirror failback` mirrors in the other direction"
+        return TopicResult(name, None, Outcome.REFUSED, f"{name} is stopped: it is no longer a mirror topic", hint=hint)
+    if late:
+        message = f"{name} is being paused, but its engine still copies it after {_PATIENCE_S:g} s"
+        return TopicResult(name, None, Outcome.TIMED_OUT, message, hint="`kmirror describe` shows when it is paused")
+    if not changed:
+        word = "paused" if verb == "pause" else "not paused"
+        return TopicResult(name, None, Outcome.NOOP, f"{name} is already {word}")
+    word = {"pause": "paused", "resume": "copied again"}[verb]
+    return TopicResult(name, None, Outcome.DONE, f"{name} {'would be' if dry_run else 'is'} {word}")

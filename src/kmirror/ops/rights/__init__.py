@@ -1,0 +1,1 @@
+"""ACLs: who may write to mirror topics while mirroring and after it."""

@@ -1,0 +1,238 @@
+"""Rights while mirroring: the engine's job that keeps others from writing, and takes over the source's ACLs.
+
+What cannot be done is told once, when it begins and when it ends; it never stops the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kmirror.cluster.acl_commands import login_principal
+from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import visible_groups
+from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+from kmirror.ops.context import Destination, change, source_client
+from kmirror.ops.rights.protection import (
+    NO_AUTHORIZER,
+    AclSurvey,
+    Known,
+    Protection,
+    is_mirrored,
+    protect,
+    survey,
+    unprotect,
+    write_rights,
+)
+from kmirror.settings.table import Settings
+from kmirror.state.rights_records import SHARED
+from kmirror.state.snapshot import Changes, State
+from kmirror.sync.acls import SyncPlan, sync_plan, wanted_acls
+
+_MOST_NAMES = 100
+_WHAT = "rights"
+
+
+class RightsJob:
+    """Keep a mirror's rights as its settings say; see `engine.side_jobs.SideJob`."""
+
+    name = "rights"
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        self._mirror = mirror
+        self._properties = dict(destination_properties)
+        self._destination: Destination | None = None
+        self._known = Known()
+        self._told: str | None = None
+
+    def interval_s(self, settings: Settings) -> float:
+        """Return the time between two looks."""
+        return settings.refresh_interval_seconds
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        """Do it once; raises KmirrorError where ACLs that may be changed could not be."""
+        if self._destination is None:
+            self._destination = Destination.open(self._properties)
+        yield from self._protect(self._destination, view)
+        if view.settings.sync_topic_acls_enabled:
+            yield from self._take_over(self._destination, view)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+
+    def _protect(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
+        topics = [one.topic for one in view.topics if is_mirrored(one)]
+        before = destination.state()
+        if view.settings.read_only == "detect":
+            for topic, denied in unprotect(destination, self._mirror, topics).items():
+                yield _told(f"{topic} is no longer protected: read.only=detect", "OK", removed=_names(denied))
+            return
+        found = protect(destination, self._mirror, topics, self._known)
+        after = destination.state()
+        yield from told_of(before, after, self._mirror, found)
+
+    def _take_over(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
+        ground = survey(destination.client, [one.topic for one in view.topics], self._known)
+        refused = sync_refusal(ground)
+        if refused is not None:
+            if self._told != refused.message:
+                self._told = refused.message
+                yield _told(refused.message, "REFUSED", hint=refused.hint)
+            return
+        with source_client(view.mirror.source) as source:
+            plan = self._plan(destination, source, view, ground)
+            if plan is None:
+                if self._told is None:
+                    self._told = "the source has no authorizer: there are no ACLs to sync"
+                    yield _told(self._told, "OK")
+                return
+        self._told = None
+        failed = carry_out(destination, self._mirror, plan)
+        done = {"created": _names(plan.create - failed.keys()), "deleted": _names(plan.delete - failed.keys())}
+        if any(done.values()):
+            said = f"{len(plan.create - failed.keys())} ACLs taken over, {len(plan.delete - failed.keys())} deleted"
+            yield _told(said, "OK", **done)
+        for error in failed.values():
+            raise error
+
+    def _plan(
+        self, destination: Destination, source: ClusterClient, view: JobView, ground: AclSurvey
+    ) -> SyncPlan | None:
+        settings = view.settings
+        try:
+            theirs = [one for one in describe_acls(source) if settings.acls_include.takes(one)]
+        except NoAuthorizerError:
+            return None
+        topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
+        stopped = [one.topic for one in view.topics if not is_mirrored(one)]
+        groups = [group for group in visible_groups(source) if settings.selects_group(group)]
+        login = login_principal(source.config)
+        own = replace(ground.own, principals=ground.own.principals | ({login} if login else set()))
+        wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
+        here = describe_acls(destination.client)
+        state = destination.state()
+        return sync_plan(wanted, here, {name: state.rights(self._mirror, name).made for name in wanted}, stopped)
+
+
+def sync_refusal(ground: AclSurvey) -> KmirrorError | None:
+    """Return why the source's ACLs may not be taken over to a destination, None when they may."""
+    if ground.detected_only is None:
+        return None
+    return RefusedError(
+        f"sync.topic.acls.enabled: {ground.detected_only}",
+        f"{ground.hint}; or set sync.topic.acls.enabled=false",
+    )
+
+
+def require_possible(destination: Destination, settings: Settings) -> None:
+    """Refuse settings that take ACLs over to where that is not possible, or would shut others out.
+
+    Raises:
+        RefusedError: says why, and what to do.
+        UnreachableError: the destination does not answer.
+    """
+    if settings.sync_topic_acls_enabled and (refused := sync_refusal(survey(destination.client, []))) is not None:
+        raise refused
+
+
+def protect_claimed(destination: Destination, mirror: str, settings: Settings, topics: Collection[str]) -> list[str]:
+    """Protect topics that `add` has claimed, before it creates them; return warnings of what is only detected.
+
+    Where the destination has no authorizer there is nothing to warn of. What goes wrong is a warning too: the engine
+    tries again.
+    """
+    if settings.read_only == "detect" or not topics:
+        return []
+    try:
+        found = protect(destination, mirror, topics)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return [f"cannot deny other clients write access to {_listed(topics)}; the engine retries: {error}"]
+    by_reason: dict[str, list[str]] = {}
+    for topic, one in found.items():
+        if one.detected_only not in (None, NO_AUTHORIZER):
+            by_reason.setdefault(f"{one.detected_only}", []).append(topic)
+    return [f"foreign writes to {_listed(names)} are only detected: {why}" for why, names in by_reason.items()]
+
+
+def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[AclBinding, KmirrorError]:
+    """Record, create, delete; return what was refused. What is to be deleted stays on record until it is.
+
+    Raises:
+        RefusedError: a topic was stopped in the meantime; nothing was changed.
+    """
+
+    def decide(state: State) -> Changes:
+        gone = [t for t in plan.wanted if t != SHARED and not is_mirrored(state.topic(mirror, t))]
+        if gone:
+            raise RefusedError(f"{', '.join(gone)}: stopped in the meantime", "nothing was changed")
+        records = []
+        for name, one in plan.wanted.items():
+            before = state.rights(mirror, name)
+            made = tuple(sorted({*before.made, *plan.made[name]}))
+            after = replace(before, made=made, held_back=tuple(sorted(one.held_back)))
+            if after != before:
+                records.append(after)
+        return Changes(tuple(records))
+
+    change(destination, mirror, decide)
+    outcomes = {**delete_acls(destination.client, plan.delete), **create_acls(destination.client, plan.create)}
+    failed = {binding: error for binding, error in outcomes.items() if error is not None}
+    if outcomes and not failed:
+        await_acls(destination.client, plan.create, plan.delete)
+    state = destination.state()
+    kept = {}
+    for name in plan.wanted:
+        before = state.rights(mirror, name)
+        gone = plan.delete - failed.keys()
+        made = tuple(one for one in before.made if one in plan.made[name] or (one not in gone and one in plan.delete))
+        kept[name] = replace(before, made=made)
+    write_rights(destination, mirror, kept)
+    return failed
+
+
+def told_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:
+    """Tell what has changed about the protection of mirror topics, in one event for each thing to say."""
+    cluster_wide = after.rights(mirror, SHARED).detected_only
+    was = before.rights(mirror, SHARED).detected_only
+    if cluster_wide != was:
+        if cluster_wide is not None:
+            hint = next((one.hint for one in found.values()), None)
+            yield _told(f"foreign writes to mirror topics are only detected: {cluster_wide}", "DETECTED", hint=hint)
+        else:
+            yield _told("other clients are again denied write access to mirror topics", "ENFORCED")
+    denied = sorted(topic for topic, one in found.items() if one.changed)
+    if denied:
+        made = _names(binding for topic in denied for binding in found[topic].denied)
+        note = f"other clients are denied write access to {_listed(denied)}"
+        yield _told(note, "ENFORCED", topics=denied[:_MOST_NAMES], acls=made)
+    by_reason: dict[str, list[str]] = {}
+    for topic, one in found.items():
+        said = after.rights(mirror, topic).detected_only
+        if said is not None and said != before.rights(mirror, topic).detected_only and one.detected_only is not None:
+            by_reason.setdefault(one.detected_only, []).append(topic)
+    for why, topics in by_reason.items():
+        names = sorted(topics)
+        note = f"foreign writes to {_listed(names)} are only detected: {why}"
+        yield _told(note, "DETECTED", topics=names[:_MOST_NAMES], hint=found[names[0]].hint)
+
+
+def _told(note: str, result: str, **details: Any) -> JobEvent:
+    known = {key: value for key, value in details.items() if value is not None}
+    return JobEvent(note, _WHAT, result, {"message": note, **known})
+
+
+def _names(bindings: Iterable[AclBinding]) -> list[str]:
+    return [str(one) for one in sorted(bindings)][:_MOST_NAMES]
+
+
+def _listed(topics: Collection[str]) -> str:
+    shown = sorted(topics)[:5]
+    more = len(topics) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,1 @@
+"""`run`: be the engine of some mirrors."""

@@ -1,0 +1,75 @@
+"""The last sync of consumer groups by a `run` that has caught up: nobody syncs them after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.context import Destination, told
+from kmirror.ops.groups.commit import sentence
+from kmirror.ops.groups.sync import final_sync
+from kmirror.ops.results import GroupResult, Outcome, TopicResult
+from kmirror.state.group_records import GroupReason
+from kmirror.state.records import DesiredState
+
+#: How long groups whose offsets still move are followed when all is copied.
+_GROUPS_S = 3.0
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedGroups:
+    """How the last sync of one mirror's groups ended; `trouble` is a row for what could not be synced."""
+
+    rows: tuple[GroupResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trouble: TopicResult | None = None
+
+
+def last_group_sync(destination: Destination, mirror: str) -> SyncedGroups:
+    """Leave a mirror's groups where they are at the source, as far as that can be done at once."""
+    try:
+        topics = [topic.topic for topic in destination.state().topics(mirror) if topic.desired is DesiredState.ACTIVE]
+        rows = final_sync(destination, mirror, topics, timeout_s=_GROUPS_S)
+    except (KmirrorError, OutcomeUnknown) as error:
+        known = told(error)
+        return SyncedGroups(trouble=_trouble(mirror, f"not synced at the end: {known}", known.reason))
+    return judged(mirror, rows)
+
+
+def judged(mirror: str, rows: Sequence[GroupResult]) -> SyncedGroups:
+    """Say which rows are a failure, and which only a warning.
+
+    A group that is left alone on purpose, or whose offsets still move at the source, is a warning.
+    """
+    failed = [row for row in rows if _is_failure(row)]
+    behind = {row.group: row for row in rows if row.result in (Outcome.REFUSED, Outcome.TIMED_OUT)}
+    warnings = [
+        f"group {group} of {mirror} is not in sync with the source: {_why(row)}"
+        for group, row in sorted(behind.items())
+        if row not in failed
+    ]
+    if not failed:
+        return SyncedGroups(tuple(rows), tuple(warnings))
+    names = sorted({row.group for row in failed})
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    message = f"{', '.join(names[:_NAMED])}{more} could not be synced: {_why(failed[0])}"
+    return SyncedGroups(tuple(rows), tuple(warnings), _trouble(mirror, message, None))
+
+
+def _is_failure(row: GroupResult) -> bool:
+    if row.result is Outcome.REFUSED:
+        return row.reason in (GroupReason.NOT_AUTHORIZED, GroupReason.REFUSED)
+    return row.result is Outcome.FAILED or (row.result is Outcome.TIMED_OUT and row.reason is not None)
+
+
+def _why(row: GroupResult) -> str:
+    if row.reason is None:
+        return "its offsets there are still changing"
+    return sentence(row.reason) if isinstance(row.reason, GroupReason) else str(row.reason)
+
+
+def _trouble(mirror: str, message: str, reason: Reason | None) -> TopicResult:
+    hint = f"`kmirror describe --mirror {mirror} --groups` shows each group; run it again to sync them"
+    return TopicResult(None, None, Outcome.FAILED, f"group offsets of {mirror}: {message}", reason, hint=hint)

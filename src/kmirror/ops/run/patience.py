@@ -1,0 +1,149 @@
+"""Keep trying what may pass, for as long as a `run` has not been told to end; what cannot pass ends it at once.
+
+An engine is a daemon: a slow broker, a cluster that restarts or a leader that is missing ends nothing. Wrong
+passwords, missing rights, an unknown host or mirror, another engine in charge: waiting helps with none of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from kmirror.cluster.connection import UnknownHostError
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
+from kmirror.engine.clock import now
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+#: Between two looks at the clock and at the signals.
+_STEP_S = 0.05
+#: A try that takes longer than this is shown.
+_SHOW_S = 1.0
+
+#: Codes that pass by themselves: no leader, no coordinator, no controller, too few replicas, a busy broker.
+_PASSING_CODES = LEADER_MOVED | {
+    Code.REQUEST_TIMED_OUT,
+    Code.NETWORK_EXCEPTION,
+    Code.COORDINATOR_LOAD_IN_PROGRESS,
+    Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_COORDINATOR,
+    Code.NOT_ENOUGH_REPLICAS,
+    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    Code.NOT_CONTROLLER,
+    Code.CONCURRENT_TRANSACTIONS,
+    Code.THROTTLING_QUOTA_EXCEEDED,
+}
+_PASSING_REASONS = (None, Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the operator ended it
+    """The operator ended the wait."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether trying again may help."""
+    if isinstance(error, OutcomeUnknown | TimedOutError):
+        return True
+    if isinstance(error, BrokerError):
+        return error.code in _PASSING_CODES
+    if not isinstance(error, UnreachableError) or error.reason not in _PASSING_REASONS:
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UnknownHostError):
+            return False
+        cause = cause.__cause__
+    return True
+
+
+class Patience:
+    """Try again, with growing pauses, until it is done, `stop` is set, or `seconds` (None: no limit) are over.
+
+    `show` is called about once a second with what is waited for and since when, and with what there is to tell.
+    """
+
+    def __init__(self, stop: threading.Event, seconds: float | None, show: Callable[[str, str | None], None]) -> None:
+        self._stop = stop
+        self._seconds = seconds
+        self._end = None if seconds is None else now() + seconds
+        self._show = show
+        #: A try was left behind that may still use what it was given.
+        self.left_behind = False
+
+    def attempt(
+        self,
+        what: str,
+        action: Callable[[], T],
+        *,
+        phase: str | None = None,
+        at_once: bool = False,
+        idle: Callable[[], None] | None = None,
+    ) -> T:
+        """Return what `action` returns; it is called in a thread of its own, again while its error may pass.
+
+        `what` completes "waiting for"; `phase` is shown before the first failure. `idle` is called about once a second.
+        With `at_once` the first error is raised.
+
+        Raises:
+            Interrupted: the operator ended it.
+            TimedOutError: the time is over.
+            KmirrorError, OutcomeUnknown: it cannot pass.
+        """
+        since = time.strftime("%H:%M:%SZ", time.gmtime())
+        waiting = f"waiting since {since} for {what}:"
+        pause, last, shown = FIRST_PAUSE_S, None, now()
+        error: Exception | None = None
+
+        def turn(seconds: float) -> None:
+            nonlocal shown
+            if self._stop.wait(seconds):
+                raise Interrupted
+            if self._end is not None and now() >= self._end:
+                told = f": {error}" if error is not None else ""
+                raise TimedOutError(
+                    f"waited {self._seconds:g} s for {what}{told}", getattr(error, "hint", None) or "run it again"
+                )
+            if now() - shown >= _SHOW_S:
+                shown = now()
+                self._show(waiting if error is not None or phase is None else phase, None)
+                if idle is not None:
+                    idle()
+
+        while True:
+            future = _begin(action)
+            try:
+                while not wait([future], _STEP_S).done:
+                    turn(0)
+            except BaseException:
+                self.left_behind = True
+                raise
+            try:
+                return future.result()
+            except (KmirrorError, OutcomeUnknown) as failed:
+                if at_once or not may_pass(failed):
+                    raise
+                error = failed
+            if str(error) != last:
+                last = str(error)
+                self._show(waiting, f"waiting for {what}, tried again until it passes: {error}")
+            until, pause = now() + pause, min(LONGEST_PAUSE_S, 2 * pause)
+            while now() < until:
+                turn(_STEP_S)
+
+
+def _begin(action: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kmirror-attempt", daemon=True).start()
+    return future

@@ -1,0 +1,1 @@
+"""Show how mirrors stand: list, describe, events, wait."""

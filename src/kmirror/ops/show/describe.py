@@ -1,0 +1,121 @@
+"""`describe`: every mirrored partition as it stands now, one row each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.results import PartitionRow
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.cluster_view import ClusterLook, Prober
+from kmirror.ops.show.rows import partition_rows
+from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, explained, is_held_back, open_transactions
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.lease import has_ended
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.snapshot import State
+
+
+def describe(
+    destination: Destination,
+    mirror: str | None = None,
+    topics: TopicSelector | None = None,
+    *,
+    failed: bool = False,
+    transactions_after_ms: int = SHOWN_AFTER_MS,
+) -> tuple[PartitionRow, ...]:
+    """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
+
+    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. Where an open transaction
+    older than `transactions_after_ms` holds a copy back, it is named. To look again and again, keep a `Prober` and call
+    `describe_with`.
+
+    Raises:
+        RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
+        UnreachableError: the destination does not answer.
+    """
+    with Prober(destination) as looker:
+        return describe_with(
+            looker, destination, mirror, topics, failed=failed, transactions_after_ms=transactions_after_ms
+        )
+
+
+def describe_with(
+    looker: Prober,
+    destination: Destination,
+    mirror: str | None = None,
+    topics: TopicSelector | None = None,
+    *,
+    failed: bool = False,
+    transactions_after_ms: int = SHOWN_AFTER_MS,
+) -> tuple[PartitionRow, ...]:
+    """Do what `describe` does over connections that are kept."""
+    state = destination.state()
+    if mirror is None:
+        known = [topic for record in state.mirrors for topic in state.topics(record.name)]
+        chosen = select_topics(known, topics, "on this destination")
+    else:
+        require_mirror(state, mirror)
+        chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+    rows, _ = look_at(looker, state, chosen, ())
+    if failed:
+        return tuple(row for row in rows if row.failed)
+    return tuple(_with_open_transactions(looker, state, rows, transactions_after_ms))
+
+
+def _with_open_transactions(
+    looker: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int
+) -> list[PartitionRow]:
+    """Return the rows, with the transaction named wherever one has held a copy back for long."""
+    held: defaultdict[str, list[TopicPartition]] = defaultdict(list)
+    for row in rows:
+        if is_held_back(row):
+            held[row.mirror].append(TopicPartition(row.source_topic, row.partition))
+    mirrors = [record for name in held if (record := state.mirror(name)) is not None]
+    found = looker.ask_further([(record, partial(open_transactions, held[record.name])) for record in mirrors])
+    sources = {record.name: record.source for record in mirrors}
+    shown = []
+    for row in rows:
+        opened = found.get(row.mirror, {}).get(TopicPartition(row.source_topic, row.partition))
+        if opened is None or not is_held_back(row):
+            shown.append(row)
+        else:
+            shown.append(explained(row, opened, sources[row.mirror], now_ms(), shown_after_ms))
+    return shown
+
+
+def engine_has_ended(state: State, mirror: str) -> bool | None:
+    """Tell whether the process of a mirror's last engine is gone; None where it cannot be seen from this machine."""
+    engine = state.engine(mirror)
+    return None if engine is None else has_ended(engine)
+
+
+def look_at(
+    looker: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord]
+) -> tuple[list[PartitionRow], dict[str, ClusterLook]]:
+    """Return the rows of these topics as both clusters show them now, and the look at each source by mirror.
+
+    The sources of `mirrors` are looked at whether or not they have topics among these; a source all of whose topics
+    are stopped is of no interest.
+    """
+    by_mirror: defaultdict[str, list[TopicRecord]] = defaultdict(list)
+    for topic in topics:
+        by_mirror[topic.mirror].append(topic)
+    wanted: dict[str, tuple[MirrorRecord, list[str]]] = {mirror.name: (mirror, []) for mirror in mirrors}
+    for name, owned in by_mirror.items():
+        record = state.mirror(name)
+        living = [topic.source_topic for topic in owned if topic.desired is not DesiredState.STOPPED]
+        if record is not None and living:
+            wanted[name] = (record, living)
+    here, there = looker.look([topic.topic for owned in by_mirror.values() for topic in owned], wanted.values())
+    rows: list[PartitionRow] = []
+    for name in sorted(by_mirror):
+        record = state.mirror(name)
+        if record is not None:
+            ended = engine_has_ended(state, name)
+            seen = there.get(name)
+            rows += partition_rows(state, record, by_mirror[name], here, seen, now_ms(), engine_has_ended=ended)
+    return rows, there

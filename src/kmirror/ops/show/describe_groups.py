@@ -1,0 +1,218 @@
+"""`describe --groups`: each group's offset of each mirrored partition, on both sides, and why it is left alone.
+
+What the engine would do now is worked out from both clusters. Where the source does not answer, and for topics that are
+stopped, the rows come from what is remembered of the groups that were synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import Reason
+from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
+from kmirror.ops.groups.commit import sentence
+from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings, parse_settings
+from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
+from kmirror.sync.groups import GroupPlan, MirroredTopics
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """Show one group's offset of one mirror partition; `group` and `topic` are the destination's names.
+
+    `last_synced_offset` is what kmirror has set last, `last_sync_ms` when it last set it, or found it as it is to be.
+    """
+
+    mirror: str
+    group: str
+    source_group: str
+    kind: GroupKind
+    topic: str
+    partition: int
+    source_offset: int | None
+    destination_offset: int | None
+    last_synced_offset: int | None
+    last_sync_ms: int | None
+    last_sync_age_ms: int | None
+    reason: GroupReason | None
+
+    @property
+    def message(self) -> str | None:
+        """Why the offset is left alone, in a sentence."""
+        return None if self.reason is None else sentence(self.reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "mirror": self.mirror,
+            "group": self.group,
+            "sourceGroup": self.source_group,
+            "type": self.kind.value,
+            "topic": self.topic,
+            "partition": self.partition,
+            "sourceOffset": self.source_offset,
+            "destinationOffset": self.destination_offset,
+            "lastSyncedOffset": self.last_synced_offset,
+            "lastSyncMs": self.last_sync_ms,
+            "lastSyncAgeMs": self.last_sync_age_ms,
+            "reason": self.reason.value if self.reason else None,
+            "message": self.message,
+        }
+
+
+def describe_groups(
+    destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None
+) -> tuple[GroupRow, ...]:
+    """Return the rows sorted by mirror, group, topic, partition; `topics` selects destination names.
+
+    Works with the source down (it waits 3 s for it) and with no engine.
+
+    Raises:
+        RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    if mirror is not None:
+        require_mirror(state, mirror)
+    mirrors = [record for record in state.mirrors if mirror in (None, record.name)]
+    where = "on this destination" if mirror is None else f"of mirror {mirror}"
+    known = [topic for record in mirrors for topic in state.topics(record.name)]
+    chosen = {(topic.mirror, topic.topic) for topic in select_topics(known, topics, where)}
+    rows: list[GroupRow] = []
+    with Prober(destination) as looker:
+        looker.look((), [])
+        for record in mirrors:
+            wanted = {name for of, name in chosen if of == record.name}
+            rows += _rows(looker, destination, state, record, wanted)
+    return tuple(sorted(rows, key=lambda row: (row.mirror, row.group, row.topic, row.partition)))
+
+
+def _rows(
+    looker: Prober, destination: Destination, state: State, mirror: MirrorRecord, wanted: Collection[str]
+) -> list[GroupRow]:
+    settings = parse_settings(mirror.settings)
+    topics = mirrored_topics(state, mirror.name)
+    of_interest = MirroredTopics(
+        {source: name for source, name in topics.names.items() if name in wanted}, topics.waiting
+    )
+    here = ClusterGroups(destination.client)
+    found = None
+    if of_interest.names:
+        question = partial(_look, state, mirror, settings, of_interest)
+        found = looker.ask_further([(mirror, question)]).get(mirror.name)
+    plans = plan_groups(found, here, state, mirror.name, settings) if found is not None else ()
+    records = {record.group: record for record in state.groups(mirror.name)}
+    remembered = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        there = views(here, {record.destination_group: GroupKind(record.kind) for record in remembered})
+    looked_at = state.groups_looked_at(mirror.name)
+    clock = _Clock(now_ms(), looked_at.time_ms if looked_at else None)
+    rows: list[GroupRow] = []
+    for plan in plans:
+        rows += _planned(plan, mirror.name, records.get(plan.group), clock, settings)
+    shown = {(row.source_group, row.topic, row.partition) for row in rows}
+    for record in remembered:
+        committed = there[record.destination_group].committed
+        for topic, partitions in record.offsets.items():
+            for partition, offsets in partitions.items():
+                if topic not in wanted or (record.group, topic, partition) in shown or not offsets:
+                    continue
+                standing = committed.get(TopicPartition(topic, partition))
+                reason = record.skipped
+                if topic not in of_interest.names.values():
+                    reason = GroupReason.STOPPED
+                elif found is None:
+                    reason = reason or GroupReason.SOURCE_UNREACHABLE
+                at = clock.last_sync(record, offsets[0], standing.offset if standing else None)
+                rows.append(
+                    GroupRow(
+                        mirror.name,
+                        record.destination_group,
+                        record.group,
+                        GroupKind(record.kind),
+                        topic,
+                        partition,
+                        None,
+                        standing.offset if standing else None,
+                        offsets[0],
+                        at,
+                        clock.age(at),
+                        reason,
+                    )
+                )
+    return rows
+
+
+def _look(
+    state: State,
+    mirror: MirrorRecord,
+    settings: Settings,
+    topics: MirroredTopics,
+    client: ClusterClient,
+    seconds: float,
+) -> SourceGroups:
+    return look_at_source(ClusterGroups(client, seconds), state, mirror, settings, topics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Now, and when all groups were last looked at by an engine, in epoch milliseconds."""
+
+    now_ms: int
+    looked_at_ms: int | None
+
+    def last_sync(self, record: GroupRecord | None, synced: int | None, standing: int | None) -> int | None:
+        """Return when the offset was last known to be where it is to be."""
+        if record is None or synced is None:
+            return None
+        if record.skipped is not None or synced != standing or self.looked_at_ms is None:
+            return record.time_ms
+        return max(record.time_ms, self.looked_at_ms)
+
+    def age(self, at_ms: int | None) -> int | None:
+        """Return how long ago that was, in milliseconds."""
+        return None if at_ms is None else max(0, self.now_ms - at_ms)
+
+
+def _planned(
+    plan: GroupPlan, mirror: str, record: GroupRecord | None, clock: _Clock, settings: Settings
+) -> Sequence[GroupRow]:
+    rows = []
+    for row in plan.rows:
+        ours = record.ours(*row.place) if record else ()
+        synced = ours[0] if ours else None
+        at = clock.last_sync(record, synced, row.destination_offset)
+        reason = row.reason
+        if not settings.sync_group_offsets_enabled:
+            reason = GroupReason.SYNC_DISABLED
+        elif reason is None and row.is_change and record is not None:
+            reason = record.skipped  # the brokers refused it
+        rows.append(
+            GroupRow(
+                mirror,
+                plan.destination_group,
+                plan.group,
+                plan.kind,
+                *row.place,
+                row.source_offset,
+                row.destination_offset,
+                synced,
+                at,
+                clock.age(at),
+                reason,
+            )
+        )
+    return rows

@@ -1,0 +1,116 @@
+"""`describe --settings`: which settings of mirror topics differ from their sources', or are held back, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
+from kmirror.ops.source_settings import source_settings
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.sync.topic_settings import ComparedSetting, SettingState, compare_settings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettingRow:
+    """One setting of one mirror topic on both sides; `key` is None where nothing of the topic can be read."""
+
+    mirror: str
+    topic: str
+    source_topic: str
+    key: str | None
+    source_value: str | None
+    destination_value: str | None
+    state: SettingState | None
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return {
+            "mirror": self.mirror,
+            "topic": self.topic,
+            "sourceTopic": self.source_topic,
+            "key": self.key,
+            "sourceValue": self.source_value,
+            "destinationValue": self.destination_value,
+            "state": self.state.value if self.state else None,
+            "why": self.why,
+        }
+
+
+def describe_settings(
+    destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None
+) -> tuple[TopicSettingRow, ...]:
+    """Return the rows sorted by mirror, topic, key; topics that are stopped have none, for nothing binds them.
+
+    A source that does not answer within 3 s leaves its values unknown.
+
+    Raises:
+        RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    mirrors = state.mirrors if mirror is None else (require_mirror(state, mirror),)
+    known = [topic for record in mirrors for topic in state.topics(record.name)]
+    chosen = select_topics(known, topics, "on this destination" if mirror is None else f"of mirror {mirror}")
+    wanted = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        here = topic_settings(destination.client, [topic.topic for topic in wanted])
+    rows: list[TopicSettingRow] = []
+    for record in mirrors:
+        mine = [topic for topic in wanted if topic.mirror == record.name]
+        there = _at_source(record, [topic.source_topic for topic in mine]) if mine else {}
+        for topic in mine:
+            rows += _rows(record, topic, there.get(topic.source_topic), here.get(topic.topic, 0))
+    return tuple(rows)
+
+
+def _at_source(mirror: MirrorRecord, topics: Collection[str]) -> Mapping[str, TopicSettings | int]:
+    """Return what the source says of its topics, nothing where it does not answer or is another cluster."""
+    patience_ms = int(SOURCE_PATIENCE_S * 1000)
+    try:
+        config = replace(client_config(mirror.source), connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+        with ClusterClient(config) as client:
+            require_same_cluster(mirror.source_cluster_id, client.metadata([]).cluster_id)
+            return source_settings(client, mirror.source, topics, patience_ms).topics
+    except (KmirrorError, OutcomeUnknown):
+        return {}
+
+
+def _rows(
+    mirror: MirrorRecord, topic: TopicRecord, there: TopicSettings | int | None, here: TopicSettings | int
+) -> Iterable[TopicSettingRow]:
+    if isinstance(here, int):
+        why = f"the destination does not return its settings: {code_name(here)}"
+        yield TopicSettingRow(topic.mirror, topic.topic, topic.source_topic, None, None, None, None, why)
+        return
+    settings = parse_settings(mirror.settings)
+    compared: list[ComparedSetting] = compare_settings(
+        topic,
+        None if isinstance(there, int) else there,
+        here,
+        settings.topic_properties_exclude,
+        is_synced=settings.sync_topic_configs_enabled,
+    )
+    for one in compared:
+        yield TopicSettingRow(
+            topic.mirror,
+            topic.topic,
+            topic.source_topic,
+            one.key,
+            one.source_value,
+            one.destination_value,
+            one.state,
+            one.why,
+        )

@@ -1,0 +1,97 @@
+"""What an engine's record says of the copy: is the engine there, and do workers report to it? Pure: no I/O, no clock.
+
+The engine judges its lanes and its source itself (`engine/health`), and writes that into its record with each
+heartbeat; here it is only asked how old that is. Ages are told by the clocks of two machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmirror.engine.control.health import no_workers_text
+from kmirror.errors import Reason
+from kmirror.settings.durations import format_duration
+from kmirror.state.records import EngineRecord, EngineState, ProgressRecord
+
+#: An engine that is at work writes its record every second.
+ENGINE_SILENCE_MS = 10_000
+#: Lanes end by themselves half a minute after the last sign of their engine: after this long nobody copies, and an
+#: engine that cannot be seen from here counts as gone.
+ENGINE_GONE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Say how a mirror's engine stands; `record` is the last one, `reason` why nothing is copied for want of it."""
+
+    mirror: str
+    record: EngineRecord | None
+    age_ms: int | None
+    reason: Reason | None
+
+    @property
+    def name(self) -> str | None:
+        """Return who is in charge, or may still be; None when nobody is."""
+        return self.record.name if self.record is not None and self.reason is not Reason.NO_ENGINE else None
+
+    @property
+    def last_seen_ms(self) -> int | None:
+        return self.record.last_seen_ms if self.record is not None else None
+
+    @property
+    def message(self) -> str | None:
+        """Return the sentence for the reason, with what to do."""
+        if self.reason is None:
+            return None
+        last = f"{self.record.name} last reported {_ago(self.age_ms)}" if self.record else ""
+        if self.reason is Reason.ENGINE_SILENT and self.record is not None:
+            process = f"process {self.record.pid} on {self.record.host}"
+            take_over = f"`kmirror run --mirror {self.mirror} --take-over` replaces it"
+            return f"the engine does not report: {last}; check {process}, or {take_over}"
+        told = f" ({last})" if last else ""
+        return f"no engine copies mirror {self.mirror}{told}; `kmirror run --mirror {self.mirror}` starts one"
+
+
+def engine_health(
+    record: EngineRecord | None, mirror: str, now_ms: int, *, has_ended: bool | None = None
+) -> EngineHealth:
+    """Judge an engine by its last record; `has_ended` tells whether its process is gone, None for not known."""
+    if record is None:
+        return EngineHealth(mirror, None, None, Reason.NO_ENGINE)
+    age_ms = max(0, now_ms - record.last_seen_ms)
+    reason = None
+    if record.state is EngineState.RELEASED or has_ended or (has_ended is None and age_ms >= ENGINE_GONE_MS):
+        reason = Reason.NO_ENGINE
+    elif age_ms >= ENGINE_SILENCE_MS:
+        reason = Reason.ENGINE_SILENT
+    return EngineHealth(mirror, record, age_ms, reason)
+
+
+def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
+    """Tell whether a lane's last report on a partition is that of a lane at work under the engine in charge."""
+    engine = health.record
+    if health.reason is not None or engine is None or report is None or report.lease_id != engine.lease_id:
+        return False
+    return report.lane in engine.lanes and report.lane not in (engine.silent_lanes or {})
+
+
+def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: int) -> tuple[Reason, str] | None:
+    """Return why a partition that is to be copied is not, as far as engine and workers go; None when it is.
+
+    A partition that is just given to another lane has no report for a moment: that counts where some lane is silent.
+    """
+    engine = health.record
+    if health.reason is not None or engine is None:
+        return health.reason or Reason.NO_ENGINE, health.message or ""
+    if is_reported(health, report):
+        return None
+    if not engine.lanes:
+        return Reason.NO_WORKERS, f"the engine {engine.name} has not started a worker for it yet"
+    if not engine.silent_lanes:
+        return None
+    since_ms = min(engine.silent_lanes.values())
+    return Reason.NO_WORKERS, no_workers_text(engine.silent_lanes, max(0, now_ms - since_ms), engine.master)
+
+
+def _ago(age_ms: int | None) -> str:
+    return "at an unknown time" if age_ms is None else f"{format_duration(age_ms // 1000 * 1000)} ago"

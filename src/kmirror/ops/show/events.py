@@ -1,0 +1,22 @@
+"""`events`: who did what to which mirror, when, with what result."""
+
+from __future__ import annotations
+
+from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.settings.durations import parse_timestamp
+from kmirror.state.events import Event
+
+
+def events(destination: Destination, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
+    """Return the events of one mirror, or of all, oldest first; of a mirror that was deleted too.
+
+    Raises:
+        UsageError: `since` is no time.
+        RefusedError: there is no such mirror, and never was.
+        UnreachableError: the destination does not answer.
+    """
+    since_ms = None if since is None else parse_timestamp(since, now_ms(), "--since")
+    found = destination.store.read_events(mirror, since_ms)
+    if mirror is not None and not found and not destination.store.read_events(mirror):
+        require_mirror(destination.state(), mirror)
+    return found

@@ -1,0 +1,32 @@
+"""`list`: all mirrors of a destination, one row each."""
+
+from __future__ import annotations
+
+from kmirror.ops.context import Destination, now_ms
+from kmirror.ops.results import MirrorRow
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.describe import engine_has_ended, look_at
+from kmirror.ops.show.rows import mirror_row, source_trouble
+
+
+def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
+    """Return one row per mirror, by name. Works with the sources down (it waits 3 s for them) and without engines.
+
+    Raises:
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    topics = [topic for mirror in state.mirrors for topic in state.topics(mirror.name)]
+    with Prober(destination) as looker:
+        rows, sources = look_at(looker, state, topics, [m for m in state.mirrors if not state.topics(m.name)])
+    return tuple(
+        mirror_row(
+            state,
+            mirror,
+            [row for row in rows if row.mirror == mirror.name],
+            source_trouble(sources.get(mirror.name)),
+            now_ms(),
+            engine_has_ended=engine_has_ended(state, mirror.name),
+        )
+        for mirror in state.mirrors
+    )

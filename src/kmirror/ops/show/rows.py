@@ -1,0 +1,455 @@
+"""From what is remembered and what two looks saw to the rows of `describe` and `list`. Pure: no I/O, no clock.
+
+Three witnesses speak of a partition: its record (what must outlive the engine), the last report of the lane that copies
+it, and the live look. Offsets come from the look, the last report stands in for a source that does not answer. The
+state is the newer one of record and report; what the look proves against it (a topic that is gone) wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.engine.histories.identity_check import LINK_REFUSED
+from kmirror.errors import NOT_COPYING, Reason, UsageError
+from kmirror.ops.check.link_hints import refused_text
+from kmirror.ops.context import PENDING_ADD
+from kmirror.ops.next_steps import failure_text
+from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
+from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
+from kmirror.ops.show.kept import kept_offsets, with_kept
+from kmirror.state.records import (
+    FRESH_SECONDS,
+    PENDING_PROMOTE,
+    PENDING_STOP,
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Rebuild,
+    RebuildStep,
+    TopicRecord,
+)
+from kmirror.state.snapshot import State
+from kmirror.state.workflow_records import PROMOTE
+
+
+class SourceTrouble(Enum):
+    """Tell apart what trouble with a source means for its mirror."""
+
+    NONE = auto()
+    #: It cannot even be asked from here: its secrets are elsewhere. That says nothing about the engine.
+    NOT_ASKED = auto()
+    SILENT = auto()
+    REFUSED = auto()
+
+
+def source_trouble(look: ClusterLook | None) -> SourceTrouble:
+    """Return what kind of trouble a look at a source met."""
+    if look is None or look.trouble is None:
+        return SourceTrouble.NONE
+    if look.trouble.reason is Reason.SECRET_UNRESOLVED or isinstance(look.trouble, UsageError):
+        return SourceTrouble.NOT_ASKED
+    if look.trouble.reason in (Reason.AUTHENTICATION_FAILED, Reason.NOT_AUTHORIZED, Reason.SOURCE_CLUSTER_CHANGED):
+        return SourceTrouble.REFUSED
+    return SourceTrouble.SILENT
+
+
+def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | None:
+    """Return the mirror's engine while its lease is fresh, by the clock of this machine."""
+    engine = state.engine(mirror)
+    if engine is None or engine.state is EngineState.RELEASED or now_ms - engine.last_seen_ms >= engine.ttl_ms:
+        return None
+    return engine
+
+
+def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
+    """Tell whether the destination topic was deleted, whatever now bears its name; a forbidden one is not gone."""
+    if topic.destination_topic_id is None or found is None:
+        return False
+    if found.error_code:
+        return found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    return found.printed_topic_id not in (None, topic.destination_topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A lane's last word on a partition, and the record that it was said in."""
+
+    record: ProgressRecord
+    row: ProgressRow
+
+    @property
+    def time_ms(self) -> int:
+        return self.record.time_ms
+
+    @property
+    def as_of_ms(self) -> int:
+        """When the source had said what the lane says of it, at the latest."""
+        seen_ms = self.row.source_seen_ms
+        return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """How a partition stands: its state, and why where that is not normal."""
+
+    state: PartitionState
+    since_ms: int | None
+    reason: Reason | None
+    message: str | None
+
+
+def partition_rows(
+    state: State,
+    mirror: MirrorRecord,
+    topics: Iterable[TopicRecord],
+    destination: ClusterLook,
+    source: ClusterLook | None,
+    now_ms: int,
+    *,
+    engine_has_ended: bool | None = None,
+) -> list[PartitionRow]:
+    """Return the rows of these topics of a mirror, by topic and partition."""
+    health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
+    reports = _reports(state, mirror.name)
+    promote = state.workflow(mirror.name, PROMOTE)
+    rows: list[PartitionRow] = []
+    for topic in sorted(topics, key=lambda one: one.topic):
+        if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
+            topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote that waited for it is gone
+        records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
+        count = max([topic.partitions, *(partition + 1 for partition in records)])
+        stories = []
+        for partition in range(count):
+            report = reports.get(TopicPartition(topic.topic, partition))
+            record = records.get(partition)
+            story = _story(topic, record, report, destination)
+            stories.append(_explained(story, topic, record, report, source, health, now_ms))
+        topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
+        for partition, story in enumerate(stories):
+            report = reports.get(TopicPartition(topic.topic, partition))
+            row = _row(
+                topic, partition, story, topic_state, records.get(partition), report, destination, source, now_ms
+            )
+            rows.append(
+                replace(
+                    row,
+                    engine=health.name,
+                    engine_last_seen_ms=health.last_seen_ms,
+                    engine_age_ms=health.age_ms,
+                    is_reported=is_reported(health, report.record if report else None),
+                )
+            )
+    return rows
+
+
+def _link_trouble(stories: Sequence[_Story], seen: SourceTrouble) -> SourceTrouble:
+    """Return what is wrong with the link of a topic, as the look has it and as the engine that copies it."""
+    reasons = {story.reason for story in stories}
+    if seen is SourceTrouble.REFUSED or reasons & LINK_REFUSED:
+        return SourceTrouble.REFUSED
+    return SourceTrouble.SILENT if reasons == {Reason.SOURCE_UNREACHABLE} else seen
+
+
+def topic_state_of(
+    topic: TopicRecord,
+    stories: Sequence[_Story],
+    records: Mapping[int, PartitionRecord],
+    trouble: SourceTrouble,
+) -> TopicState:
+    """Sum up a topic's partitions: the first rule that applies decides."""
+    states = {story.state for story in stories}
+    if states == {PartitionState.STOPPED}:
+        return TopicState.STOPPED
+    if PartitionState.FAILED in states:
+        return TopicState.FAILED
+    if topic.pending_operation == PENDING_PROMOTE:
+        return TopicState.PENDING_STOPPED
+    if topic.desired is DesiredState.PAUSED:
+        return TopicState.PAUSED
+    if trouble is SourceTrouble.SILENT:
+        return TopicState.SOURCE_UNAVAILABLE
+    if trouble is SourceTrouble.REFUSED:
+        return TopicState.LINK_FAILED
+    if topic.rebuild is not None:
+        return TopicState.PENDING_MIRROR
+    for partition, story in enumerate(stories):
+        record = records.get(partition)
+        aligned_before = record is not None and (record.aligned or record.begun or record.initial_copy_complete)
+        if story.state is PartitionState.LOG_ALIGNMENT and not aligned_before:
+            return TopicState.PENDING_MIRROR
+    # the link that copies is broken at this end
+    return TopicState.LINK_FAILED if any(story.reason in NOT_COPYING for story in stories) else TopicState.ACTIVE
+
+
+#: In which order the states of topics decide about the state of their mirror: the first that one of them is in.
+_WORST_FIRST = (
+    TopicState.FAILED,
+    TopicState.PENDING_STOPPED,
+    TopicState.SOURCE_UNAVAILABLE,
+    TopicState.LINK_FAILED,
+    TopicState.PENDING_MIRROR,
+    TopicState.ACTIVE,
+    TopicState.PAUSED,
+    TopicState.STOPPED,
+)
+
+
+def mirror_row(
+    state: State,
+    mirror: MirrorRecord,
+    rows: Sequence[PartitionRow],
+    trouble: SourceTrouble,
+    now_ms: int,
+    *,
+    engine_has_ended: bool | None = None,
+) -> MirrorRow:
+    """Sum up a mirror from the rows of all its partitions."""
+    states = {row.topic_state for row in rows}
+    worst = next((one for one in _WORST_FIRST if one in states), _state_without_topics(trouble))
+    lags = [row.lag for row in rows if row.lag is not None]
+    health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
+    idle = (row.reason for row in rows if row.reason in NOT_COPYING)
+    reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
+    return MirrorRow(
+        mirror=mirror.name,
+        topics=len(state.topics(mirror.name)),
+        partitions=len(rows),
+        source_cluster_id=mirror.source_cluster_id,
+        source_bootstrap_server=mirror.source.get("bootstrap.servers"),
+        state=worst,
+        engine=health.name,
+        max_lag=max(lags, default=None),
+        reason=next(idle, None) or next(reasons, None),
+        engine_last_seen_ms=health.last_seen_ms,
+        engine_age_ms=health.age_ms,
+    )
+
+
+def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:
+    if trouble is SourceTrouble.SILENT:
+        return TopicState.SOURCE_UNAVAILABLE
+    return TopicState.LINK_FAILED if trouble is SourceTrouble.REFUSED else None
+
+
+def _reports(state: State, mirror: str) -> dict[TopicPartition, _Report]:
+    found: dict[TopicPartition, _Report] = {}
+    for progress in state.progress(mirror):
+        for row in progress.rows:
+            partition = TopicPartition(row.topic, row.partition)
+            if partition not in found or found[partition].time_ms < progress.time_ms:
+                found[partition] = _Report(progress, row)
+    return found
+
+
+def _story(
+    topic: TopicRecord, record: PartitionRecord | None, report: _Report | None, destination: ClusterLook
+) -> _Story:
+    """Return how the partition stands by record and report, and by what the look proves against them."""
+    if record is not None and (report is None or report.time_ms <= record.state_time_ms):
+        story = _Story(record.state, record.state_time_ms, record.reason, record.message)
+    elif report is not None:
+        since_ms = record.state_time_ms if record is not None and record.state is report.row.state else None
+        if since_ms is None and report.row.state is PartitionState.FAILED:
+            since_ms = report.time_ms  # the engine has not recorded it yet
+        story = _Story(report.row.state, since_ms, report.row.reason, report.row.message)
+    else:
+        story = _Story(PartitionState.LOG_ALIGNMENT, None, None, None)
+    # stopped is for good: a lane's late report does not change it
+    if record is not None and record.state is PartitionState.STOPPED:
+        return _Story(record.state, record.state_time_ms, record.reason, record.message)
+    if topic.desired is not DesiredState.STOPPED and is_gone(topic, destination.topics.get(topic.topic)):
+        found = destination.topics[topic.topic].printed_topic_id
+        now_there = f"topic {found} now has its name" if found else "no topic has its name now"
+        return _Story(
+            PartitionState.FAILED,
+            story.since_ms,
+            Reason.DESTINATION_TOPIC_DELETED,
+            f"the mirror topic {topic.topic} ({topic.destination_topic_id}) was deleted; {now_there}",
+        )
+    return story
+
+
+def _explained(
+    story: _Story,
+    topic: TopicRecord,
+    record: PartitionRecord | None,
+    report: _Report | None,
+    source: ClusterLook | None,
+    health: EngineHealth,
+    now_ms: int,
+) -> _Story:
+    """Return the story with the state as the operator's wish has it, and a reason wherever nothing is copied."""
+    if story.state is PartitionState.STOPPED:
+        return story
+    if topic.rebuild is not None:
+        return _being_rebuilt(story, topic.rebuild)
+    if topic.pending_operation == PENDING_STOP:
+        told = "it is being stopped; if that command was interrupted, run it again to finish"
+        return _Story(PartitionState.STOPPING, story.since_ms, topic.stop_reason, told)
+    if story.state is PartitionState.FAILED:
+        text = failure_text(story.message, story.since_ms, story.reason, topic.mirror, topic.topic)
+        return replace(story, message=text)
+    if topic.desired is DesiredState.PAUSED:
+        # what an engine said to a pause before says nothing of this one
+        answered = record is None or record.pause_id == topic.pause_id
+        paused = health.reason is Reason.NO_ENGINE or (story.state is PartitionState.PAUSED and answered)
+        state = PartitionState.PAUSED if paused else PartitionState.PAUSING
+        return _Story(state, story.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
+    if topic.pending_operation == PENDING_ADD:
+        return _Story(
+            story.state,
+            story.since_ms,
+            story.reason,
+            "`kmirror add` was interrupted; run the same command again to finish",
+        )
+    trouble = copy_trouble(health, report.record if report else None, now_ms)
+    if trouble is not None:
+        return _Story(story.state, story.since_ms, *trouble)
+    link = _link_story(story, source, topic.mirror) or _engine_link_story(story, report, health, topic.mirror)
+    if link is not None or story.reason is not None:
+        return link or story
+    reason, message = _source_topic_trouble(topic, source)
+    if reason is None and report is not None:
+        reason, message = report.row.reason, report.row.message
+    return _Story(story.state, story.since_ms, reason, message)
+
+
+def _link_story(story: _Story, source: ClusterLook | None, mirror: str) -> _Story | None:
+    """Return the story of a link that is refused or down: as the engine tells it, which knows since when, or the look.
+
+    That one of them is refused says more than that the other meets silence.
+    """
+    seen = source_trouble(source)
+    trouble = source.trouble if source is not None else None
+    if story.reason in LINK_REFUSED:
+        return replace(story, message=refused_text(story.message, story.reason, mirror))
+    if seen is SourceTrouble.REFUSED and trouble is not None:
+        return replace(story, reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
+    if seen is SourceTrouble.SILENT and trouble is not None and story.reason is not Reason.SOURCE_UNREACHABLE:
+        return replace(story, reason=trouble.reason, message=trouble.message)
+    return None
+
+
+def _engine_link_story(story: _Story, report: _Report | None, health: EngineHealth, mirror: str) -> _Story | None:
+    """Return the story of a source that does not answer the engine, where the partition's lane does not know better."""
+    engine = health.record
+    lane_sees_it = report is not None and report.row.source_seen_ms is None
+    if engine is None or engine.source_reason is None or story.reason is not None or lane_sees_it:
+        return None
+    if engine.source_reason in LINK_REFUSED:
+        text = refused_text(engine.source_message, engine.source_reason, mirror)
+    else:
+        text = f"the source does not answer the engine: {engine.source_message}"
+    return replace(story, reason=engine.source_reason, message=text)
+
+
+def _being_rebuilt(story: _Story, rebuild: Rebuild) -> _Story:
+    step = {
+        RebuildStep.ARCHIVE: f"its records are being archived in {rebuild.archive}",
+        RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is being recreated",
+    }[rebuild.step]
+    message = f"the topic is being rebuilt because it does not match its source: {step}"
+    return _Story(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
+
+
+def _source_topic_trouble(topic: TopicRecord, source: ClusterLook | None) -> tuple[Reason | None, str | None]:
+    found = source.topics.get(topic.source_topic) if source else None
+    if found is None:
+        return None, None
+    if found.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return Reason.NOT_AUTHORIZED, f"no right to see source topic {topic.source_topic}"
+    if found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return Reason.SOURCE_TOPIC_DELETED, f"the source has no topic {topic.source_topic} any more"
+    if topic.source_topic_id and found.printed_topic_id not in (None, topic.source_topic_id):
+        return (
+            Reason.SOURCE_TOPIC_RECREATED,
+            f"the source's topic {topic.source_topic} is now {found.printed_topic_id}; it was {topic.source_topic_id}",
+        )
+    return None, None
+
+
+def _row(
+    topic: TopicRecord,
+    partition: int,
+    story: _Story,
+    topic_state: TopicState,
+    record: PartitionRecord | None,
+    report: _Report | None,
+    destination: ClusterLook,
+    source: ClusterLook | None,
+    now_ms: int,
+) -> PartitionRow:
+    here, there = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
+    gone = is_gone(topic, destination.topics.get(topic.topic))
+    destination_offset = None if gone else destination.log_end_offset.get(here)
+    answers = source is not None and there in source.last_stable_offset
+    if source is not None and answers:
+        source_offset: int | None = source.last_stable_offset[there]
+        high_watermark, log_start = source.high_watermark.get(there), source.log_start_offset.get(there)
+        as_of_ms: int | None = source.time_ms
+    else:
+        last = report.row if report else None
+        source_offset = last.source_offset if last else None
+        high_watermark = last.source_high_watermark if last else None
+        log_start = last.source_log_start if last else None
+        as_of_ms = report.as_of_ms if report else None
+    lag = None
+    if answers and story.state is not PartitionState.STOPPED:
+        lag = _difference(source_offset, destination_offset)
+    starts_here = None if gone else destination.log_start_offset.get(here)
+    kept = kept_offsets(log_start, starts_here, destination_offset)
+    return PartitionRow(
+        mirror=topic.mirror,
+        topic=topic.topic,
+        partition=partition,
+        source_offset=source_offset,
+        destination_offset=destination_offset,
+        lag=lag,
+        state=story.state,
+        retry_attempt=(report.row.retry_attempt if report else 0) or (record.retry_attempt if record else 0),
+        error_message=with_kept(story.message, kept, story.state, story.reason, source_answers=answers),
+        source_topic=topic.source_topic,
+        topic_state=topic_state,
+        reason=story.reason,
+        state_time_ms=story.since_ms,
+        time_lag_ms=_time_lag(lag, report, now_ms),
+        last_known_lag=lag if lag is not None else _reported_lag(report),
+        source_log_start=log_start,
+        destination_log_start=starts_here,
+        source_high_watermark=high_watermark,
+        last_mirrored_offset=record.last_mirrored_offset if record else None,
+        last_mirrored_epoch=record.last_mirrored_epoch if record else None,
+        initial_copy_complete=record.initial_copy_complete if record else False,
+        rebuilt_at_ms=topic.rebuilt_at_ms,
+        archive=topic.archive,
+        as_of_ms=as_of_ms,
+    )
+
+
+def _reported_lag(report: _Report | None) -> int | None:
+    return _difference(report.row.source_offset, report.row.destination_offset) if report else None
+
+
+def _difference(source_offset: int | None, destination_offset: int | None) -> int | None:
+    # the two ends are never read at the same instant: a copy under way may have passed what was seen of the source
+    if source_offset is None or destination_offset is None:
+        return None
+    return max(0, source_offset - destination_offset)
+
+
+def _time_lag(lag: int | None, report: _Report | None, now_ms: int) -> int | None:
+    if lag == 0:
+        return 0
+    if lag is None or report is None or report.row.last_timestamp_ms is None:
+        return None
+    return max(0, now_ms - report.row.last_timestamp_ms)

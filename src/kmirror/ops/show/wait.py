@@ -1,0 +1,177 @@
+"""`wait`: come back when a mirror's topics are caught up, stopped or healthy.
+
+*caught-up*: every partition has reached the source end that the first look saw, and none is still being made ready for
+its first record; the source is needed for that look only. *stopped*: every partition is STOPPED. *healthy*: records
+flow: an engine is in charge and reports, its workers report on every partition, the source answers, and every partition
+has been aligned; paused and stopped topics are as their operators want them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from itertools import groupby
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.context import Destination, require_mirror
+from kmirror.ops.results import Outcome, PartitionRow, TopicResult, TopicState, VerbResult
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.cluster_view import ClusterLook, Prober
+from kmirror.ops.show.describe import look_at
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.records import PartitionState
+
+_PAUSE_S = 0.5
+
+
+class Condition(StrEnum):
+    """Name what `wait --for` can wait for."""
+
+    CAUGHT_UP = "caught-up"
+    STOPPED = "stopped"
+    HEALTHY = "healthy"
+
+
+#: The source ends that are to be reached; a partition without an entry has none yet.
+Targets = Mapping[TopicPartition, int]
+
+
+def wait(
+    destination: Destination,
+    mirror: str,
+    condition: Condition,
+    timeout_ms: int,
+    *,
+    topics: TopicSelector | None = None,
+    on_look: Callable[[str], None] | None = None,
+) -> VerbResult:
+    """Look until the condition holds for every topic selected (default: all); `on_look` hears what each look found.
+
+    The result has a row per topic; TIMED_OUT rows say what was missing. Ends early when every topic that is left has
+    FAILED partitions, unless it is the stop that is waited for.
+
+    Raises:
+        RefusedError: no such mirror, a plain name among `topics` is no topic of it, or it has no topics.
+        UnreachableError: the destination does not answer, or *caught-up* needs the source and it does not.
+    """
+    until = time.monotonic() + timeout_ms / 1000
+    targets: dict[TopicPartition, int] = {}
+    with Prober(destination) as looker:
+        while True:
+            state = destination.state()
+            record = require_mirror(state, mirror)
+            chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+            if not chosen:
+                raise RefusedError(f"mirror {mirror} has no topics yet", "add some with `kmirror add`")
+            rows, sources = look_at(looker, state, chosen, ())
+            if condition is Condition.CAUGHT_UP:
+                _take_targets(targets, rows, sources.get(record.name))
+            if on_look is not None:
+                on_look(progress(condition, rows, targets))
+            results = judge(condition, rows, targets)
+            if is_over(results) or time.monotonic() >= until:
+                return VerbResult.of("wait", mirror, results)
+            time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
+
+
+def judge(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> list[TopicResult]:
+    """Return one result a topic: DONE, FAILED for good, or TIMED_OUT with what is missing now.
+
+    A FAILED partition does not catch up by itself; it can still be stopped.
+    """
+    return [_judged(condition, topic, list(own), targets) for topic, own in groupby(rows, lambda row: row.topic)]
+
+
+def is_over(results: Sequence[TopicResult]) -> bool:
+    """Tell whether waiting longer changes nothing."""
+    return all(row.result in (Outcome.DONE, Outcome.FAILED) for row in results)
+
+
+def _take_targets(targets: dict[TopicPartition, int], rows: Sequence[PartitionRow], source: ClusterLook | None) -> None:
+    if not targets and source is not None and source.trouble is not None:
+        raise _needed(source.trouble)
+    for row in rows:
+        partition = TopicPartition(row.topic, row.partition)
+        if partition not in targets and row.lag is not None and row.source_offset is not None:
+            targets[partition] = row.source_offset
+
+
+def _needed(trouble: KmirrorError) -> KmirrorError:
+    hint = trouble.hint or "wait for it with --for stopped or healthy, or try again"
+    kind = RefusedError if trouble.reason is Reason.SOURCE_CLUSTER_CHANGED else UnreachableError
+    return kind(trouble.message, hint, trouble.reason)
+
+
+def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targets: Targets) -> TopicResult:
+    missing = [(row, why) for row in rows if (why := _missing(condition, row, targets)) is not None]
+    lag = max((row.lag for row in rows if row.lag is not None), default=None)
+    if not missing:
+        return TopicResult(topic, None, Outcome.DONE, f"{topic} is {condition}", lag=lag)
+    row, why = missing[0]
+    failed = None
+    if condition is not Condition.STOPPED:
+        failed = next((one for one, _ in missing if one.state is PartitionState.FAILED), None)
+    if failed is not None:
+        row, why = failed, failed.error_message or "FAILED"
+    others = len(missing) - 1
+    more = f", and {others} other partition{'s' if others > 1 else ''}" if others else ""
+    return TopicResult(
+        topic,
+        None,
+        Outcome.TIMED_OUT if failed is None else Outcome.FAILED,
+        f"{topic}-{row.partition} is not {condition}: {why}{more}",
+        row.reason,
+        lag=lag,
+        hint=_hint(condition, row),
+    )
+
+
+def _hint(condition: Condition, row: PartitionRow) -> str:
+    """Return what to do about what a topic lacks."""
+    if condition is Condition.STOPPED:
+        if row.topic_state is TopicState.PENDING_STOPPED:
+            return f"a promote waits for it: `kmirror promote --mirror {row.mirror} --dry-run` shows what is missing"
+        return f"`kmirror promote --mirror {row.mirror}` stops it, `kmirror failover` does so without its source"
+    if row.state is PartitionState.FAILED:
+        return f"`kmirror describe --mirror {row.mirror} --failed` shows what failed"
+    return {
+        Reason.NO_ENGINE: f"`kmirror run --mirror {row.mirror}` starts an engine",
+        Reason.ENGINE_SILENT: f"`kmirror run --mirror {row.mirror} --take-over` replaces an engine that is stuck",
+        Reason.NO_WORKERS: "start Spark workers that the engine's master can use, or check the engine's log",
+        Reason.PAUSED_BY_OPERATOR: f"`kmirror resume --mirror {row.mirror}` resumes it",
+    }.get(row.reason or Reason.PROMOTED, "wait longer")
+
+
+def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> str:
+    """Return how many partitions lack something, in a few words."""
+    lacking = sum(_missing(condition, row, targets) is not None for row in rows)
+    return f"{lacking:,} of {len(rows):,} partition{'s' if len(rows) != 1 else ''} not {condition}"
+
+
+def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
+    """Return what a partition lacks, None when it lacks nothing."""
+    if row.state is PartitionState.STOPPED:
+        return None
+    if condition is Condition.STOPPED:
+        waits = row.topic_state is TopicState.PENDING_STOPPED and row.state is not PartitionState.STOPPING
+        told = f", {row.error_message}" if row.error_message else ""
+        return f"it is {row.topic_state if waits else row.state}{told}"
+    if condition is Condition.HEALTHY:
+        fine = row.topic_state in (TopicState.ACTIVE, TopicState.PAUSED)
+        trouble = row.reason not in (None, Reason.PAUSED_BY_OPERATOR, Reason.OPEN_TRANSACTION)
+        if not fine or trouble:
+            return row.error_message or f"it is {row.topic_state}"
+        reported = row.is_reported or row.reason is Reason.PAUSED_BY_OPERATOR
+        return None if reported else "no worker has reported it yet"
+    target = targets.get(TopicPartition(row.topic, row.partition))
+    if target is None or row.destination_offset is None:
+        return row.error_message or "its offsets are unknown"
+    behind = target - row.destination_offset
+    told = f"; {row.error_message}" if row.error_message else ""
+    if behind > 0 or row.state is PartitionState.FAILED:
+        return f"{max(0, behind)} offsets behind{told}"
+    if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
+        return f"its log is still being aligned with the source's{told}"
+    return None

@@ -1,0 +1,1 @@
+"""The end of mirroring: failover, remove, promote, switchover."""

@@ -1,0 +1,122 @@
+"""The settings behind a mirror of a mirror when it stops: asked of the source once more, else what was last known.
+
+A source that is a mirror itself remembers what its own source wants. It is asked in a thread, beside the other work of
+the stop, for a few seconds at most: a source that is down or hangs never delays a failover for longer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kmirror.cluster.acl_commands import admin_options
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.context import now_ms, require_same_cluster, told
+from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
+from kmirror.ops.source_settings import SourceSettings, source_settings
+from kmirror.settings.durations import format_duration
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import MirrorRecord, TopicRecord
+from kmirror.sync.topic_settings import knows_no_first_source, settings_for
+
+_MOST_NAMED = 20
+
+
+class FirstSource:
+    """Ask a mirror's source for the settings behind those of `topics` that are mirror topics there; begins at once."""
+
+    def __init__(self, mirror: MirrorRecord | None, topics: Sequence[TopicRecord]) -> None:
+        self._topics = tuple(topics)
+        self._mirror = mirror
+        self._asked = [topic for topic in topics if mirror is not None and _is_asked(mirror, topic)]
+        self._answer: SourceSettings | None = None
+        self._silence = f"it did not answer within {SOURCE_PATIENCE_S:g} s"
+        self._done = threading.Event()
+        self._until = time.monotonic() + SOURCE_PATIENCE_S
+        if self._asked:
+            threading.Thread(target=self._ask, name="kmirror-first-source", daemon=True).start()
+
+    def applied(self, login: ClientConfig, warnings: list[str]) -> list[TopicRecord]:
+        """Return all topics, with what the source said; `warnings` gain what is not as fresh, or not known.
+
+        `login` is how the destination is reached.
+        """
+        if not self._asked:
+            return list(self._topics)
+        self._done.wait(max(0.0, self._until - time.monotonic()))
+        answer, asked = self._answer, {topic.topic for topic in self._asked}
+        settled, stale = [], []
+        for topic in self._topics:
+            fresh = self._fresh(topic, answer) if topic.topic in asked else topic
+            settled.append(fresh or topic)
+            if fresh is None:
+                stale.append(topic)
+        warnings += self._told(stale, [t for t in settled if knows_no_first_source(t)], login)
+        return settled
+
+    def _ask(self) -> None:
+        assert self._mirror is not None
+        patience_ms = int(SOURCE_PATIENCE_S * 1000)
+        try:
+            config = client_config(self._mirror.source)
+            config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+            with ClusterClient(config) as client:
+                there = client.metadata([topic.source_topic for topic in self._asked])
+                require_same_cluster(self._mirror.source_cluster_id, there.cluster_id)
+                same = [
+                    topic.source_topic
+                    for topic in self._asked
+                    if there.topics[topic.source_topic].printed_topic_id == topic.source_topic_id
+                ]
+                self._answer = source_settings(client, self._mirror.source, same, patience_ms)
+        except (KmirrorError, OutcomeUnknown) as error:
+            self._silence = told(error).message
+        finally:
+            self._done.set()
+
+    def _fresh(self, topic: TopicRecord, answer: SourceSettings | None) -> TopicRecord | None:
+        """Return the topic with what the source says now, None where it says nothing."""
+        found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
+        if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.untold:
+            return None
+        exclude = parse_settings(self._mirror.settings).topic_properties_exclude
+        plan = settings_for(found, None, exclude)
+        return replace(topic, deferred=dict(plan.deferred), inherited=plan.inherited)
+
+    def _told(self, stale: Sequence[TopicRecord], unknown: Sequence[TopicRecord], login: ClientConfig) -> Iterable[str]:
+        known = [topic for topic in stale if topic not in unknown]
+        seen = [topic.first_source_seen_ms for topic in known if topic.first_source_seen_ms is not None]
+        if known:
+            why = self._silence if self._answer is None else "it does not report which settings it defers there"
+            when = ""
+            if seen:
+                at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(seen) / 1000))
+                when = f", as read at {at} ({format_duration(max(0, now_ms() - min(seen)))} ago)"
+            yield (
+                f"{_some(known)}: the source is a mirror too, and did not return the settings of its own source "
+                f"({why}): they get the last known ones{when}; compare them with the first source"
+            )
+        if unknown:
+            kept = ", ".join(f"{key}={value}" for key, value in sorted((unknown[0].deferred or {}).items()))
+            yield (
+                f"{_some(unknown)}: the source is a mirror too, and the settings of its own source were never known "
+                f"here: they keep {kept}, so no record is deleted by time or size; set what you want: "
+                f"kafka-configs {admin_options(login)} --alter --entity-type topics "
+                f"--entity-name {unknown[0].topic} --add-config retention.ms=MS,retention.bytes=BYTES"
+            )
+
+
+def _is_asked(mirror: MirrorRecord, topic: TopicRecord) -> bool:
+    """Tell whether the source topic is a mirror topic, and its first source's settings are to be followed."""
+    if knows_no_first_source(topic):
+        return True
+    return topic.first_source_seen_ms is not None and parse_settings(mirror.settings).sync_topic_configs_enabled
+
+
+def _some(topics: Sequence[TopicRecord]) -> str:
+    more = len(topics) - _MOST_NAMED
+    return ", ".join(topic.topic for topic in topics[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

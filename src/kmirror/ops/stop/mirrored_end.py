@@ -1,0 +1,159 @@
+"""Find where the source's records end in a mirror partition. Needs the destination only.
+
+Usually they end where the log does. Where another client wrote to the mirror topic, they end at its first record. A
+mirror writes under producer ids that brokers never hand out, so a batch tells who wrote it. Only what no lane has
+confirmed is read: up to there the log was compared with its source.
+
+Two answers cost nothing. A lane has confirmed all of the log. Or the leader's last sequence number of the mirror's own
+producer fits the log's end: sequence numbers are offsets (`engine/lane/partition_copy.py`), and records of other
+clients would have moved the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kmirror.cluster.client import EARLIEST, ClusterClient
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, BatchHeader, batch_headers
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
+from kmirror.cluster.reader import PartitionReader, read_batches
+from kmirror.errors import KmirrorError, OutcomeUnknown
+
+#: All reading ends after so long: a stop does not wait for it. So much of one partition is read at most.
+_READING_S = 4.0
+_MOST_BYTES = 64 << 20
+#: The distances from the end at which a batch of ours is looked for grow by this.
+_FARTHER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a mirror partition that ends at `log_end`; unknown numbers are None.
+
+    `confirmed` is the end of what its lane knew to be the source's. `failed_offset` is where an inspection found
+    records of another client. `last_sequence` is the last one that the leader remembers of the mirror's producer.
+    """
+
+    log_end: int
+    confirmed: int | None = None
+    failed_offset: int | None = None
+    last_sequence: int | None = None
+    #: Its first records were there before the mirror: they have other producer ids, and equal the source's.
+    is_adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredEnd:
+    """Where the source's records end, and how many records of other clients follow; the first of them by `producer_id`.
+
+    With `trouble` it was not possible to look, and `offset` is the best that is known.
+    """
+
+    offset: int
+    foreign_records: int = 0
+    producer_id: int | None = None
+    is_complete: bool = True
+    trouble: str | None = None
+
+
+def mirrored_ends(
+    client: ClusterClient, places: Mapping[TopicPartition, Evidence]
+) -> dict[TopicPartition, MirroredEnd]:
+    """Return where the source's records end in each of these partitions."""
+    until = time.monotonic() + _READING_S
+    found = {place: MirroredEnd(evidence.log_end) for place, evidence in places.items() if _is_all_ours(evidence)}
+    left = [place for place in places if place not in found]
+    try:
+        starts = client.list_offsets(dict.fromkeys(left, EARLIEST), timeout=_READING_S) if left else {}
+    except (KmirrorError, OutcomeUnknown) as error:
+        return found | {place: _unread(places[place], str(error)) for place in left}
+    for place in left:
+        start = starts[place].offset
+        if start is None or time.monotonic() > until:
+            found[place] = _unread(places[place], "its leader did not answer in time")
+            continue
+        try:
+            found[place] = _look(client, place, places[place], start)
+        except (KmirrorError, OutcomeUnknown) as error:
+            found[place] = _unread(places[place], str(error))
+    return found
+
+
+def _is_all_ours(evidence: Evidence) -> bool:
+    """Tell whether all of the log is the source's, without a look at it."""
+    end = evidence.log_end
+    if evidence.failed_offset is not None:
+        return False
+    if not end or evidence.confirmed == end:
+        return True
+    last = evidence.last_sequence
+    return last is not None and (last + 1 - end) & SEQUENCE_MASK == 0
+
+
+def _unread(evidence: Evidence, trouble: str) -> MirroredEnd:
+    known = evidence.log_end if evidence.failed_offset is None else min(evidence.failed_offset, evidence.log_end)
+    return MirroredEnd(known, trouble=f"the writer of its last records is unknown: {trouble}")
+
+
+def _look(client: ClusterClient, place: TopicPartition, evidence: Evidence, start: int) -> MirroredEnd:
+    """Read what no lane has confirmed."""
+    end = evidence.log_end
+    low = evidence.confirmed
+    if low is None and evidence.is_adopted and evidence.failed_offset is None:
+        # what others wrote before it was adopted is the source's: only a last batch of ours tells
+        low = _last_fitting(client, place, end, max(start, end - 1))
+        if low is None:
+            return _unread(evidence, "no engine has checked them since the topic was adopted")
+    elif low is None:
+        low = _last_fitting(client, place, end, start) or start
+    if evidence.failed_offset is not None:
+        low = min(low, evidence.failed_offset)
+    first: int | None = None
+    records, seen = 0, 0
+    producer: int | None = None
+    for section, _ in read_batches(client, place, max(low, start), end):
+        for header in batch_headers(section):
+            if not _is_foreign(header) or header.next_offset <= low or header.base_offset >= end:
+                continue
+            if first is None:
+                first, producer = max(header.base_offset, low), header.producer_id
+            records += min(header.record_count, min(header.next_offset, end) - max(header.base_offset, low))
+        seen += len(section)
+        if seen > _MOST_BYTES:
+            if first is None:
+                return _unread(evidence, f"{end - low} records have to be read")
+            return MirroredEnd(first, records, producer, is_complete=False)
+    if first is None:
+        return MirroredEnd(end if evidence.failed_offset is None else min(end, evidence.failed_offset))
+    return MirroredEnd(first, records, producer)
+
+
+def _last_fitting(client: ClusterClient, place: TopicPartition, end: int, start: int) -> int | None:
+    """Return the end of the last batch of a mirror that is where its sequence number says; None where there is none.
+
+    Records of other clients move what follows them, and so do markers of ours: those are looked at one by one then.
+    """
+    distance = 1
+    reader = PartitionReader(client, place)
+    while start < end:
+        offset = max(start, end - distance)
+        headers = [h for h in batch_headers(reader.fetch(offset).records) if h.base_offset < end]
+        fitting = [h.next_offset for h in headers if not h.is_control and not _is_foreign(h) and _fits(h)]
+        if fitting:
+            return min(max(fitting), end)
+        if offset == start:
+            break
+        distance *= _FARTHER
+    return None
+
+
+def _fits(header: BatchHeader) -> bool:
+    return (header.base_offset - header.base_sequence) & SEQUENCE_MASK == 0
+
+
+def _is_foreign(header: BatchHeader) -> bool:
+    """Tell whether another client wrote a batch; markers are not told apart."""
+    return not header.is_control and header.producer_id < FIRST_OWN_PRODUCER_ID

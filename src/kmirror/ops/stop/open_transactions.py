@@ -1,0 +1,101 @@
+"""What holds back a copy that has reached its source's last stable offset: a transaction that is open there.
+
+Consumers that read committed records are not shown what lies beyond the first open transaction of a partition, and so
+it is not copied either. Once that lasts, whoever looks is told which transaction it is and how to end it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.reader import PartitionReader
+from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.results import PartitionRow
+from kmirror.settings.durations import format_duration
+from kmirror.state.records import PartitionState
+
+#: Younger transactions are not worth a word: their applications are at work.
+SHOWN_AFTER_MS = 60_000
+
+#: A broker sends the first batch whole, however little is asked for.
+_ONE_BATCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """The first open transaction of a partition, as its leader tells; `begun_ms` is what its first record says."""
+
+    producer_id: int
+    start_offset: int
+    begun_ms: int
+
+
+def is_held_back(row: PartitionRow) -> bool:
+    """Tell whether a partition has all that its source lets be read, and the source holds more."""
+    return (
+        row.state is PartitionState.MIRRORING
+        and (row.reason is None or row.reason in NOT_COPYING)
+        and row.lag == 0
+        and row.source_offset is not None
+        and row.source_high_watermark is not None
+        and row.source_offset < row.source_high_watermark
+    )
+
+
+def open_transactions(
+    partitions: Iterable[TopicPartition], client: ClusterClient, patience_s: float
+) -> dict[TopicPartition, OpenTransaction]:
+    """Ask the leaders for the first open transaction of each partition (DescribeProducers, KIP-664; needs READ).
+
+    Partitions are left out that have none, that we may not ask for, or that time (seconds) does not suffice for.
+
+    Raises:
+        UnreachableError: no broker of the cluster answers.
+    """
+    until = time.monotonic() + patience_s
+    found = {}
+    for partition, answer in client.describe_producers(partitions, timeout=patience_s).items():
+        starts = ((p.current_txn_start_offset, p.producer_id) for p in answer.producers)
+        opened = [(start, producer_id) for start, producer_id in starts if start is not None]
+        if not opened or time.monotonic() > until:
+            continue
+        start_offset, producer_id = min(opened)
+        try:
+            begun_ms = _time_of(client, partition, start_offset)
+        except (KmirrorError, OutcomeUnknown):
+            continue
+        if begun_ms is not None:
+            found[partition] = OpenTransaction(producer_id, start_offset, begun_ms)
+    return found
+
+
+def _time_of(client: ClusterClient, partition: TopicPartition, offset: int) -> int | None:
+    """Return the time that the batch at an offset bears, None when there is none."""
+    for header in batch_headers(PartitionReader(client, partition).fetch(offset, max_bytes=_ONE_BATCH).records):
+        if header.base_offset <= offset < header.next_offset:
+            begun_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
+            return begun_ms if begun_ms >= 0 else None
+    return None
+
+
+def explained(
+    row: PartitionRow, found: OpenTransaction, source: Mapping[str, str], now_ms: int, shown_after_ms: int
+) -> PartitionRow:
+    """Return the row with the transaction as its reason, unless that is too young; `source`: client properties."""
+    age_ms = now_ms - found.begun_ms
+    if age_ms < shown_after_ms:
+        return row
+    message = (
+        f"blocked at offset {row.source_offset} by an open transaction of producer id {found.producer_id}, begun "
+        f"{format_duration(age_ms)} ago at offset {found.start_offset}; let its application end it, or run: "
+        f"kafka-transactions.sh --bootstrap-server {source.get('bootstrap.servers', 'SOURCE')} abort "
+        f"--topic {row.source_topic} --partition {row.partition} --start-offset {found.start_offset}"
+    )
+    if row.reason is not None:
+        return replace(row, error_message=f"{row.error_message}; it is also {message}")
+    return replace(row, reason=Reason.OPEN_TRANSACTION, error_message=message)

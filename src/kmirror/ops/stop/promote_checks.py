@@ -1,0 +1,135 @@
+"""What promote looks at besides offsets: settings, contents, and what groups read beyond a batch of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.topic_settings import topic_settings
+from kmirror.engine.control.side_jobs import JobView
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.context import Destination, require_mirror, source_client
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import TopicRecord
+from kmirror.state.snapshot import State
+from kmirror.sync.topic_settings import sync_settings
+
+_MOST_NAMED = 10
+#: What a stop needs on a topic whose copy is complete.
+_NEEDED = ("DESCRIBE", "READ", "WRITE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
+
+
+def settings_trouble(
+    destination: Destination, mirror: str, topics: Collection[str], *, dry_run: bool = False
+) -> dict[str, str]:
+    """Bring the settings of these topics to what their sources have; return by topic what still differs, as a sentence.
+
+    With `dry_run` they are only compared. Where settings are not synced nothing is looked at.
+
+    Raises:
+        RefusedError, UnreachableError: as for `source_client`.
+    """
+    state = destination.state()
+    record = require_mirror(state, mirror)
+    settings = parse_settings(record.settings)
+    known = [topic for name in topics if (topic := state.topic(mirror, name))]
+    if not settings.sync_topic_configs_enabled or not known:
+        return {}
+    if not dry_run:
+        job = SettingsSyncJob(mirror, destination.properties)
+        try:
+            list(job.run(JobView(record, settings, tuple(known), {}, {})))
+        except (KmirrorError, OutcomeUnknown) as error:
+            return {topic.topic: f"settings: {error}" for topic in known}
+        finally:
+            job.close()
+        state = destination.state()
+        known = [topic for name in topics if (topic := state.topic(mirror, name))]
+    with source_client(record.source) as source:
+        there = topic_settings(source, [topic.source_topic for topic in known])
+    here = topic_settings(destination.client, [topic.topic for topic in known])
+    trouble = {}
+    for topic in known:
+        wanted, present = there.get(topic.source_topic, 0), here.get(topic.topic, 0)
+        if isinstance(wanted, int) or isinstance(present, int):
+            trouble[topic.topic] = "settings: they cannot be read on both sides"
+        elif changes := sync_settings(topic, wanted, present, settings.topic_properties_exclude).changes:
+            trouble[topic.topic] = f"settings: {', '.join(sorted(changes))} differ from the source's"
+    return trouble
+
+
+def rights_trouble(destination: Destination, topics: Sequence[str]) -> dict[str, str]:
+    """Return by topic, as a sentence, the rights on it that a stop needs and the destination does not grant.
+
+    Raises:
+        UnreachableError: the destination does not answer.
+    """
+    return {
+        topic: f"rights: the destination does not grant us {' and '.join(rights)} on it"
+        for topic, rights in missing_rights(destination.client, topics, _NEEDED).items()
+    }
+
+
+def verify_trouble(
+    destination: Destination, mirror: str, topics: Sequence[str], master: str
+) -> dict[str, list[TopicResult]]:
+    """Compare contents; return the rows of topics that are not equal.
+
+    Raises:
+        RefusedError, UnreachableError: as `verify`.
+    """
+    from kmirror.ops.verify.verify import VerifyRequest, verify
+
+    request = VerifyRequest(mirror, TopicSelector(tuple(topics)), master, None, {})
+    outcome = verify(destination, request, lambda _: None)
+    found: dict[str, list[TopicResult]] = {}
+    for row in outcome.rows:
+        if row.result is not Outcome.DONE:
+            hint = f"kmirror verify --mirror {mirror} --topics {row.topic} shows the first difference"
+            found.setdefault(row.topic, []).append(
+                TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, row.reason, hint=hint)
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Straddling:
+    """A group that reads topics of the batch, and others."""
+
+    group: str
+    others: tuple[str, ...]
+
+
+def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, batch: Iterable[TopicRecord]) -> list[str]:
+    """Return a sentence for each group that also uses topics of the source that are not part of this batch."""
+    settings = parse_settings(require_mirror(state, mirror).settings)
+    names = {topic.source_topic for topic in batch}
+    groups = ClusterGroups(source)
+    try:
+        kinds = {
+            name: one.kind
+            for name, one in groups.listed().items()
+            if one.kind is GroupKind.CONSUMER and settings.selects_group(name)
+        }
+        found = groups.committed(kinds)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return [f"the topics used by groups could not be read: {error}"]
+    straddling = []
+    for group, offsets in sorted(found.items()):
+        if isinstance(offsets, int):
+            continue
+        used = {place.topic for place in offsets}
+        if used & names and used - names:
+            straddling.append(_Straddling(group, tuple(sorted(used - names))))
+    return [
+        f"group {one.group} also uses {', '.join(one.others[:_MOST_NAMED])}"
+        f"{', …' if len(one.others) > _MOST_NAMED else ''}, not part of this batch"
+        for one in straddling
+    ]

@@ -1,0 +1,157 @@
+"""What is remembered of a promote while it waits: that it lives, and which topics wait for it.
+
+Who was killed has not said that he ended. His record stands still then, and after a while of that the topics are the
+next one's: those that waited wait on, and those whose stop had begun are stopped to the end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
+from kmirror.ops.context import Destination, actor, change, now_ms
+from kmirror.state.client import boottime
+from kmirror.state.events import Event
+from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, Record, TopicRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
+
+_ALIVE_EVERY_S = 3.0
+#: A record that has not been renewed for so long is of somebody who is gone, by this clock as by the one in it.
+_GONE_AFTER_S = 15.0
+_STEP_S = 0.5
+
+
+class Claim:
+    """Hold topics of a mirror for a promote that waits; for one thread."""
+
+    def __init__(self, destination: Destination, mirror: str, say: Callable[[str], None]) -> None:
+        self._destination = destination
+        self._mirror = mirror
+        self._say = say
+        self._began_ms = now_ms()
+        self._alive_at = 0.0
+        #: The promote before, which is gone.
+        self._before: WorkflowRecord | None = None
+
+    def await_predecessor(self, stopping: threading.Event, until: float | None) -> None:
+        """Wait until it is known that nobody else waits; `until` is a moment of `time.monotonic`.
+
+        Raises:
+            RefusedError: somebody does.
+            TimedOutError: that is not known in time.
+        """
+        found = self._found(self._destination.state())
+        if found is not None and found.is_alive(now_ms()):
+            self._say(
+                f"a promote of {found.actor} started at {_clock(found.began_ms)} and has not ended: checking"
+                " whether it is alive"
+            )
+        gone_at = boottime() + _GONE_AFTER_S
+        while found is not None and found.is_alive(now_ms()) and boottime() < gone_at:
+            if stopping.wait(_STEP_S) or (until is not None and time.monotonic() >= until):
+                raise TimedOutError(
+                    f"it is not yet known whether the promote of {found.actor}, started at"
+                    f" {_clock(found.began_ms)}, is still waiting",
+                    f"it counts as dead after {_GONE_AFTER_S:g} s without a sign of life: run the same command"
+                    " again then",
+                )
+            again = self._found(self._destination.state())
+            if again is not None and again.last_seen_ms != found.last_seen_ms:
+                raise _other(self._mirror, again)
+            found = again
+        self._before = found
+
+    def begin(self, topics: Collection[str]) -> list[str]:
+        """Record that these topics wait for their promotion; return those that do not, since their stop had begun.
+
+        Raises:
+            RefusedError: somebody else waits, or a topic is in other hands.
+        """
+        begun: list[str] = []
+
+        def decide(state: State) -> Changes:
+            begun.clear()
+            found = self._found(state)
+            if found is not None and found != self._before:
+                raise _other(self._mirror, found)
+            records: list[Record] = [self._alive()]
+            for name in topics:
+                topic = state.topic(self._mirror, name)
+                if topic is not None and topic.pending_operation in (None, PENDING_PROMOTE):
+                    desired = DesiredState.ACTIVE if topic.desired is DesiredState.PAUSED else topic.desired
+                    records.append(replace(topic, desired=desired, pending_operation=PENDING_PROMOTE))
+                elif topic is not None and was_promoted(topic):
+                    begun.append(name)
+                else:
+                    raise _in_other_hands(name, topic)
+            details = {"topics": sorted(topics)[:100], "count": len(topics)}
+            return Changes(tuple(records), (), (Event(now_ms(), self._mirror, "promote", actor(), "WAITING", details),))
+
+        change(self._destination, self._mirror, decide)
+        self._alive_at = time.monotonic()
+        return begun
+
+    def live_on(self) -> None:
+        """Say that somebody still waits."""
+        if time.monotonic() - self._alive_at > _ALIVE_EVERY_S:
+            self._alive_at = time.monotonic()
+            change(self._destination, self._mirror, lambda _: Changes((self._alive(),)))
+
+    def give_back(self, topics: Collection[str], *, ends: bool = False) -> str | None:
+        """Let go of topics that were not stopped; return what went wrong. `ends`: nobody waits any more."""
+
+        def decide(state: State) -> Changes:
+            found = [state.topic(self._mirror, name) for name in topics]
+            left = [topic for topic in found if topic is not None and topic.pending_operation == PENDING_PROMOTE]
+            record = self._found(state)
+            is_ours = record is not None and record.began_ms == self._began_ms
+            gone = (record.key,) if ends and record is not None and is_ours else ()
+            events: tuple[Event, ...] = ()
+            if left:
+                details = {"topics": [topic.topic for topic in left][:100], "count": len(left)}
+                events = (Event(now_ms(), self._mirror, "promote", actor(), "GIVEN_BACK", details),)
+            return Changes(tuple(replace(topic, pending_operation=None) for topic in left), gone, events)
+
+        try:
+            change(self._destination, self._mirror, decide)
+        except KmirrorError as error:
+            return f"topics that were not stopped are still shown as waiting: {error.message}"
+        return None
+
+    def _found(self, state: State) -> WorkflowRecord | None:
+        return state.workflow(self._mirror, PROMOTE)
+
+    def _alive(self) -> WorkflowRecord:
+        return WorkflowRecord(self._mirror, PROMOTE, "WAITING", actor(), self._began_ms, now_ms())
+
+
+def was_promoted(topic: TopicRecord) -> bool:
+    """Tell whether a promote has begun to stop a topic and not finished it."""
+    return topic.pending_operation == PENDING_STOP and topic.stop_reason is Reason.PROMOTED
+
+
+def _in_other_hands(name: str, topic: TopicRecord | None) -> RefusedError:
+    if topic is None:
+        return RefusedError(f"{name} is no longer a mirror topic", "check with `kmirror events`")
+    if topic.pending_operation == PENDING_STOP:
+        verb = "remove" if topic.stop_reason is Reason.REMOVED else "failover"
+        return RefusedError(
+            f"{name} cannot be promoted now: a {verb} of it has started",
+            f"`kmirror {verb} --topics {name}` finishes it",
+        )
+    return RefusedError(f"{name} cannot be promoted now: {topic.pending_operation}", "check with `kmirror describe`")
+
+
+def _other(mirror: str, found: WorkflowRecord) -> RefusedError:
+    return RefusedError(
+        f"another promote of mirror {mirror} is waiting: {found.actor}, since {_clock(found.began_ms)}",
+        "wait for it, or interrupt it there; topics that it has not stopped go back to ACTIVE then",
+    )
+
+
+def _clock(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ms / 1000))

@@ -1,0 +1,137 @@
+"""Ask a source where it ends while its mirror is being stopped. Never in the way of the stop.
+
+The question runs in a thread of its own. It is begun together with the fencing, and its answer is waited for
+`SOURCE_PATIENCE_S` from then at most: the source may be gone, or accept connections and say nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from kmirror.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.context import now_ms, require_same_cluster
+from kmirror.ops.show.cluster_view import ASKING_S, SOURCE_PATIENCE_S, Asker
+from kmirror.state.records import MirrorRecord, TopicRecord
+
+#: The ends come first; what else is asked gets what is left of the time.
+_ENDS_S = 1.5
+_SHORTEST_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnd:
+    """Where a source partition ends: its last stable offset, and the timestamp of its newest record where asked."""
+
+    offset: int
+    high_watermark: int | None = None
+    max_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnds:
+    """What the source said at `time_ms`, by mirror partition; with `trouble` it said nothing.
+
+    `notes` say by mirror topic that the source's topic is gone, or another one: its ends are left out. `unmirrored` are
+    the offsets in partitions that only the source has.
+    """
+
+    time_ms: int
+    ends: Mapping[TopicPartition, SourceEnd] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    unmirrored: Mapping[TopicPartition, int] = field(default_factory=dict)
+    trouble: str | None = None
+
+
+class SourceQuestion:
+    """Ask a mirror's source about these topics: `begin`, then `answer` as often as one likes; `close` in the end.
+
+    `known_ends` is where the mirror's logs ended once: only of partitions that go on behind that the newest timestamp
+    is asked.
+    """
+
+    def __init__(
+        self, mirror: MirrorRecord, topics: Sequence[TopicRecord], known_ends: Mapping[TopicPartition, int]
+    ) -> None:
+        self._asker = Asker(mirror.source)
+        self._question = partial(_ask, topics=tuple(topics), known_ends=known_ends, cluster_id=mirror.source_cluster_id)
+        self._until: float | None = None
+
+    def begin(self) -> None:
+        """Begin to ask, the first time this is called."""
+        if self._until is None:
+            self._until = time.monotonic() + SOURCE_PATIENCE_S
+            self._asker.start(self._question)
+
+    def answer(self) -> SourceEnds:
+        """Return what the source said, or that it has not answered in time."""
+        self.begin()
+        found = self._asker.answer(self._until or 0.0)
+        if isinstance(found, SourceEnds):
+            return found
+        why = found.message if isinstance(found, KmirrorError) else f"no answer within {SOURCE_PATIENCE_S:g} s"
+        return SourceEnds(now_ms(), trouble=why)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._asker.close()
+
+
+def _ask(
+    client: ClusterClient,
+    *,
+    topics: Sequence[TopicRecord],
+    known_ends: Mapping[TopicPartition, int],
+    cluster_id: str | None,
+) -> SourceEnds:
+    until = time.monotonic() + ASKING_S
+
+    def left(most: float = ASKING_S) -> float:
+        return max(_SHORTEST_S, min(most, until - time.monotonic()))
+
+    metadata = client.metadata(sorted({topic.source_topic for topic in topics}), timeout=left())
+    require_same_cluster(cluster_id, metadata.cluster_id)
+    notes: dict[str, str] = {}
+    there: dict[TopicPartition, TopicPartition] = {}
+    surplus: dict[TopicPartition, TopicPartition] = {}
+    for topic in topics:
+        found = metadata.topics.get(topic.source_topic)
+        if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            notes[topic.topic] = f"the source has no topic {topic.source_topic} any more"
+        elif found.error_code:
+            notes[topic.topic] = f"the source does not describe topic {topic.source_topic}"
+        elif topic.source_topic_id and found.printed_topic_id not in (None, topic.source_topic_id):
+            notes[topic.topic] = (
+                f"the source topic {topic.source_topic} was deleted and created again: its current records were not"
+                " copied"
+            )
+        else:
+            for p in found.partitions:
+                place = TopicPartition(topic.source_topic, p)
+                (there if p < topic.partitions else surplus)[place] = TopicPartition(topic.topic, p)
+    at = now_ms()
+    stable = client.list_offsets(dict.fromkeys([*there, *surplus], LATEST), read_committed=True, timeout=left(_ENDS_S))
+    offsets = {place: answer.offset for place, answer in stable.items() if answer.offset is not None}
+    ends = {there[place]: SourceEnd(offset) for place, offset in offsets.items() if place in there}
+    unmirrored: dict[TopicPartition, int] = {}
+    try:
+        marks = client.list_offsets({place: LATEST for place in offsets if place in there}, timeout=left())
+        behind = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
+        newest = client.list_offsets(dict.fromkeys(behind, MAX_TIMESTAMP), timeout=left()) if behind else {}
+        starts = client.list_offsets({place: EARLIEST for place in offsets if place in surplus}, timeout=left())
+    except (KmirrorError, OutcomeUnknown):
+        return SourceEnds(at, ends, notes)
+    for place, answer in marks.items():
+        if answer.offset is not None:
+            ends[there[place]] = replace(ends[there[place]], high_watermark=answer.offset)
+    for place, answer in newest.items():
+        ends[there[place]] = replace(ends[there[place]], max_timestamp_ms=answer.timestamp)
+    for place, answer in starts.items():
+        if answer.offset is not None and offsets[place] > answer.offset:
+            unmirrored[surplus[place]] = offsets[place] - answer.offset
+    return SourceEnds(at, ends, notes, unmirrored)

@@ -1,0 +1,180 @@
+"""`switchover`: the planned change of roles. The mirror is promoted here, and its source becomes the mirror of this.
+
+1. What can be known before is looked at: the file names this very cluster, and the source answers.
+2. promote, here. What it has not stopped in time is mirrored on, and nothing is turned round.
+3. failback, on the old source: nothing lies beyond where mirroring stopped, so nothing is copied again.
+
+The command started again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
+from kmirror.ops.context import (
+    Destination,
+    actor,
+    change,
+    cluster_id_of,
+    now_ms,
+    require_mirror,
+    require_same_cluster,
+    source_client,
+)
+from kmirror.ops.evidence import evidence_of
+from kmirror.ops.failback.failback import WATCH_S, FailbackRequest, failback
+from kmirror.ops.failback.progress import Checkpoint
+from kmirror.ops.mirrors.create import checked_properties
+from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.selection import select_topics
+from kmirror.ops.stop.failover import Stopped
+from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, promote
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.events import Event
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.state.workflow_records import WorkflowRecord
+
+SWITCHOVER = "switchover"
+
+_PROMOTE = "PROMOTE"
+_RETURN = "RETURN"
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchoverRequest:
+    """What changes roles; `properties` say how the old source is to reach this cluster, `timeout_ms` None: no limit."""
+
+    mirror: str
+    properties: Mapping[str, str]
+    topics: TopicSelector | None = None
+    timeout_ms: int | None = None
+    idle_ms: int | None = IDLE_MS
+    master: str = "local[*]"
+    watch_s: float = WATCH_S
+
+
+def switchover(
+    destination: Destination,
+    request: SwitchoverRequest,
+    watcher: Callable[[PromoteView], None] = lambda _: None,
+    stopping: threading.Event | None = None,
+    *,
+    dry_run: bool = False,
+    checkpoint: Checkpoint = lambda _: None,
+) -> Stopped:
+    """Promote these topics here, all of the mirror by default, and make their source mirror them from here.
+
+    Raises:
+        UsageError: a property is not understood.
+        RefusedError: no such mirror or topic, the file names another cluster, another promote is waiting.
+        UnreachableError: a cluster does not answer; the same command goes on.
+    """
+    began_ms = now_ms()
+    state = destination.state()
+    mirror = require_mirror(state, request.mirror)
+    chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"mirror {mirror.name}")]
+    _require_way_back(destination, mirror, request)
+    topics = TopicSelector(tuple(chosen))
+    if not dry_run:
+        _note(destination, mirror.name, _PROMOTE, chosen)
+        checkpoint("begun")
+    stopped = promote(
+        destination,
+        PromoteRequest(mirror.name, topics, None, request.timeout_ms, request.idle_ms, master=request.master),
+        watcher,
+        stopping,
+        dry_run=dry_run,
+    )
+    if dry_run or stopped.result.exit_code:
+        # what is stopped already stays so, and is turned round when the rest is ready as well
+        result = replace(stopped.result, verb=SWITCHOVER)
+        if result.error is not None and not dry_run:
+            again = "nothing was reversed yet: run the same command again to continue"
+            hint = f"{result.error.hint}; {again}" if result.error.hint else again
+            result = replace(result, error=replace(result.error, hint=hint))
+        return Stopped(result, {**stopped.evidence, "verb": SWITCHOVER})
+    checkpoint("promoted")
+    _note(destination, mirror.name, _RETURN, chosen)
+    checkpoint("turning round")
+    returned = _turned_round(mirror, request, topics)
+    result = _joined(mirror.name, stopped.result, returned)
+    if result.exit_code == ExitCode.OK:
+        _forget(destination, mirror.name)
+    evidence = evidence_of(destination, mirror, result, began_ms, {})
+    evidence["promote"] = stopped.evidence
+    evidence["failback"] = returned.evidence if isinstance(returned, Stopped) else None
+    return Stopped(result, evidence)
+
+
+def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
+    """Refuse before anything is stopped what would be refused after it, as far as that can be known."""
+    back, _ = checked_properties(request.properties)
+    with source_client(back) as client:
+        found = cluster_id_of(client)
+    if found != destination.cluster_id:
+        raise RefusedError(
+            f"the file describes cluster {found}, but must describe this one, {destination.cluster_id}",
+            "bootstrap.servers in --mirror-config names the brokers of this cluster, as reachable from the old source",
+            Reason.SOURCE_CLUSTER_CHANGED,
+        )
+    with Destination.open(mirror.source) as old:
+        require_same_cluster(mirror.source_cluster_id, old.cluster_id)
+
+
+def _turned_round(mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector) -> Stopped | KmirrorError:
+    """Make the old source a mirror of this cluster; return how that went, or why it did not."""
+    back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s)
+    try:
+        with Destination.open(mirror.source, mirror.source_cluster_id) as old:
+            return failback(old, back)
+    except KmirrorError as error:
+        return error
+
+
+def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) -> VerbResult:
+    """Return one document for both halves; what was promoted is not undone by what failed after it."""
+    if isinstance(returned, Stopped):
+        back = returned.result
+        rows = (*stopped.results, *back.results)
+        groups, warnings = (*stopped.groups, *back.groups), (*stopped.warnings, *back.warnings)
+        error = back.error
+        code = back.exit_code
+    else:
+        rows, groups, warnings = stopped.results, stopped.groups, stopped.warnings
+        error, code = ErrorInfo.of(returned), returned.exit_code
+    if code == ExitCode.REFUSED:
+        # nothing is "unchanged" any more; whoever still reads or writes there may be gone later, records stay
+        has_records = isinstance(returned, Stopped)
+        code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
+    if error is not None:
+        told = f"promoted, but the old source is no mirror of this cluster yet: {error.message}"
+        hint = f"{error.hint or 'look at it'}; then run the same command again"
+        error = ErrorInfo(code, told, hint, error.reason)
+        outcome = Outcome.TIMED_OUT if code == ExitCode.TIMED_OUT else Outcome.FAILED
+        rows = (*rows, TopicResult(None, None, outcome, told, error.reason, hint=hint))
+    return VerbResult(SWITCHOVER, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
+
+
+def _note(destination: Destination, mirror: str, step: str, topics: list[str]) -> None:
+    def decide(state: State) -> Changes:
+        found = state.workflow(mirror, SWITCHOVER)
+        began = found.began_ms if found else now_ms()
+        facts: dict[str, Any] = {"topics": topics[:100], "count": len(topics)}
+        record = WorkflowRecord(mirror, SWITCHOVER, step, actor(), began, now_ms(), facts)
+        return Changes((record,), (), (Event(now_ms(), mirror, SWITCHOVER, actor(), step, facts),))
+
+    change(destination, mirror, decide)
+
+
+def _forget(destination: Destination, mirror: str) -> None:
+    def decide(state: State) -> Changes:
+        found = state.workflow(mirror, SWITCHOVER)
+        event = Event(now_ms(), mirror, SWITCHOVER, actor(), ExitCode.OK.name, {})
+        return Changes((), (found.key,) if found else (), (event,))
+
+    change(destination, mirror, decide)

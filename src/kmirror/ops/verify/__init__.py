@@ -1,0 +1,1 @@
+"""`verify`: compare source and destination record by record."""

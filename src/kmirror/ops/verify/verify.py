@@ -1,0 +1,417 @@
+"""`verify`: compare source and destination record by record, on Spark."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.engine.compare.difference import retention_note
+from kmirror.engine.compare.verification import Extent, Verdict, WorkUnit, compare_shares, sampled_shares, shares
+from kmirror.engine.compare.visible_log import compacted_topics
+from kmirror.errors import BrokerError, Reason, UsageError
+from kmirror.ops.context import Destination, actor, now_ms, require_mirror
+from kmirror.ops.results import Outcome
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.cluster_view import ClusterLook, Prober
+from kmirror.ops.show.rows import is_gone
+from kmirror.ops.verify.results import Subject, VerifyOutcome, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
+from kmirror.state.snapshot import State
+
+_LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
+_MOST_SAMPLES = 100_000
+_SHOW_SECONDS = 0.2
+#: What comparing a topic takes, on either side.
+_NEEDED = ("READ", "DESCRIBE_CONFIGS")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """What `verify` is asked to do; `topics` None is every topic of the mirror, `sample` None is everything in them."""
+
+    mirror: str
+    topics: TopicSelector | None = None
+    master: str = "local[*]"
+    #: Compare head, tail and so many random ranges of each partition instead of everything.
+    sample: int | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    #: Where Spark's own words go; None for a file in the user's cache folder.
+    log_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProgress:
+    """How far one topic has been compared, in offsets; `size_in_bytes` is what these offsets took in the source."""
+
+    topic: str
+    partitions: int
+    offsets: int
+    offsets_done: int
+    records: int
+    size_in_bytes: int
+    differing_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyView:
+    """What a watcher sees; `phase` is one of looking, starting, comparing."""
+
+    elapsed_seconds: float
+    phase: str
+    mirror: str
+    topics: tuple[TopicProgress, ...] = ()
+    bytes_per_second: float = 0.0
+
+
+Watcher = Callable[[VerifyView], None]
+
+
+def verify(destination: Destination, request: VerifyRequest, watcher: Watcher) -> VerifyOutcome:
+    """Compare every partition up to its last mirrored offset, or up to where the destination ends now.
+
+    Topics may go on being mirrored meanwhile. `watcher` is called from this thread, some times a second while there is
+    something new.
+
+    Raises:
+        UsageError: a contradictory request.
+        RefusedError: no such mirror or topic, the source is another cluster, Spark does not start.
+        UnreachableError: a cluster does not answer at all.
+    """
+    if request.sample is not None and not 0 <= request.sample <= _MOST_SAMPLES:
+        raise UsageError(
+            f"--sample {request.sample} is not a number from 0 to {_MOST_SAMPLES}", "omit it to compare all"
+        )
+    from kmirror.engine.spark.conf import check as check_spark
+
+    run = _Run(destination, request, watcher)
+    state = destination.state()
+    mirror = require_mirror(state, request.mirror)
+    topics = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
+    options = run.spark_options(mirror)
+    check_spark(options, os.environ)
+    with run.step("look"):
+        here, there = _look(destination, mirror, topics)
+        logins = _Logins(destination.config, client_config(mirror.source))
+        rows, subjects = _subjects(state, mirror, topics, here, there, logins)
+        work = run.plan(mirror, topics, subjects)
+    run.begin(subjects)
+    if work:
+        with run.step("compare"):
+            run.compare(options, work)
+    rows += [row_of(subject, run.verdicts[key]) for key, subject in run.subjects.items()]
+    rows.sort(key=lambda row: (row.topic, row.partition if row.partition is not None else -1))
+    return run.outcome(mirror, rows)
+
+
+def _look(
+    destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
+) -> tuple[ClusterLook, ClusterLook]:
+    with Prober(destination) as looker:
+        names = [topic.topic for topic in topics]
+        here, sources = looker.look(names, [(mirror, [topic.source_topic for topic in topics])])
+    there = sources[mirror.name]
+    if there.trouble is not None:
+        raise there.trouble
+    return here, there
+
+
+@dataclass(frozen=True, slots=True)
+class _Logins:
+    """How the clusters are reached, and as whom."""
+
+    destination: ClientConfig
+    source: ClientConfig
+
+
+def _subjects(
+    state: State,
+    mirror: MirrorRecord,
+    topics: Sequence[TopicRecord],
+    here: ClusterLook,
+    there: ClusterLook,
+    logins: _Logins,
+) -> tuple[list[VerifyRow], list[Subject]]:
+    """Return rows for what cannot be compared, and what can be."""
+    rows: list[VerifyRow] = []
+    subjects: list[Subject] = []
+    for topic in topics:
+        ours, theirs = here.topics.get(topic.topic), there.topics.get(topic.source_topic)
+        row = _topic_trouble(topic, ours, theirs, logins)
+        if row is not None or ours is None or theirs is None:
+            rows += [row] if row else []
+            continue
+        records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
+        recreated = None
+        if topic.source_topic_id and theirs.printed_topic_id not in (None, topic.source_topic_id):
+            recreated = (
+                f"the source topic was deleted and created again: "
+                f"its id was {topic.source_topic_id}, it is {theirs.printed_topic_id} now"
+            )
+        for partition in sorted({*ours.partitions, *theirs.partitions}):
+            found = _subject(topic, partition, records.get(partition), recreated, here, there)
+            if isinstance(found, Subject):
+                subjects.append(found)
+            else:
+                rows.append(found)
+    return rows, subjects
+
+
+def _topic_trouble(
+    topic: TopicRecord, ours: TopicMetadata | None, theirs: TopicMetadata | None, logins: _Logins
+) -> VerifyRow | None:
+    def row(reason: Reason | None, message: str, hint: str | None = None) -> VerifyRow:
+        return VerifyRow(topic.topic, None, Outcome.FAILED, f"could not be compared: {message}", reason, hint=hint)
+
+    for found, name, side, login in (
+        (ours, topic.topic, "destination", logins.destination),
+        (theirs, topic.source_topic, "source", logins.source),
+    ):
+        code = found.error_code if found else Code.UNKNOWN_TOPIC_OR_PARTITION
+        if code == Code.TOPIC_AUTHORIZATION_FAILED:
+            grant = grant_line(login, _NEEDED, f"--topic {name}")
+            return row(Reason.NOT_AUTHORIZED, f"no right to DESCRIBE topic {name} of the {side}", grant)
+        if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            reason = Reason.DESTINATION_TOPIC_DELETED if side == "destination" else Reason.SOURCE_TOPIC_DELETED
+            return row(reason, f"the {side} has no topic {name}")
+        if code and code != Code.LEADER_NOT_AVAILABLE:
+            return row(None, f"the {side} does not describe topic {name} (error {code})", "try again")
+    if is_gone(topic, ours):
+        message = "the mirror topic was deleted; another topic now has its name"
+        return row(Reason.DESTINATION_TOPIC_DELETED, message)
+    return None
+
+
+def _subject(
+    topic: TopicRecord,
+    partition: int,
+    record: PartitionRecord | None,
+    recreated: str | None,
+    here: ClusterLook,
+    there: ClusterLook,
+) -> Subject | VerifyRow:
+    last_mirrored = record.last_mirrored_offset if record else None
+
+    def row(result: Outcome, message: str, reason: Reason | None = None, **more: Any) -> VerifyRow:
+        return VerifyRow(topic.topic, partition, result, message, reason, last_mirrored_offset=last_mirrored, **more)
+
+    ours, theirs = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
+    stopped = topic.desired is DesiredState.STOPPED
+    source_offset, source_start = there.last_stable_offset.get(theirs), there.log_start_offset.get(theirs)
+    log_end, log_start = here.log_end_offset.get(ours), here.log_start_offset.get(ours)
+    if partition not in here.topics[topic.topic].partitions:
+        lag = None if stopped or source_offset is None else source_offset - (source_start or 0)
+        return row(Outcome.DONE, "not on the destination yet" + (f", lag {lag}" if lag else ""), lag=lag)
+    if log_end is None or log_start is None:
+        return row(Outcome.FAILED, f"could not be compared: {ours} has no leader on the destination", hint="try again")
+    end = log_end if last_mirrored is None or not stopped else last_mirrored
+    if partition not in there.topics[topic.source_topic].partitions:
+        if end <= log_start:
+            return row(Outcome.DONE, "empty, and the source has no such partition")
+        message = f"differs: the source has no such partition, the destination has offsets {log_start} to {end - 1}"
+        return row(Outcome.FAILED, message, Reason.PARTITIONS_DECREASED, different=True, start=log_start, end=end)
+    if source_offset is None or source_start is None:
+        return row(Outcome.FAILED, f"could not be compared: {theirs} has no leader on the source", hint="try again")
+    start = max(log_start, source_start)
+    notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
+    lag = None if stopped else max(0, source_offset - log_end)
+    start = min(start, end)
+    # a log that ends below the start of its source is either old or on its way there
+    has_lower_start = log_start < start and (start < end or stopped)
+    return Subject(
+        topic.topic,
+        partition,
+        start,
+        end,
+        lag,
+        last_mirrored,
+        recreated,
+        notes,
+        destination_start=log_start if has_lower_start else None,
+        unaligned=not stopped and record is not None and not _was_aligned(record),
+    )
+
+
+def _was_aligned(record: PartitionRecord) -> bool:
+    return record.aligned or record.begun or record.initial_copy_complete
+
+
+class _Run:
+    """One verification under way: what is known of each partition, how long each step took, what the watcher sees."""
+
+    def __init__(self, destination: Destination, request: VerifyRequest, watcher: Watcher) -> None:
+        self.subjects: dict[TopicPartition, Subject] = {}
+        self.verdicts: dict[TopicPartition, Verdict] = {}
+        self._destination = destination
+        self._request = request
+        self._watcher = watcher
+        self._began = time.monotonic()
+        self._began_ms = now_ms()
+        self._steps: list[dict[str, Any]] = []
+        self._comparing_since: float | None = None
+        self._sources: dict[str, str] = {}
+        #: How many offsets of each topic are to be looked at.
+        self._planned: Counter[str] = Counter()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measure a step, and show that it begins."""
+        began = time.monotonic()
+        self._show("looking" if name == "look" else "starting")
+        yield
+        self._steps.append({"step": name, "durationMs": round((time.monotonic() - began) * 1000)})
+
+    def spark_options(self, mirror: MirrorRecord) -> Any:
+        """Return what Spark is to be started with."""
+        from kmirror.engine.spark.conf import SparkOptions
+        from kmirror.ops.run.run import new_log_file
+
+        request = self._request
+        return SparkOptions(
+            slots=slots_of(request.master, parse_settings(mirror.settings).copy_lanes),
+            log_file=request.log_file or new_log_file(),
+            app_name=f"kmirror verify {request.mirror} on {socket.gethostname()}",
+            master=request.master,
+            conf=dict(request.spark_conf),
+            preload=("kmirror.engine.compare.verification",),
+        )
+
+    def plan(self, mirror: MirrorRecord, topics: Sequence[TopicRecord], subjects: Sequence[Subject]) -> list[WorkUnit]:
+        """Decide what is compared in which task."""
+        client = self._destination.client
+        self._sources = {topic.topic: topic.source_topic for topic in topics}
+        some = [subject for subject in subjects if subject.has_work]
+        if not some:
+            return []
+        sizes = partition_sizes(client, [TopicPartition(subject.topic, subject.partition) for subject in some])
+        try:
+            indivisible = compacted_topics(client, dict.fromkeys(subject.topic for subject in some))
+        except BrokerError:
+            # what may be compacted is treated as if it were
+            indivisible = frozenset(subject.topic for subject in some)
+        extents = [
+            Extent(
+                subject.topic,
+                subject.partition,
+                self._sources[subject.topic],
+                subject.start,
+                subject.end,
+                sizes.get(TopicPartition(subject.topic, subject.partition)),
+                subject.topic not in indivisible,
+                subject.destination_start,
+            )
+            for subject in some
+        ]
+        ends = mirror.source, self._destination.properties
+        if self._request.sample is not None:
+            work = sampled_shares(extents, self._request.sample, random.Random(), *ends)
+        else:
+            work = shares(extents, slots_of(self._request.master, parse_settings(mirror.settings).copy_lanes), *ends)
+        for share in work:
+            for piece in share.pieces:
+                self._planned[piece.topic] += piece.end - piece.start
+        return work
+
+    def begin(self, subjects: Sequence[Subject]) -> None:
+        """Take note of what is compared."""
+        self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
+        self.verdicts = {key: Verdict() for key in self.subjects}
+
+    def compare(self, options: Any, work: Sequence[WorkUnit]) -> None:
+        """Start Spark and take its findings."""
+        from kmirror.engine.spark.application import SparkRuntime
+
+        with SparkRuntime(options) as spark:
+            self._comparing_since = time.monotonic()
+            self._show("comparing")
+            shown = time.monotonic()
+            for finding in compare_shares(spark, work):
+                self.verdicts[finding.piece.destination].take(finding)
+                if time.monotonic() - shown > _SHOW_SECONDS:
+                    self._show("comparing")
+                    shown = time.monotonic()
+            self._show("comparing")
+
+    def _show(self, phase: str) -> None:
+        size = sum(verdict.size_in_bytes for verdict in self.verdicts.values())
+        comparing = time.monotonic() - self._comparing_since if self._comparing_since is not None else 0.0
+        self._watcher(
+            VerifyView(
+                time.monotonic() - self._began,
+                phase,
+                self._request.mirror,
+                self._progress(),
+                size / comparing if comparing else 0.0,
+            )
+        )
+
+    def _progress(self) -> tuple[TopicProgress, ...]:
+        by_topic: dict[str, list[tuple[Subject, Verdict]]] = {}
+        for key, subject in self.subjects.items():
+            by_topic.setdefault(key.topic, []).append((subject, self.verdicts[key]))
+        return tuple(
+            TopicProgress(
+                topic,
+                len(found),
+                self._planned[topic],
+                sum(verdict.offsets for _, verdict in found),
+                sum(verdict.records for _, verdict in found),
+                sum(verdict.size_in_bytes for _, verdict in found),
+                sum(verdict.first_difference is not None for _, verdict in found),
+            )
+            for topic, found in by_topic.items()
+        )
+
+    def outcome(self, mirror: MirrorRecord, rows: Sequence[VerifyRow]) -> VerifyOutcome:
+        """Sum up."""
+        code = exit_code_of(rows)
+        warnings = () if rows else (f"mirror {mirror.name} has no topics yet: nothing was compared",)
+        error = error_of(rows, code)
+        evidence = {
+            "verb": "verify",
+            "mirror": mirror.name,
+            "operator": actor(),
+            "beganMs": self._began_ms,
+            "endedMs": now_ms(),
+            "steps": self._steps,
+            "source": {
+                "clusterId": mirror.source_cluster_id,
+                "bootstrapServer": mirror.source.get("bootstrap.servers"),
+            },
+            "destination": {
+                "clusterId": self._destination.cluster_id,
+                "bootstrapServer": self._destination.bootstrap_server,
+            },
+            "master": self._request.master,
+            "sample": self._request.sample,
+            "partitions": [{**row.to_json(), "sourceTopic": self._sources.get(row.topic)} for row in rows],
+            "groups": [],
+            "warnings": list(warnings),
+            "exitCode": int(code),
+            "error": error.to_json() if error else None,
+        }
+        return VerifyOutcome(mirror.name, code, tuple(rows), error, warnings, evidence)
+
+
+def slots_of(master: str, lanes: int) -> int:
+    """Return how many tasks run at once: one a core on this machine, as many as there are lanes on a cluster."""
+    local = _LOCAL.fullmatch(master)
+    if local is None:
+        return lanes
+    threads = local[1] or "1"
+    return (os.cpu_count() or 1) if threads == "*" else max(1, int(threads))

@@ -1,0 +1,545 @@
+"""The one table of mirror settings.
+
+A row is a field of `Settings`: its type, and in `_row` its key, default, help, how its text is read, whether it can be
+changed once the mirror exists, and the names other tools have for it. Flags, files, stored records, validation, help
+and the docs all come from these rows; a new setting is a new row.
+
+A mirror's file holds the source's client properties as well; `split` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from kmirror.errors import RefusedError, UsageError
+from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
+from kmirror.settings.client_keys import is_client_key, meant_client_key, refusal_of
+from kmirror.settings.durations import parse_timestamp
+from kmirror.settings.patterns import TopicSelector, split_patterns
+from kmirror.settings.topic_filters import TopicFilters
+
+_LONGEST_PREFIX = 100
+_EPOCH = datetime(1970, 1, 1)
+_LATEST_TIMESTAMP_MS = (datetime.max - _EPOCH) // timedelta(milliseconds=1)
+_START_HINT = "use one of: earliest, latest, timestamp:T, with T as 2026-03-01T12:00:00Z or epoch milliseconds"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """Where the copy of a topic begins: `earliest`, `latest`, or at the first record of `timestamp_ms` or later."""
+
+    word: str = "earliest"
+    #: Epoch milliseconds; None unless the word is `timestamp`.
+    timestamp_ms: int | None = None
+
+    @property
+    def is_earliest(self) -> bool:
+        """Tell whether the copy begins where the source's log does."""
+        return self.word == "earliest"
+
+    def __str__(self) -> str:
+        if self.timestamp_ms is None:
+            return self.word
+        moment = _EPOCH + timedelta(milliseconds=self.timestamp_ms)
+        precision = "milliseconds" if self.timestamp_ms % 1000 else "seconds"
+        return f"{self.word}:{moment.isoformat(timespec=precision)}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to read a value: `read(key, text)` returns it or raises UsageError; `write` is its opposite."""
+
+    name: str
+    #: What is allowed, for the docs: `1 – 86400`, `earliest`.
+    allowed: str
+    read: Callable[[str, str], Any]
+    write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another tool's name for a setting; `translate(key, text)` turns its value into ours."""
+
+    key: str
+    translate: Callable[[str, str], str] = lambda _, text: text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table, with all that docs and validation need."""
+
+    key: str
+    attribute: str
+    kind: Kind
+    default: Any
+    help: str
+    changeable: bool
+    aliases: tuple[Alias, ...]
+
+
+def _row(key: str, kind: Kind, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
+    metadata = {"key": key, "kind": kind, "help": help, "aliases": aliases, "changeable": changeable}
+    return field(default=default, metadata=metadata)
+
+
+def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
+    def read(key: str, text: str) -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or not lowest <= int(text) <= highest:
+            raise UsageError(
+                f"{key}={text} is not a whole number from {lowest} to {highest}{unit and f' ({unit})'}",
+                "give a number in that range" + (", without a unit" if unit else ""),
+            )
+        return int(text)
+
+    return Kind("int", f"{lowest} – {highest}", read)
+
+
+def parse_start_from(key: str, text: str) -> StartFrom:
+    """Return where a copy begins, as `earliest`, `latest` or `timestamp:T` tell it; `key` is the flag or setting.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    word, colon, moment = text.strip().partition(":")
+    word = word.lower()
+    if word in ("earliest", "latest") and not colon:
+        return StartFrom(word)
+    timestamp_ms = _timestamp_ms(moment) if word == "timestamp" else None
+    if timestamp_ms is None:
+        raise UsageError(f"invalid value {key}={text}", _START_HINT)
+    return StartFrom(word, timestamp_ms)
+
+
+def _timestamp_ms(text: str) -> int | None:
+    """Read a point in time, which is the same whenever it is read; None when it is none, or not in 1970 – 9999."""
+    if not re.fullmatch("[0-9]{12,15}", text) and not re.search("[-T]", text):
+        return None
+    try:
+        timestamp_ms = parse_timestamp(text, 0)
+    except UsageError:
+        return None
+    return timestamp_ms if 0 <= timestamp_ms <= _LATEST_TIMESTAMP_MS else None
+
+
+def _start_offset_spec(key: str, text: str) -> str:
+    """Translate Confluent's word, which has a bare time where ours says `timestamp:`."""
+    known = text if text.lower() in ("earliest", "latest") else f"timestamp:{text}"
+    try:
+        return str(parse_start_from(key, known))
+    except UsageError:
+        hint = "use one of: earliest, latest, a time such as 2026-03-01T12:00:00Z, epoch milliseconds"
+        raise UsageError(f"invalid value {key}={text}", hint) from None
+
+
+def _boolean() -> Kind:
+    def read(key: str, text: str) -> bool:
+        if text.lower() not in {"true", "false"}:
+            raise UsageError(f"invalid value {key}={text}", "use true or false")
+        return text.lower() == "true"
+
+    return Kind("boolean", "true | false", read, lambda value: str(value).lower())
+
+
+def _choice(*words: str) -> Kind:
+    def read(key: str, text: str) -> str:
+        if text.lower() not in words:
+            raise UsageError(f"invalid value {key}={text}", f"use one of: {', '.join(words)}")
+        return text.lower()
+
+    return Kind("word", " | ".join(words), read)
+
+
+def _patterns() -> Kind:
+    def read(key: str, text: str) -> TopicSelector:
+        return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
+
+    return Kind("list", "comma-separated names and regular expressions", read)
+
+
+def _topic_prefix() -> Kind:
+    def read(key: str, text: str) -> str:
+        if not re.fullmatch("[A-Za-z0-9._-]*", text) or len(text) > _LONGEST_PREFIX:
+            raise UsageError(
+                f"{key}={text} is not a valid topic name prefix",
+                f"use at most {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
+            )
+        return text
+
+    return Kind("string", f"at most {_LONGEST_PREFIX} topic name characters", read)
+
+
+def _replication_factor(key: str, text: str) -> int:
+    return -1 if text == "-1" else int(_integer(1, 32_767).read(key, text))
+
+
+def _seconds_of_milliseconds(key: str, text: str) -> str:
+    """Round up to whole seconds."""
+    return str(-(-int(_integer(0, 86_400_000, "milliseconds").read(key, text)) // 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one mirror, typed; made by `parse_settings`. Pickles."""
+
+    topics_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topics.include",
+        _patterns(),
+        TopicSelector(),
+        "Source topics to mirror. `add` extends this list.",
+    )
+    topics_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topics.exclude", _patterns(), TopicSelector(), "Source topics never to mirror. Overrides all other filters."
+    )
+    auto_create_mirror_topics_enable: bool = _row(
+        "auto.create.mirror.topics.enable",
+        _boolean(),
+        False,
+        "Select topics with auto.create.mirror.topics.filters instead of topics.include.",
+    )
+    auto_create_mirror_topics_filters: TopicFilters = _row(  # noqa: RUF009 - the row is a field
+        "auto.create.mirror.topics.filters",
+        Kind("JSON", '{"topicFilters":[…]}', TopicFilters.parse),
+        TopicFilters(),
+        "Source topics to mirror, in Confluent's topicFilters format. Cleared when auto creation is disabled.",
+    )
+    topic_prefix: str = _row(
+        "topic.prefix",
+        _topic_prefix(),
+        "",
+        "Prefix of mirror topic names, put before the source topic's name.",
+        Alias("cluster.link.prefix"),
+        changeable=False,
+    )
+    start_from: StartFrom = _row(  # noqa: RUF009 - the row is a field
+        "start.from",
+        Kind("start", "earliest | latest | timestamp:T", parse_start_from),
+        StartFrom(),
+        "Where to start copying a topic. Resolved once, when the topic is added.",
+        Alias("mirror.start.offset.spec", _start_offset_spec),
+    )
+    replication_factor: int = _row(
+        "replication.factor",
+        Kind("int", "1 – 32767, or -1", _replication_factor),
+        -1,
+        "Replication factor of topics that kmirror creates. -1: the destination brokers' default.",
+    )
+    refresh_interval_seconds: int = _row(
+        "refresh.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        10,
+        "How often the engine checks the source for new topics, partitions and topic settings.",
+        Alias("topic.config.sync.ms", _seconds_of_milliseconds),
+    )
+    sync_topic_configs_enabled: bool = _row(
+        "sync.topic.configs.enabled",
+        _boolean(),
+        True,
+        "Apply later changes of source topic settings to mirror topics. `add` always copies the current settings.",
+    )
+    topic_properties_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topic.properties.exclude",
+        _patterns(),
+        TopicSelector(),
+        "Topic settings not to copy from the source.",
+        Alias("config.properties.exclude"),
+    )
+    retry_timeout_ms: int = _row(
+        "retry.timeout.ms",
+        _integer(0, 86_400_000, "milliseconds"),
+        300_000,
+        "How long to retry transient errors before a partition is FAILED.",
+        Alias("cluster.link.retry.timeout.ms"),
+    )
+    follow_log_start: bool = _row(
+        "follow.log.start",
+        _boolean(),
+        True,
+        "Delete records from the mirror topic after the source has deleted them.",
+    )
+    follow_log_start_delay_ms: int = _row(
+        "follow.log.start.delay.ms",
+        _integer(0, 31_536_000_000, "milliseconds"),
+        3_600_000,
+        "How long the mirror topic keeps records after the source has deleted them.",
+    )
+    source_truncation_policy: str = _row(
+        "source.truncation.policy",
+        _choice("fail", "follow"),
+        "fail",
+        "If the source deleted records before they were copied: the partition is FAILED until `recover`, or copying"
+        " continues after the lost records and an event is recorded.",
+    )
+    source_reset_policy: str = _row(
+        "source.reset.policy",
+        _choice("auto", "fail"),
+        "auto",
+        "If a source topic was deleted and recreated: archive the old records, rebuild the mirror topic and record an"
+        " event, or the topic is FAILED until `recover --accept-reset`.",
+    )
+    source_reset_auto_max_topics: int = _row(
+        "source.reset.auto.max.topics",
+        _integer(0, 100_000),
+        3,
+        "Maximum number of topics per mirror that are rebuilt automatically within an hour.",
+    )
+    source_divergence_policy: str = _row(
+        "source.divergence.policy",
+        _choice("fail", "auto"),
+        "fail",
+        "If the source's history was rewritten (such as by an unclean election): the topic is FAILED until"
+        " `recover --accept-divergence`, or records that the source no longer has are archived, the topic is"
+        " rebuilt and an event is recorded.",
+    )
+    groups_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "groups.include",
+        _patterns(),
+        TopicSelector((".*",)),
+        "Consumer and share groups whose offsets are synced (source names).",
+    )
+    groups_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "groups.exclude",
+        _patterns(),
+        TopicSelector(("console-consumer-.*", "connect-.*", "__.*")),
+        "Groups whose offsets are never synced. Overrides groups.include.",
+    )
+    sync_group_offsets_enabled: bool = _row(
+        "sync.group.offsets.enabled",
+        _boolean(),
+        True,
+        "Sync group offsets from source to destination while the group has no members at the destination.",
+        Alias("consumer.offset.sync.enable"),
+    )
+    sync_group_offsets_interval_seconds: int = _row(
+        "sync.group.offsets.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        10,
+        "How often the engine syncs group offsets.",
+        Alias("consumer.offset.sync.ms", _seconds_of_milliseconds),
+    )
+    group_prefix_enable: bool = _row(
+        "group.prefix.enable",
+        _boolean(),
+        False,
+        "Prefix group names at the destination with topic.prefix.",
+        Alias("consumer.group.prefix.enable"),
+        changeable=False,
+    )
+    sync_topic_acls_enabled: bool = _row(
+        "sync.topic.acls.enabled",
+        _boolean(),
+        False,
+        "Sync the source's ACLs on mirrored topics and groups. ACLs that allow writing to a mirror topic are created"
+        " when mirroring stops.",
+        Alias("acl.sync.enable"),
+    )
+    acls_include: AclFilters = _row(  # noqa: RUF009 - the row is a field
+        "acls.include",
+        Kind("JSON", '{"aclFilters":[…]}', parse_acl_filters),
+        AclFilters(),
+        "ACLs to sync, in Confluent's aclFilters format. Empty: all.",
+        Alias("acl.filters"),
+    )
+    read_only: str = _row(
+        "read.only",
+        _choice("enforce", "detect"),
+        "enforce",
+        "`enforce`: ACLs deny all other clients write access to mirror topics, where possible. `detect`, and wherever"
+        " ACLs are not possible: foreign writes are detected afterwards.",
+    )
+    copy_lanes: int = _row(
+        "copy.lanes",
+        _integer(1, 256),
+        2,
+        "Number of Spark tasks that copy in parallel. Partitions are distributed among them.",
+    )
+
+    def selects(self, source_topic: str) -> bool:
+        """Tell whether the filters take a source topic into the mirror."""
+        filters = self.auto_create_mirror_topics_filters if self.auto_create_mirror_topics_enable else None
+        chosen = filters.matches(source_topic) if filters is not None else self.topics_include.matches(source_topic)
+        return chosen and not self.topics_exclude.matches(source_topic)
+
+    def selects_group(self, group: str) -> bool:
+        """Tell whether a group of the source is one whose offsets are taken over."""
+        return self.groups_include.matches(group) and not self.groups_exclude.matches(group)
+
+    @property
+    def group_prefix(self) -> str:
+        """What the names of groups at the destination begin with."""
+        return self.topic_prefix if self.group_prefix_enable else ""
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """Return the source topics that the filters take by their plain names."""
+        if self.auto_create_mirror_topics_enable:
+            return self.auto_create_mirror_topics_filters.names
+        return self.topics_include.names
+
+    @property
+    def discovers(self) -> bool:
+        """Tell whether there are filters that later topics of the source may match."""
+        return self.auto_create_mirror_topics_enable or bool(self.topics_include.patterns)
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(attribute=row.name, default=row.default, **row.metadata) for row in fields(Settings)
+)
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+_ALIASES = {alias.key: (setting, alias) for setting in SETTINGS for alias in setting.aliases}
+
+
+def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the source's client properties and the mirror's settings, the latter under kmirror's own keys.
+
+    `complete` is as for `parse_settings`.
+
+    Raises:
+        UsageError: a key is neither; names it, and the nearest known one. Or a mirror cannot go by a client property.
+    """
+    connection = {key: value for key, value in properties.items() if is_client_key(key)}
+    for key, value in connection.items():
+        if refused := refusal_of(key, value):
+            raise UsageError(f"{key}={value} has no effect on a mirror: {refused[0]}", refused[1])
+    rest = {key: value for key, value in properties.items() if key not in connection}
+    return connection, canonical(rest, complete=complete)
+
+
+def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str]:
+    """Return settings under kmirror's own keys and checked, as they are stored: aliases translated, values tidied.
+
+    `complete` is as for `parse_settings`.
+
+    Raises:
+        UsageError: as `parse_settings`.
+    """
+    settings = parse_settings(raw, complete=complete)
+    given = {setting_of(key).key for key in raw}
+    return {
+        setting.key: setting.kind.write(getattr(settings, setting.attribute))
+        for setting in SETTINGS
+        if setting.key in given
+    }
+
+
+def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
+    """Return the settings that a flag, a file or a stored record gives as text; what it does not give has its default.
+
+    Unless it is `complete` others will join them, and whether they fit together is not looked at.
+
+    Raises:
+        UsageError: an unknown key, a value that is not understood or out of range, or two that contradict each other;
+            names the keys.
+    """
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for key, text in raw.items():
+        setting = setting_of(key)
+        alias = _ALIASES[key][1] if key in _ALIASES else None
+        value = setting.kind.read(key, (alias.translate(key, text.strip()) if alias else text).strip())
+        if setting.attribute in values and values[setting.attribute] != value:
+            raise UsageError(
+                f"{written_as[setting.key]} and {key} contradict each other: they are the same setting",
+                f"keep only {setting.key}",
+            )
+        values[setting.attribute] = value
+        written_as[setting.key] = key
+    settings = Settings(**values)
+    if complete:
+        _check_contradictions(settings)
+    return settings
+
+
+def setting_of(key: str) -> Setting:
+    """Return the row of a key or alias.
+
+    Raises:
+        UsageError: there is none; names the nearest known key.
+    """
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    if key in _ALIASES:
+        return _ALIASES[key][0]
+    near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
+    meant = near[0] if near else meant_client_key(key)
+    raise UsageError(
+        f"unknown setting {key}",
+        f"did you mean {meant}?" if meant else f"use one of: {', '.join(_BY_KEY)}; or a Kafka client property",
+    )
+
+
+def differing_keys(one: Settings, other: Settings) -> list[str]:
+    """Return the keys whose values differ, in the table's order."""
+    return [row.key for row in SETTINGS if getattr(one, row.attribute) != getattr(other, row.attribute)]
+
+
+def check_change(before: Settings, after: Settings) -> None:
+    """Refuse a change of settings that are fixed once the mirror exists.
+
+    Raises:
+        RefusedError: names them.
+    """
+    fixed = [key for key in differing_keys(before, after) if not _BY_KEY[key].changeable]
+    if fixed:
+        raise RefusedError(
+            f"{', '.join(fixed)} cannot be changed once the mirror exists", "create a new mirror with that setting"
+        )
+
+
+def describe() -> list[dict[str, str]]:
+    """Return one row a setting for the docs: key, type, allowed, default, changeable, aliases, help."""
+    return [
+        {
+            "key": setting.key,
+            "type": setting.kind.name,
+            "allowed": setting.kind.allowed,
+            "default": setting.kind.write(setting.default),
+            "changeable": "yes" if setting.changeable else "no",
+            "aliases": ", ".join(alias.key for alias in setting.aliases),
+            "help": setting.help,
+        }
+        for setting in SETTINGS
+    ]
+
+
+def _check_contradictions(settings: Settings) -> None:
+    if settings.sync_topic_acls_enabled and settings.topic_prefix:
+        raise UsageError(
+            "topic.prefix and sync.topic.acls.enabled exclude each other: ACLs name the source topics, but the mirror"
+            " topics have other names",
+            "remove one of them",
+        )
+    for what, include, exclude in (
+        ("topics", settings.topics_include, settings.topics_exclude),
+        ("groups", settings.groups_include, settings.groups_exclude),
+    ):
+        both = [pattern for pattern in include.patterns if pattern in exclude.patterns]
+        if both:
+            raise UsageError(
+                f"{what}.include and {what}.exclude contradict each other: both contain {', '.join(both)}",
+                "remove it from one of them",
+            )
+    if settings.group_prefix_enable and not settings.topic_prefix:
+        raise UsageError(
+            "group.prefix.enable=true requires topic.prefix",
+            "set topic.prefix, or remove group.prefix.enable",
+        )
+    enable, filters = "auto.create.mirror.topics.enable", "auto.create.mirror.topics.filters"
+    enabled, chosen = settings.auto_create_mirror_topics_enable, settings.auto_create_mirror_topics_filters
+    if chosen.filters and not enabled:
+        raise UsageError(f"{filters} is set, but {enable} is not true", f"set {enable}=true, or remove {filters}")
+    if enabled and not chosen.includes_something:
+        raise UsageError(
+            f"{enable}=true requires {filters} with at least one INCLUDE",
+            f'for every topic: {filters}={{"topicFilters":[{{"name":"*","patternType":"LITERAL",'
+            '"filterType":"INCLUDE"}]}',
+        )
+    if enabled and settings.topics_include.patterns:
+        raise UsageError(
+            f"topics.include and {enable}=true exclude each other: both select topics",
+            f"remove topics.include, or set {enable}=false, which clears {filters}",
+        )

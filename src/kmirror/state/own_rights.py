@@ -1,0 +1,21 @@
+"""The rights that kmirror needs on what is its own at the destination: its topics, and its transactional ids. Pure."""
+
+from __future__ import annotations
+
+from kmirror.cluster.acl_commands import Grant
+from kmirror.cluster.protocol.codes import Code
+
+#: What kmirror's own topics, and its transactional ids, begin with.
+OWN_TOPICS = "__kmirror_"
+OWN_TRANSACTIONAL_IDS = "kmirror-"
+
+#: What reading and writing what kmirror remembers takes.
+OWN_MEMORY = Grant(
+    f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), "kmirror's memory", prefixed=True
+)
+OWN_LOCKS = Grant(f"--transactional-id {OWN_TRANSACTIONAL_IDS}", ("WRITE",), "its locks", prefixed=True)
+
+
+def lacking_grant(code: int) -> Grant:
+    """Return the rights that are missing where a broker refuses something of kmirror's own with this code."""
+    return OWN_LOCKS if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else OWN_MEMORY

@@ -1,0 +1,61 @@
+"""A source that accepts connections and answers nothing: nobody says how far behind the copy is, but for what it was.
+
+The lanes are threads of the test; the source is a real broker, frozen.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from kmirror.engine.control.driver import COPYING, TopicView, view_of
+from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.results import TopicState
+from kmirror.ops.show.describe import describe
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.wait import Condition, wait
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import freeze, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.waiting import wait_until
+
+
+def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
+    destination_cluster: SandboxCluster, mortal_cluster: SandboxCluster
+) -> None:
+    source, topic = mortal_cluster, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one", "two"])
+    with Destination.open(properties_of(destination_cluster)) as destination:
+        mirror = new_mirror(destination, source)
+        assert add(destination, mirror, selector(topic)).exit_code == ExitCode.OK
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+
+            def seen() -> TopicView:
+                (view,) = view_of([local.engine], COPYING, 0.0).topics
+                return view
+
+            assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
+            assert (seen().lag, seen().state) == (0, "ACTIVE")
+            freeze(source, 1)
+            try:
+                wait_until(lambda: seen().lag is None and seen().state == "SOURCE_UNAVAILABLE", 6 * KNOWN_SECONDS)
+                assert seen().reason is Reason.SOURCE_UNREACHABLE
+                (row,) = describe(destination, mirror)
+                assert (row.lag, row.last_known_lag, row.reason) == (None, 0, Reason.SOURCE_UNREACHABLE)
+                (listed,) = [one for one in list_mirrors(destination) if one.mirror == mirror]
+                assert (listed.state, listed.max_lag, listed.reason) == (
+                    TopicState.SOURCE_UNAVAILABLE,
+                    None,
+                    Reason.SOURCE_UNREACHABLE,
+                )
+                result = wait(destination, mirror, Condition.HEALTHY, 100)
+                assert (result.exit_code, result.results[0].reason) == (ExitCode.TIMED_OUT, Reason.SOURCE_UNREACHABLE)
+            finally:
+                source.signal(1, signal.SIGCONT)
+            wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)
+            assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK

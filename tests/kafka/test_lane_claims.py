@@ -1,0 +1,42 @@
+"""When a lane writes where an earlier run of it might: its engine says whether the time of that one is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from kmirror.engine.clock import now
+from kmirror.engine.lane.partition_copy import Status
+from kmirror.state.records import Incarnation
+from tests.support.clusters import ClusterPair
+from tests.support.lane import Mirror
+from tests.support.mirrors import produce
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def mirror(cluster_pair: ClusterPair) -> Iterator[Mirror]:
+    with closing(Mirror(cluster_pair.source, cluster_pair.destination)) as made:
+        produce(cluster_pair.source, made.topic(), ["one", "two"])
+        yield made
+
+
+def test_a_lane_need_not_wait_for_runs_whose_time_is_over_as_its_engine_says(mirror: Mirror) -> None:
+    mirror.claim(settle_ms=0)
+    # without that word it would wait for ten minutes
+    lane = mirror.start(claim=False, predecessor_may_write=True, ttl_ms=600_000)
+    mirror.wait_copied(lane)
+    assert mirror.stop(lane).clean
+
+
+@pytest.mark.parametrize(("attempt", "settle_ms"), [(0, 1), (1, 0)], ids=["time is left", "Spark started it again"])
+def test_a_lane_waits_while_another_run_of_it_may_write(mirror: Mirror, attempt: int, settle_ms: int) -> None:
+    mirror.claim(lanes={0: Incarnation(1, 0)}, settle_ms=settle_ms)
+    lane = mirror.start(attempt, claim=False, predecessor_may_write=True, ttl_ms=600_000)
+    (partition,) = lane.partitions
+    # its own claim is written, and the partition was looked at
+    wait_until(lambda: 0 < partition.wake_at - now() < 601)
+    assert partition.status is Status.WAITING
+    mirror.stop(lane)

@@ -1,0 +1,162 @@
+"""Groups of topics that are promoted together on real brokers: all of them are stopped, or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.cli.main import main
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.fence import Fenced, log_ends
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import ExitCode, Reason
+from kmirror.ops.context import Destination
+from kmirror.ops.results import Outcome, TopicState
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.ops.stop.stop import stop
+from kmirror.state.records import PartitionState
+from tests.kafka.test_promote import mirrored
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.foreign import write_plainly
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import produce, properties_of, selector
+from tests.support.visible import assert_mirrored, shown
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+def states(destination: Destination, mirror: str) -> dict[str, TopicState]:
+    return {row.topic: row.topic_state for row in describe(destination, mirror)}
+
+
+def catch_up(engine: LocalEngine, destination: Destination, mirror: str) -> None:
+    engine.catch_up()
+    wait_until(lambda: all(row.initial_copy_complete for row in describe(destination, mirror)))
+
+
+def request(mirror: str, timeout_ms: int | None = 60_000) -> PromoteRequest:
+    return PromoteRequest(mirror, idle_ms=0, timeout_ms=timeout_ms, together=True)
+
+
+def test_no_topic_is_stopped_before_all_are_ready(
+    cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready, held = sorted([unique_topic(), unique_topic()])
+    mirror = mirrored(cluster_pair, destination, ready, held)
+    producer = Producer({**properties_of(cluster_pair.source), "transactional.id": held})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(held, "undecided", partition=0)
+    producer.flush(30)
+    evidence = tmp_path / "evidence.json"
+    words = ["promote", "--mirror", mirror, "--together", "--idle", "0s", "--json"]
+    words += ["--bootstrap-server", cluster_pair.destination.bootstrap_servers]
+    with LocalEngine(destination, mirror) as engine:
+        catch_up(engine, destination, mirror)
+        assert main([*words, "--dry-run"]) == ExitCode.TIMED_OUT
+        drill = {row["topic"]: row for row in json.loads(capsys.readouterr().out)["results"]}
+        assert drill[ready]["result"] == drill[held]["result"] == "TIMED_OUT"
+        assert drill[ready]["message"] == f"{ready} would wait: it is ready and waits for {held}"
+
+        assert main([*words, "--timeout", "3s"]) == ExitCode.TIMED_OUT
+        rows = {row["topic"]: row for row in json.loads(capsys.readouterr().out)["results"]}
+        assert rows[ready]["message"].endswith(f"not ready in time: it is ready and waits for {held}")
+        assert "transaction" in rows[held]["message"]
+        assert states(destination, mirror) == {ready: TopicState.ACTIVE, held: TopicState.ACTIVE}
+        produce(cluster_pair.source, ready, ["four"])
+        producer.commit_transaction(30)
+        engine.catch_up()
+        assert_mirrored(cluster_pair.source, cluster_pair.destination, ready)
+
+        assert main([*words, "--timeout", "60s", "--report", str(evidence)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {(row["topic"], row["result"], row["lag"]) for row in told["results"]} == {
+        (topic, "DONE", 0) for topic in (ready, held)
+    }
+    assert states(destination, mirror) == {ready: TopicState.STOPPED, held: TopicState.STOPPED}
+    written = json.loads(evidence.read_text())
+    assert (written["together"], written["partitions"]) == (True, told["results"])
+
+
+def test_one_that_cannot_be_stopped_gives_all_of_them_back(cluster_pair: ClusterPair, destination: Destination) -> None:
+    sound, foreign = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, sound, foreign)
+    with LocalEngine(destination, mirror) as engine:
+        catch_up(engine, destination, mirror)
+        write_plainly(cluster_pair.destination, foreign, 1)
+        produce(cluster_pair.source, foreign, ["four"])
+        wait_until(lambda: states(destination, mirror)[foreign] is TopicState.FAILED)
+        for dry_run in (False, True):
+            done = promote(destination, request(mirror), dry_run=dry_run)
+            rows = {row.topic: row for row in done.result.results}
+            assert rows[foreign].reason is Reason.DESTINATION_WRITTEN
+            assert rows[sound].result is Outcome.REFUSED
+            assert foreign in str(rows[sound].message)
+            assert done.result.exit_code not in (0, ExitCode.TIMED_OUT, ExitCode.REFUSED)
+        assert states(destination, mirror)[sound] is TopicState.ACTIVE
+        produce(cluster_pair.source, sound, ["four"])
+        engine.catch_up()
+        assert_mirrored(cluster_pair.source, cluster_pair.destination, sound)
+
+
+def test_none_is_writable_where_one_of_them_cannot_be_fenced(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, missed = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, first, missed)
+
+    def silent(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, Fenced]:
+        away = {place: Fenced(Code.NOT_LEADER_OR_FOLLOWER, None) for place in places if place.topic == missed}
+        return {**log_ends(client, places), **away}
+
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        monkeypatch.setattr("kmirror.ops.stop.stop.log_ends", silent)
+        done = promote(destination, request(mirror))
+        assert {(row.topic, row.result) for row in done.result.results} == {
+            (first, Outcome.TIMED_OUT),
+            (missed, Outcome.FAILED),
+        }
+        assert done.result.exit_code == ExitCode.PARTLY_DONE
+        assert {row.state for row in describe(destination, mirror)} == {PartitionState.STOPPING}
+        # another command for other topics does not hide that
+        monkeypatch.undo()
+        other = promote(destination, PromoteRequest(mirror, selector(missed), idle_ms=0), dry_run=True)
+        assert [w for w in other.result.warnings if first in w and "neither mirrored nor writable" in w]
+        again = promote(destination, request(mirror))
+    assert again.result.exit_code == 0, again.result
+    assert {row.state for row in describe(destination, mirror)} == {PartitionState.STOPPED}
+
+
+def test_a_source_that_moves_in_between_is_told_exactly(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, moving = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, quiet, moving)
+
+    def stop_and_write(*arguments: object) -> object:
+        done = stop(*arguments)  # type: ignore[arg-type]
+        produce(cluster_pair.source, moving, ["late", "later"])
+        return done
+
+    monkeypatch.setattr("kmirror.ops.stop.promote.stop", stop_and_write)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        done = promote(destination, request(mirror))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE
+    (late,) = [row for row in done.result.results if row.result is not Outcome.DONE]
+    assert (late.topic, late.partition, late.lag) == (moving, 0, 2)
+    assert late.reason is Reason.SOURCE_WRITTEN_AFTER_STOP
+    assert states(destination, mirror) == {quiet: TopicState.STOPPED, moving: TopicState.STOPPED}
+    assert len(shown(cluster_pair.destination, quiet)) == 3

@@ -1,0 +1,198 @@
+"""What a stop says was lost is true: asked of the source at the time, FAILED partitions and foreign records included.
+
+Seen before: `describe` said lag 100, and the failover after it "0 records known beyond it", from a look minutes old. A
+partition that had FAILED was stopped without a word on it. A foreign record at offset 100 made the last mirrored offset
+101.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import Reason
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover, remove
+from kmirror.ops.stop.promote import PromoteRequest, promote
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import PartitionState
+from tests.support.clusters import ClusterPair, freeze, unique_topic
+from tests.support.foreign import write_idempotently, write_plainly
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+def mirrored(source: SandboxCluster, destination: Destination, topic: str, partitions: int = 1) -> str:
+    """Return a new mirror of a new topic with three records in each partition."""
+    mirror = new_mirror(destination, source)
+    make_topic(source, topic, partitions, retention_ms="-1")
+    for partition in range(partitions):
+        produce(source, topic, ["one", "two", "three"], partition)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    return mirror
+
+
+def row_of(result: VerbResult, partition: int = 0) -> TopicResult:
+    """Return the row of a partition."""
+    (row,) = [row for row in result.results if row.partition == partition]
+    return row
+
+
+def test_what_the_source_took_since_the_last_look_is_known(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    # five seconds of data, by their timestamps
+    produce(cluster_pair.source, topic, ["x" * 5005] + ["y"] * 99)
+    began = int(time.time() * 1000)
+    rehearsed = failover(destination, mirror, dry_run=True)
+    real = failover(destination, mirror)
+    for done in (rehearsed, real):
+        row, totals = row_of(done.result), done.result.totals
+        assert done.result.exit_code == 0
+        assert (row.last_mirrored_offset, row.lag) == (3, 100)
+        assert totals is not None
+        assert (totals.known_lost_records, totals.partitions_unknown, totals.rpo_ms) == (100, 0, 5000)
+        assert totals.as_of_ms is not None
+        assert totals.as_of_ms >= began
+        assert done.evidence["totals"]["knownLostRecords"] == 100
+    # asked again for what is done, verbs say the same
+    for again in (failover(destination, mirror).result, promote(destination, PromoteRequest(mirror)).result):
+        row = row_of(again)
+        assert (row.result, row.reason, row.last_mirrored_offset, row.lag) == (Outcome.NOOP, Reason.FAILED_OVER, 3, 100)
+        assert row.to_json()["rpoMs"] == 5000
+
+
+def test_a_failed_partition_says_why_and_counts(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    produce(cluster_pair.source, topic, ["later"] * 550)
+    place = ClientPartition(topic, 0, 53)
+    admin = AdminClient(properties_of(cluster_pair.source))
+    admin.delete_records([place])[place].result(30)
+    with LocalEngine(destination, mirror):
+        wait_until(lambda: describe(destination, mirror)[0].state is PartitionState.FAILED)
+        for dry_run in (True, False):
+            done = failover(destination, mirror, dry_run=dry_run).result
+            row = row_of(done)
+            assert (row.last_mirrored_offset, row.lag) == (3, 550), row
+            assert row.to_json()["failureReason"] == "SOURCE_TRUNCATED"
+            assert "its 50 records 3 to 52 were deleted before they were copied" in str(row.message)
+            assert done.totals is not None
+            assert (done.totals.failed_partitions, done.totals.known_lost_records) == (1, 550)
+    assert "SOURCE_TRUNCATED" in str(row_of(failover(destination, mirror).result).message)
+
+
+def test_the_last_mirrored_offset_is_where_the_sources_records_end(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    """Nobody has noticed the foreign records when these topics are stopped."""
+    found, other, adopted = unique_topic(), unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, found)
+    for topic in (other, adopted):
+        make_topic(cluster_pair.source, topic, retention_ms="-1")
+        produce(cluster_pair.source, topic, ["one", "two", "three"])
+    make_topic(cluster_pair.destination, adopted, retention_ms="-1")
+    produce(cluster_pair.destination, adopted, ["one", "two", "three"])
+    assert add(destination, mirror, selector(other)).exit_code == 0
+    assert add(destination, mirror, selector(adopted), adopt=True).exit_code == 0
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    writers = {
+        found: write_idempotently(cluster_pair.destination, found, 1),
+        other: write_plainly(cluster_pair.destination, other, 2),
+        adopted: write_plainly(cluster_pair.destination, adopted, 1),
+    }
+    produce(cluster_pair.source, found, ["four"])
+    done = remove(destination, mirror, selector(found, adopted)).result
+    done_others = failover(destination, mirror).result
+    rows = {row.topic: row for row in (*done.results, *done_others.results) if row.result is Outcome.DONE}
+    assert {topic: (row.last_mirrored_offset, row.lag) for topic, row in rows.items()} == {
+        found: (3, 1),
+        other: (3, 0),
+        adopted: (3, 0),
+    }
+    assert {topic: row.to_json()["foreignRecords"] for topic, row in rows.items()} == {found: 1, other: 2, adopted: 1}
+    for topic, writer in writers.items():
+        assert f"from {writer} " in str(rows[topic].message)
+        assert "at offset 3 and after" in str(rows[topic].message)
+    assert {(row.topic, row.last_mirrored_offset) for row in describe(destination, mirror)} == {
+        (topic, 3) for topic in (found, other, adopted)
+    }
+    refused = add(destination, mirror, selector(found), adopt=True)
+    assert refused.exit_code == 3, refused
+
+
+def test_a_foreign_record_that_the_engine_has_found(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        write_plainly(cluster_pair.destination, topic, 2)
+        produce(cluster_pair.source, topic, ["four", "five"])
+        wait_until(lambda: describe(destination, mirror)[0].state is PartitionState.FAILED)
+    # a new engine finds it FAILED from its beginning
+    with LocalEngine(destination, mirror) as engine:
+        wait_until(lambda: bool(engine.engine.failures))
+        row = row_of(remove(destination, mirror, selector(topic)).result)
+    assert (row.result, row.last_mirrored_offset, row.lag) == (Outcome.DONE, 3, 2), row
+    assert row.to_json()["failureReason"] == "DESTINATION_WRITTEN"
+    assert "2 foreign records from a producer without an id are at offset 3 and after" in str(row.message)
+
+
+def test_a_switched_back_topic_is_all_its_sources(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """What was local once is the source's after it was mirrored there and adopted here: an old report says nothing."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    assert remove(destination, mirror, selector(topic)).result.exit_code == 0
+    for cluster in (cluster_pair.source, cluster_pair.destination):
+        produce(cluster, topic, ["local", "too"])
+    assert add(destination, mirror, selector(topic), adopt=True).exit_code == 0
+    row = row_of(failover(destination, mirror).result)
+    assert (row.result, row.last_mirrored_offset, row.lag) == (Outcome.DONE, 5, 0), row
+
+
+@pytest.mark.parametrize("source_is", ["alive", "dead", "frozen"])
+def test_a_failover_is_right_whatever_the_source_does(
+    destination: Destination, mortal_cluster: SandboxCluster, source_is: str
+) -> None:
+    topic, partitions = unique_topic(), 5
+    source = mortal_cluster
+    mirror = mirrored(source, destination, topic, partitions)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    produce(source, topic, ["four"] * 10, partition=2)
+    if source_is == "dead":
+        source.kill(source.brokers[0].node_id)
+    elif source_is == "frozen":
+        freeze(source, source.brokers[0].node_id)
+    done = failover(destination, mirror).result
+    assert done.exit_code == 0, done
+    assert [row.last_mirrored_offset for row in done.results] == [3] * partitions
+    assert done.totals is not None
+    lost = 10 if source_is == "alive" else 0
+    assert [row.lag for row in done.results] == [0, 0, lost, 0, 0]
+    assert (done.totals.partitions, done.totals.known_lost_records) == (partitions, lost)
+    assert (done.totals.source_trouble is None) is (source_is == "alive")
+    assert all("the source ended at" in str(row.message) for row in done.results)
+    assert destination.state().partition(mirror, *TopicPartition(topic, 2)) is not None

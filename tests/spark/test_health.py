@@ -1,0 +1,104 @@
+"""Healthy means that records flow: no worker, a frozen engine, no engine are each said everywhere, and by name.
+
+Once a Spark master stood without its only worker, 40,000 records waited, and everything said that all was well.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.spark.conftest import MakePair
+from tests.support.engine import Engine, Pair, typed
+from tests.support.spark_standalone import running_standalone_spark
+from tests.support.waiting import wait_until
+
+
+def listed(pair: Pair) -> dict[str, Any]:
+    """Return what `list` says of the mirror."""
+    rows = json.loads(typed(pair.destination, "list", "--json").stdout)
+    return next(row for row in rows if row["mirror"] == pair.mirror)
+
+
+def described(pair: Pair) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(
+        typed(pair.destination, "describe", "--mirror", pair.mirror, "--json").stdout
+    )
+    return found
+
+
+def assert_healthy(pair: Pair, engine: Engine) -> None:
+    done = typed(pair.destination, "wait", "--mirror", pair.mirror, "--for", "healthy", "--timeout", "90s")
+    assert done.returncode == 0, (done.stderr, engine.output)
+    assert (listed(pair)["state"], listed(pair)["reason"]) == ("ACTIVE", None)
+
+
+def assert_everything_says(pair: Pair, reason: str, *, hint: str) -> None:
+    """Check every command that people look at: none of them says that records flow."""
+    wait_until(lambda: {row["reason"] for row in described(pair)} == {reason}, 60)
+    assert (listed(pair)["state"], listed(pair)["reason"]) == ("LINK_FAILED", reason)
+    rows = described(pair)
+    assert {row["topicState"] for row in rows} == {"LINK_FAILED"}
+    # both clusters are asked afresh
+    assert sum(row["lag"] for row in rows) == pair.source_end() - pair.destination_end()
+    table = typed(pair.destination, "describe", "--mirror", pair.mirror)
+    assert f"  {reason} (MIRRORING)\n" in table.stdout
+    done = typed(pair.destination, "wait", "--mirror", pair.mirror, "--for", "healthy", "--timeout", "1s", "--json")
+    assert done.returncode == 5, done.stdout
+    error = json.loads(done.stdout)["error"]
+    assert (error["reason"], hint in error["hint"]) == (reason, True), error
+
+
+def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when_it_is_back(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair, tmp_path: Path
+) -> None:
+    pair = make_pair(source_cluster, destination_cluster, partitions=4)
+    pair.fill(2_000)
+    pair.create()
+    with running_standalone_spark(tmp_path / "spark", workers=1, cores=3) as spark:
+        engine = pair.engine("--master", spark.master_url)
+        pair.wait_until_equal(engine)
+        assert_healthy(pair, engine)
+        spark.kill_worker(spark.workers[0])
+        pair.fill(2_000)
+        assert_everything_says(pair, "NO_WORKERS", hint="start Spark workers")
+        assert listed(pair)["engineAgeMs"] < 10_000
+        wait_until(lambda: "not copying  1 topic, 4 partitions  lag 2,000  0 B/s  NO_WORKERS: " in engine.output, 60)
+
+        spark.start_worker()
+        pair.wait_until_equal(engine)
+        assert_healthy(pair, engine)
+
+        spark.kill_worker(spark.workers[1])
+        pair.fill(2_000)
+        wait_until(lambda: listed(pair)["reason"] == "NO_WORKERS", 60)
+        engine.stop()
+        last = next(line for line in engine.output.splitlines() if line.startswith("stopped after"))
+        assert ": NO_WORKERS, no worker has reported on lane" in last
+        assert ", lag 0" not in last
+
+
+def test_an_engine_that_is_frozen_is_silent_and_one_that_is_killed_is_none(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair
+) -> None:
+    pair = make_pair(source_cluster, destination_cluster, partitions=2)
+    pair.fill(1_000)
+    pair.create()
+    engine = pair.engine()
+    pair.wait_until_equal(engine)
+    assert_healthy(pair, engine)
+    name = listed(pair)["engine"]
+    assert name is not None
+    engine.process.send_signal(signal.SIGSTOP)
+    # its lanes go on for a while without it; nobody looks after them
+    time.sleep(10)
+    assert_everything_says(pair, "ENGINE_SILENT", hint="--take-over")
+    found = described(pair)[0]
+    assert (found["engine"], found["engineAgeMs"] >= 10_000) == (name, True)
+    engine.destroy()
+    assert_everything_says(pair, "NO_ENGINE", hint="kmirror run")
+    assert (listed(pair)["engine"], listed(pair)["engineLastSeenMs"]) == (None, found["engineLastSeenMs"])

@@ -1,0 +1,68 @@
+"""`run` waits for what may pass, ends at once for what cannot, and never runs on without Spark."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import Pair, command, kmirror
+from tests.support.waiting import wait_until
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "server", "code"),
+    [
+        (["--until-caught-up", "--timeout", "2s"], NOBODY, 5),
+        (["--for", "2s"], NOBODY, 5),
+        (["--until-caught-up"], NOBODY, 6),
+        ([], "nowhere.invalid:9092", 6),
+    ],
+)
+def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, code: int) -> None:
+    ended = kmirror(server, "run", "--mirror", "m", *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert "cannot connect to" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_waiting_ends_when_it_is_told_to(number: signal.Signals) -> None:
+    engine = subprocess.Popen(
+        command(NOBODY, "run", "--mirror", "m"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert engine.stdout is not None
+        assert any("tried again until it passes" in line for line in engine.stdout)
+        engine.send_signal(number)
+        out, err = engine.communicate(timeout=30)
+    finally:
+        engine.kill()
+    assert engine.returncode == 0, err
+    assert "caught up" not in out
+
+
+def test_a_broker_that_comes_later_is_waited_for_and_a_lost_spark_ends_the_engine(
+    source_cluster: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    destination = make_cluster("destination")
+    pair = Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=1)
+    try:
+        pair.create()
+        pair.fill(10)
+        destination.stop()
+        engine = pair.engine()
+        wait_until(lambda: "waiting for the clusters, tried again" in engine.output)
+        destination.start_broker(1)
+        pair.wait_until_copying(engine)
+        (jvm,) = [one for one in engine.tree().all if "org.apache.spark" in one.command]
+        jvm.kill()
+        assert engine.wait(60) == 1
+        assert "Spark's Java process ended unexpectedly" in engine.output
+    finally:
+        pair.close()

@@ -1,0 +1,159 @@
+"""Distribute test files over the processes of pytest-xdist: the longest first, each to the process that is free.
+
+A file stays in one process, where its tests share what they set up. When a process dies, the test it was running has
+failed; the rest of its files goes to the process that replaces it. (With `--dist loadfile` such a run never ends.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from xdist.workermanage import WorkerController
+
+#: How long each file took, in seconds. `pytest --record-durations` writes it again; CI does not.
+DURATIONS_FILE = Path(__file__).parent.parent / "durations.json"
+#: A process starts a test when it knows the next one: what that does not need is torn down between them.
+_ALWAYS_KNOWN = 2
+
+
+def file_of(nodeid: str) -> str:
+    """Return a test's file, below `tests`."""
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def known_durations() -> dict[str, float]:
+    """Return the recorded seconds by file."""
+    return dict(json.loads(DURATIONS_FILE.read_text(encoding="utf-8"))) if DURATIONS_FILE.exists() else {}
+
+
+def record_durations(measured: Mapping[str, float]) -> None:
+    """Replace the durations of the files that have run; forget files that are gone."""
+    merged = {**known_durations(), **{file: round(seconds, 1) for file, seconds in measured.items()}}
+    kept = {file: merged[file] for file in sorted(merged) if (DURATIONS_FILE.parent / file).exists()}
+    DURATIONS_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+class LongestFileFirst:
+    """A scheduler as pytest-xdist calls it (`xdist.scheduler.protocol.Scheduling`)."""
+
+    def __init__(self, config: pytest.Config, node_count: int, durations: Mapping[str, float]) -> None:
+        #: pytest-rerunfailures looks for it here.
+        self.config = config
+        self._node_count = node_count
+        self._durations = durations
+        #: The tests, as every process has collected them; they are called by their place in it.
+        self._collection: list[str] | None = None
+        self._ready: list[WorkerController] = []
+        self._queue: deque[list[int]] = deque()
+        #: What each process was given and has not finished, in the order in which it runs.
+        self._given: dict[WorkerController, deque[int]] = {}
+        self._scheduled = False
+
+    @property
+    def nodes(self) -> list[WorkerController]:
+        """The processes that are there."""
+        return list(self._given)
+
+    @property
+    def collection_is_completed(self) -> bool:
+        """Whether all the processes of the beginning have collected."""
+        return self._scheduled or len(self._ready) >= self._node_count
+
+    @property
+    def tests_finished(self) -> bool:
+        """Whether the processes may be told to end once they have run what they were given."""
+        given = self._given.values()
+        return self._scheduled and not self._queue and all(len(tests) < _ALWAYS_KNOWN for tests in given)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether tests are left."""
+        return bool(self._queue) or any(self._given.values())
+
+    def add_node(self, node: WorkerController) -> None:
+        """Take note of a new process, which has not collected yet."""
+        self._given[node] = deque()
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        """Take note of what a process has collected. Raises ValueError when it is not what the others have."""
+        if self._collection is None:
+            self._collection = list(collection)
+        if differing := {*self._collection} ^ {*collection}:
+            raise ValueError(f"the processes have collected different tests: {sorted(differing)}")
+        if self._collection != list(collection):
+            raise ValueError("the processes have collected the same tests in different orders")
+        self._ready.append(node)
+
+    def schedule(self) -> None:
+        """Give every process that is ready its first files."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._queue.extend(self._files())
+        for node in self._ready:
+            self._feed(node)
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Take note that a process has finished a test."""
+        self._given[node].remove(item_index)
+        self._feed(node)
+
+    def mark_test_pending(self, item: str) -> None:
+        """Have a test run once more."""
+        assert self._collection is not None
+        self._queue.appendleft([self._collection.index(item)])
+
+    def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> None:
+        """Never called: it is the answer to a request that this scheduler does not make."""
+        raise NotImplementedError
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Forget a process that has ended; return the test that it was running, if it died of one."""
+        self._ready = [one for one in self._ready if one is not node]
+        left = self._given.pop(node)
+        if not left:
+            return None
+        assert self._collection is not None
+        died_of = self._collection[left.popleft()]
+        if left:
+            self._queue.appendleft(list(left))
+        return died_of
+
+    def _files(self) -> list[list[int]]:
+        """Return each file's tests; a file that was never measured comes first."""
+        files: dict[str, list[int]] = {}
+        for index, nodeid in enumerate(self._collection or ()):
+            files.setdefault(file_of(nodeid), []).append(index)
+        longest_first = sorted(files, key=lambda file: -self._durations.get(file, float("inf")))
+        return [files[file] for file in longest_first]
+
+    def _feed(self, node: WorkerController) -> None:
+        while not node.shutting_down and len(self._given[node]) < _ALWAYS_KNOWN:
+            if not self._queue:
+                node.shutdown()
+                return
+            tests = self._queue.popleft()
+            self._given[node].extend(tests)
+            node.send_runtest_some(tests)
+
+
+def kill_what_is_left_of(node: WorkerController) -> None:
+    """End what a process that died has started: brokers, engines, JVMs. They carry its name in their environment."""
+    run, name = node.workerinput["testrunuid"], node.gateway.id
+    for pid in _processes_with({f"PYTEST_XDIST_TESTRUNUID={run}", f"PYTEST_XDIST_WORKER={name}"}):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _processes_with(variables: Iterable[str]) -> Iterator[int]:
+    wanted = {os.fsencode(variable) for variable in variables}
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted <= set(entry.read_bytes().split(b"\0")):
+                yield int(entry.parent.name)

@@ -1,0 +1,272 @@
+"""Clusters with settings of their own that the tests of many modules share, each started when it is first asked for.
+
+What every one of them may be used for: topics, groups, mirrors and transactional ids of one's own names. A broker that
+is stopped, killed or frozen by a test runs again when the next one begins. No ACL outlives the test that made it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror.sandbox.ports import LOOPBACK, free_ports
+from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, MakeCluster, made_clusters
+from tests.support.installed_logs import install
+from tests.support.late_wire import LateWire
+from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
+from tests.support.real_logs import BUSY
+from tests.support.wire import Wire
+
+#: The users of secured clusters beside `admin`, who is a super user; none of them has a right that is not given to it.
+GUARDED_USERS = {
+    "kmirror": "kmirror-secret",
+    "app": "app-secret",
+    "other": "other-secret",
+    "reader": "reader-secret",
+    "writer": "writer-secret",
+    "nobody": "nobody-secret",
+    #: Everything that has a meaning in the files where passwords stand.
+    "odd": 'p=a,s"s\\w ;',
+}
+#: Many of them run at once.
+SMALL_HEAP = "256m"
+#: Clients have to log in again every few seconds (KIP-368).
+SHORT_SESSIONS = {"connections.max.reauth.ms": "5000"}
+#: Fetches may be answered by the replica in the client's rack (KIP-392).
+_NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+
+
+#: A producer id that has expired is forgotten at once; the cleaner is never idle; old records stay where they are.
+FORGETFUL = {
+    "producer.id.expiration.check.interval.ms": "100",
+    "log.cleaner.backoff.ms": "100",
+    **NO_RETENTION,
+}
+
+
+class BehindWire(SandboxCluster):
+    """A cluster of one broker as it is seen through a listener of its own, whose clients are led through a wire."""
+
+    def __init__(self, cluster: SandboxCluster, port: int) -> None:
+        super().__init__(cluster.name, cluster.directory)
+        self._port = port
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return the listener's address."""
+        return f"{LOOPBACK}:{self._port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetfulCluster:
+    """The forgetful cluster, and how it is reached through either kind of wire."""
+
+    cluster: SandboxCluster
+    behind_wire: SandboxCluster
+    wire: Wire
+    behind_late_wire: SandboxCluster
+    late_wire: LateWire
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedPair:
+    """Two clusters with TLS, logins and ACLs."""
+
+    source: SandboxCluster
+    destination: SandboxCluster
+
+
+@pytest.fixture(scope="session")
+def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
+    """Start a cluster that forgets expired producers at once; topics may hold records of any age."""
+    port, controller, wired, late = free_ports(4)
+    with (
+        closing(Wire(LOOPBACK, wired)) as wire,
+        closing(LateWire(LOOPBACK, late)) as late_wire,
+        made_clusters(clusters_directory) as make,
+    ):
+        listeners = {"PLAINTEXT": port, "WIRE": wired, "LATE": late}
+        advertised = {"PLAINTEXT": port, "WIRE": wire.port, "LATE": late_wire.port}
+        properties = {
+            **FORGETFUL,
+            "listeners": _listeners({**listeners, "CONTROLLER": controller}),
+            "advertised.listeners": _listeners(advertised),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*listeners, "CONTROLLER")),
+        }
+        made = make("forgetful", ports=[port, controller], properties=properties)
+        yield ForgetfulCluster(made, BehindWire(made, wired), wire, BehindWire(made, late), late_wire)
+
+
+@pytest.fixture(scope="session")
+def installed_logs(forgetful: ForgetfulCluster) -> dict[str, BuiltLog]:
+    """Put random logs into the forgetful cluster, one at least of every feature; return them by topic."""
+    logs = quick_logs()
+    install(forgetful.cluster, logs)
+    return logs
+
+
+@pytest.fixture(scope="session")
+def busy_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a cluster whose cleaner and retention are never idle."""
+    with made_clusters(clusters_directory) as make:
+        yield make("busy", heap=SMALL_HEAP, properties=BUSY)
+
+
+@pytest.fixture(scope="session")
+def started_guarded_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start the secured cluster; tests ask for `guarded_cluster` or `guarded_pair`."""
+    with made_clusters(clusters_directory) as make:
+        yield make(
+            "guarded", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS, properties=SHORT_SESSIONS
+        )
+
+
+@pytest.fixture(scope="session")
+def started_guarded_source(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a second secured cluster; tests ask for `guarded_pair`."""
+    with made_clusters(clusters_directory) as make:
+        yield make("guarded-source", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS)
+
+
+@pytest.fixture(scope="session")
+def started_lenient_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a secured cluster where all may do what no ACL speaks of; tests ask for `lenient_cluster`."""
+    properties = {"allow.everyone.if.no.acl.found": "true"}
+    with made_clusters(clusters_directory) as make:
+        yield make(
+            "lenient", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS, properties=properties
+        )
+
+
+@pytest.fixture(scope="session")
+def started_mortal_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a broker that tests may harm; they ask for `mortal_cluster`."""
+    with made_clusters(clusters_directory) as make:
+        yield make("mortal", heap=SMALL_HEAP, properties=NO_RETENTION)
+
+
+@pytest.fixture(scope="session")
+def started_three_brokers(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start three brokers; tests ask for `three_brokers`."""
+    with made_clusters(clusters_directory) as make:
+        yield make("three", heap=SMALL_HEAP, brokers=3, properties={**QUICK_FAILOVER, **_NEAREST_REPLICA})
+
+
+@pytest.fixture
+def guarded_cluster(started_guarded_cluster: SandboxCluster) -> Iterator[SandboxCluster]:
+    """Return the shared cluster with TLS, logins and ACLs; at first only `admin` may do anything."""
+    with _without_acls_afterwards(started_guarded_cluster):
+        yield started_guarded_cluster
+
+
+@pytest.fixture
+def guarded_pair(started_guarded_source: SandboxCluster, guarded_cluster: SandboxCluster) -> Iterator[GuardedPair]:
+    """Return two shared clusters with TLS, logins and ACLs."""
+    with _without_acls_afterwards(started_guarded_source):
+        yield GuardedPair(started_guarded_source, guarded_cluster)
+
+
+@pytest.fixture
+def lenient_cluster(started_lenient_cluster: SandboxCluster) -> Iterator[SandboxCluster]:
+    """Return the shared cluster on which whatever no ACL speaks of is allowed to everybody."""
+    with _without_acls_afterwards(started_lenient_cluster):
+        yield started_lenient_cluster
+
+
+@pytest.fixture
+def mortal_cluster(started_mortal_cluster: SandboxCluster) -> SandboxCluster:
+    """Return the shared broker that may be stopped, killed and frozen, and left so; no mirror has it as destination."""
+    return _revived(started_mortal_cluster)
+
+
+@pytest.fixture
+def three_brokers(started_three_brokers: SandboxCluster) -> SandboxCluster:
+    """Return the shared cluster of three brokers, which may be stopped, killed and frozen, and left so."""
+    return _revived(started_three_brokers)
+
+
+def _revived(cluster: SandboxCluster) -> SandboxCluster:
+    for broker in cluster.brokers:
+        if broker.pid is not None:
+            cluster.signal(broker.node_id, signal.SIGCONT)
+    cluster.start()
+    return cluster
+
+
+def forgetful_cluster(
+    request: pytest.FixtureRequest, kafka_version: str, properties: Mapping[str, str] | None = None
+) -> SandboxCluster:
+    """Return the forgetful cluster; for another version of Kafka one of the module's own, with these properties too."""
+    if kafka_version == DEFAULT_KAFKA_VERSION:
+        shared: ForgetfulCluster = request.getfixturevalue("forgetful")
+        return shared.cluster
+    make: MakeCluster = request.getfixturevalue("make_module_cluster")
+    return make("forgetful", kafka_version=kafka_version, properties={**FORGETFUL, **(properties or {})})
+
+
+def late_wired_cluster(request: pytest.FixtureRequest, kafka_version: str) -> tuple[SandboxCluster, LateWire]:
+    """Return the forgetful cluster behind its late wire; for another version of Kafka one of the module's own."""
+    if kafka_version == DEFAULT_KAFKA_VERSION:
+        shared: ForgetfulCluster = request.getfixturevalue("forgetful")
+        return shared.behind_late_wire, shared.late_wire
+    make: MakeCluster = request.getfixturevalue("make_module_cluster")
+    ports = free_ports(2)
+    wire = LateWire(LOOPBACK, ports[0])
+    request.addfinalizer(wire.close)
+    properties = {**FORGETFUL, "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{wire.port}"}
+    return make("wired", ports=ports, kafka_version=kafka_version, properties=properties), wire
+
+
+def installed_in(request: pytest.FixtureRequest, cluster: SandboxCluster) -> dict[str, BuiltLog]:
+    """Return the random logs that a cluster holds; one that is not shared is given them."""
+    if cluster.kafka_version == DEFAULT_KAFKA_VERSION:
+        shared: dict[str, BuiltLog] = request.getfixturevalue("installed_logs")
+        return shared
+    logs = quick_logs()
+    install(cluster, logs)
+    return logs
+
+
+def quick_logs() -> dict[str, BuiltLog]:
+    """Build random logs, one at least of every feature, by the names of their topics."""
+    return {f"seed-{seed}": build_log(seed) for seed in QUICK_SEEDS}
+
+
+def set_brokers(cluster: SandboxCluster, settings: Mapping[str, str | None]) -> None:
+    """Change settings of each broker while it runs, or take them back (None)."""
+    entries = [
+        ConfigEntry(
+            key,
+            value or "",
+            incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+        )
+        for key, value in settings.items()
+    ]
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for broker in cluster.brokers:
+        resource = ConfigResource(ResourceType.BROKER, str(broker.node_id), incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def _listeners(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{LOOPBACK}:{port}" for name, port in ports.items())
+
+
+@contextmanager
+def _without_acls_afterwards(cluster: SandboxCluster) -> Iterator[None]:
+    yield
+    with ClusterClient(client_config(cluster.client_properties())) as admin:
+        left = describe_acls(admin)
+        delete_acls(admin, left)
+        await_acls(admin, (), left)

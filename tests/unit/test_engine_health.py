@@ -1,0 +1,60 @@
+"""What an engine knows of how far its copies are, and for how long it knows it."""
+
+from __future__ import annotations
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.health import Health, no_workers_text
+from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
+
+P0 = TopicPartition("t", 0)
+ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
+
+
+def report(health: Health, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
+    # the worker's clock is another one than the engine's
+    health.take_report(P0, ProgressRecord("m", 0, "l", 1, 0, "h", 7, time_ms, (row,)), row, at)
+
+
+def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:
+    health = Health(1000.0)
+    assert health.lag(P0, 100, 1000.0) is None
+    report(health, ROW, 1000.0)
+    assert health.lag(P0, 100, 1000.0) == 20
+    assert health.lag(P0, None, 1000.0) is None
+    assert health.lag(P0, 100, 1007.9) == 20
+    assert health.lag(P0, 100, 1008.1) is None
+
+
+def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new() -> None:
+    health = Health(1000.0)
+    report(health, ROW, 1000.0)
+    report(health, ROW._replace(source_seen_ms=43_000), 1005.0)
+    assert health.lag(P0, 100, 1008.1) is None
+    health.judge({}, (), late=False)
+    assert health.wants_ends
+    # the engine's own look is the newest
+    health.take_end(P0, 150, 1007.0)
+    assert health.lag(P0, 100, 1016.9) == 50
+    report(health, ROW._replace(source_seen_ms=43_000), 1010.0)
+    assert health.lag(P0, 100, 1016.9) == 50
+    report(health, ROW, 1016.0)
+    health.judge({}, (), late=False)
+    assert not health.wants_ends
+
+
+def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
+    health = Health(1000.0)
+    assert health.judge({0: 1030.0, 1: None}, [P0], late=True)
+    assert not health.judge({0: 1030.0, 1: None}, [P0], late=True)
+    assert health.silent_lanes == {0: 1030.0, 1: 1000.0}
+    assert health.silent_partitions == {P0}
+    assert health.silence(1045.0) == 45.0
+    assert health.judge({}, (), late=False)
+    assert (health.silence(1045.0), health.wants_ends) == (0.0, False)
+
+
+def test_the_sentence_names_lanes_time_and_where_to_look() -> None:
+    assert no_workers_text([1, 0], 34_900, "spark://h:7077") == (
+        "no worker has reported on lanes 0, 1 for 34s; check the workers of Spark master spark://h:7077"
+    )
+    assert no_workers_text([3], 10_000, None) == "no worker has reported on lane 3 for 10s; check the Spark workers"

@@ -1,0 +1,165 @@
+"""A partition that FAILED is looked at again, with growing pauses, and goes on only where that can do no harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.cluster.protocol.codes import Code
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
+from kmirror.engine.lane.partition_copy import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from kmirror.errors import Reason
+from kmirror.state.records import ProgressRow
+from tests.unit.test_lane_partition import ASSIGNMENT, Shell, changed, facts, stored
+
+WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 10)
+RECREATED = Fail(Reason.SOURCE_TOPIC_RECREATED, "another id", 10)
+TRUNCATED = Fail(Reason.SOURCE_TRUNCATED, "20 records were deleted", 10)
+GONE = Trouble(Reason.SOURCE_TOPIC_DELETED, "no such topic", permanent_after_retries=True)
+SILENT = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
+
+
+@pytest.fixture
+def shell() -> Shell:
+    """Return a partition that is copied and whose destination ends at 10."""
+    made = Shell(ASSIGNMENT)
+    made.inspect(facts(10, tail=Tail.SAME))
+    return made
+
+
+def look_again(shell: Shell, seen: Facts, verdict: Verdict | None = None) -> None:
+    """Let the pause pass, and inspect as the lane does."""
+    assert not shell.copy.due_for_inspection(shell.copy.wake_at - 0.01)
+    shell.now = shell.copy.wake_at
+    assert shell.copy.due_for_inspection(shell.now)
+    shell.inspect(seen, verdict)
+
+
+def report(shell: Shell) -> ProgressRow:
+    return shell.copy.report()
+
+
+def reject(shell: Shell) -> None:
+    """Have the destination refuse the batch at offset 10."""
+    shell.fetch(stored(10))
+    shell.send()
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+
+
+def test_pauses_double_up_to_five_minutes_and_the_attempts_are_counted(shell: Shell) -> None:
+    shell.inspect(facts(10), WRITTEN)
+    pauses = []
+    for attempt in range(9):
+        assert (report(shell).state, report(shell).retry_attempt) == ("FAILED", attempt)
+        pauses.append(shell.copy.wake_at - shell.now)
+        look_again(shell, facts(10), WRITTEN)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert (FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS) == (5, 300)
+
+
+def test_a_rejected_batch_is_tried_again_alone_and_the_partition_stays_failed_until_it_is_taken(shell: Shell) -> None:
+    reject(shell)
+    look_again(shell, facts(10, tail=Tail.SAME))
+    assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.RECORD_REJECTED)
+    shell.fetch(stored(10), stored(11))
+    assert len(shell.send()) == 1
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+    assert (shell.status, report(shell).retry_attempt) == ("failed", 1)
+    look_again(shell, facts(10, tail=Tail.SAME))
+    shell.fetch(stored(10), stored(11))
+    shell.send()
+    assert report(shell).state == "FAILED"
+    shell.answer()
+    assert (report(shell).state, report(shell).reason, report(shell).retry_attempt) == ("MIRRORING", None, 0)
+    assert len(shell.send()) == 1
+
+
+def test_a_batch_that_was_damaged_is_fetched_again(shell: Shell) -> None:
+    shell.fetch(changed(stored(10), ">b", 16, 3, sound=False))
+    assert report(shell).state == "FAILED"
+    look_again(shell, facts(10, tail=Tail.SAME))
+    shell.fetch(stored(10))
+    shell.send()
+    shell.answer()
+    assert report(shell).state == "MIRRORING"
+
+
+def test_a_topic_that_is_there_again_goes_on_when_nothing_is_left_to_copy(shell: Shell) -> None:
+    while report(shell).state != "FAILED":
+        shell.now = max(shell.now, shell.copy.wake_at)
+        shell.inspect(Facts(trouble=GONE), Wait(GONE))
+    look_again(shell, Facts(trouble=SILENT), Wait(SILENT))
+    assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.SOURCE_TOPIC_DELETED)
+    look_again(shell, facts(10, tail=Tail.SAME, last_stable_offset=10))
+    assert report(shell).state == "FAILED"
+    shell.fetch(last_stable_offset=10)
+    assert report(shell).state == "MIRRORING"
+
+
+def test_a_topic_that_was_created_again_fails_with_the_reason_that_its_policy_goes_by(shell: Shell) -> None:
+    shell.inspect(facts(10), Fail(Reason.SOURCE_TOPIC_DELETED, "no such topic", 10))
+    look_again(shell, facts(10), RECREATED)
+    assert (report(shell).reason, report(shell).retry_attempt) == (Reason.SOURCE_TOPIC_RECREATED, 1)
+
+
+def test_another_answer_replaces_the_reason_and_a_right_found_missing_in_use_is_found_again(shell: Shell) -> None:
+    reject(shell)
+    look_again(shell, Facts(trouble=GONE), Wait(GONE))
+    assert report(shell).reason is Reason.SOURCE_TOPIC_DELETED
+    look_again(shell, facts(10, tail=Tail.SAME))
+    shell.fetch(error_code=Code.TOPIC_AUTHORIZATION_FAILED)
+    assert (shell.status, report(shell).reason) == ("failed", Reason.NOT_AUTHORIZED)
+
+
+@pytest.mark.parametrize("failure", [WRITTEN, RECREATED], ids=lambda failure: failure.reason.value)
+@pytest.mark.parametrize("verdict", [Copy(10), AdvanceStart(20)], ids=["copy", "raise"])
+def test_a_history_that_differed_resumes_only_with_a_proof(shell: Shell, failure: Fail, verdict: Verdict) -> None:
+    """Where nothing is left to be compared, a fresh engine would begin to copy: this one knows better."""
+    shell.inspect(facts(10), failure)
+    look_again(shell, Facts(trouble=GONE), Wait(GONE))
+    look_again(shell, facts(10, tail=Tail.NOTHING), verdict)
+    assert (shell.status, shell.copy.failure) == ("failed", failure)
+    look_again(shell, facts(10, tail=Tail.SAME))
+    assert shell.status == "copying"
+
+
+def test_records_that_the_source_shows_again_are_no_loss(shell: Shell) -> None:
+    shell.inspect(facts(10), TRUNCATED)
+    look_again(shell, facts(10, tail=Tail.NOTHING))
+    assert shell.status == "copying"
+
+
+def test_a_batch_that_landed_elsewhere_is_never_forgotten(shell: Shell) -> None:
+    shell.fetch(stored(10))
+    shell.send()
+    shell.answer(base_offset=19)
+    shell.inspect(facts(20, tail=Tail.SAME))
+    look_again(shell, facts(20, tail=Tail.SAME))
+    assert report(shell).reason is Reason.OFFSET_MISMATCH
+
+
+def test_a_partition_that_was_fenced_is_left_alone(shell: Shell) -> None:
+    """Brokers forget a fence in time; it means to stay."""
+    shell.inspect(facts(10), Fail(Reason.FENCED, "another engine", 10))
+    assert not shell.copy.due_for_inspection(1e12)
+
+
+def test_what_is_unanswered_is_waited_for_before_the_next_look(shell: Shell) -> None:
+    shell.fetch(stored(10), stored(11))
+    shell.send()
+    shell.answer()
+    shell.fetch(stored(12), stored(13))
+    shell.send()
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+    assert (shell.status, bool(shell.flying)) == ("failed", True)
+    assert not shell.copy.due_for_inspection(shell.now + 1000)
+    while shell.flying:
+        shell.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert shell.copy.due_for_inspection(shell.now + 1000)
+
+
+def test_a_follower_that_lags_does_not_make_the_source_end_earlier(shell: Shell) -> None:
+    shell.inspect(facts(10, tail=Tail.SAME, last_stable_offset=30, high_watermark=40))
+    shell.copy.follows_until = shell.now + 10
+    shell.fetch(last_stable_offset=10, high_watermark=12)
+    assert (report(shell).source_offset, report(shell).source_high_watermark) == (30, 40)
+    assert not shell.copy.caught_up
