@@ -23,6 +23,7 @@ from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.visible import shown
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -41,14 +42,18 @@ def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settin
     return mirror
 
 
+def copied_once(engine: LocalEngine, destination: Destination, mirror: str) -> None:
+    """Wait until all is copied and the engine has recorded that it is."""
+    engine.catch_up()
+    wait_until(lambda: all(row.initial_copy_complete for row in describe(destination, mirror)))
+
+
 def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, destination: Destination) -> None:
     first, second = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, first, second, message_timestamp_type="LogAppendTime")
     views: list[PromoteView] = []
     with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
-        while not all(row.initial_copy_complete for row in describe(destination, mirror)):
-            time.sleep(0.1)
+        copied_once(engine, destination, mirror)
         drill = promote(destination, PromoteRequest(mirror, idle_ms=500), dry_run=True)
         assert drill.result.exit_code == 0, drill.result
         done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000), views.append)
@@ -114,7 +119,7 @@ def test_a_dry_run_beside_a_running_producer_names_no_transaction_and_knows_the_
 
     writer = threading.Thread(target=write)
     with LocalEngine(destination, mirror) as engine:
-        engine.catch_up()
+        copied_once(engine, destination, mirror)
         writer.start()
         try:
             drills = [promote(destination, PromoteRequest(mirror, idle_ms=0), dry_run=True) for _ in range(10)]
