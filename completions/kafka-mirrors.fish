@@ -1,1 +1,1 @@
-kmirror.fish
+source (status dirname)/kmirror.fish

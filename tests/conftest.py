@@ -6,6 +6,7 @@ No fixture starts anything before a test asks for it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from xdist.workermanage import WorkerController, parse_tx_spec_config
@@ -22,6 +23,7 @@ from tests.support.clusters import (
 from tests.support.file_scheduling import (
     DURATIONS_FILE,
     LongestFileFirst,
+    Measured,
     file_of,
     kill_what_is_left_of,
     known_durations,
@@ -68,6 +70,17 @@ __all__ = [
     "three_brokers",
 ]
 
+#: Clusters that tests of many files share; starting one takes seconds.
+_SHARED_CLUSTERS = {"busy_cluster", "forgetful", *(name for name in __all__ if name.startswith("started_"))}
+
+
+@pytest.fixture(autouse=True)
+def note_shared_clusters(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the report of a test tell which shared clusters it used."""
+    yield
+    used = sorted(_SHARED_CLUSTERS.intersection(request.fixturenames))
+    request.node.user_properties.append(("clusters", used))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -97,9 +110,14 @@ class RunReport:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._seconds: dict[str, float] = defaultdict(float)
+        self._clusters: dict[str, set[str]] = defaultdict(set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[file_of(report.nodeid)] += report.duration
+        file = file_of(report.nodeid)
+        self._seconds[file] += report.duration
+        for name, value in report.user_properties:
+            if name == "clusters" and isinstance(value, list):
+                self._clusters[file].update(value)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         retried = sorted({report.nodeid for report in terminalreporter.stats.get("rerun", ())})
@@ -107,4 +125,5 @@ class RunReport:
 
     def pytest_sessionfinish(self) -> None:
         if self._config.getoption("record_durations"):
-            record_durations(self._seconds)
+            measured = {f: Measured(s, tuple(sorted(self._clusters[f]))) for f, s in self._seconds.items()}
+            record_durations(measured)

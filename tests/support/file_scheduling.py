@@ -1,7 +1,8 @@
 """Distribute test files over the processes of pytest-xdist: the longest first, each to the process that is free.
 
-A file stays in one process, where its tests share what they set up. When a process dies, the test it was running has
-failed; the rest of its files goes to the process that replaces it. (With `--dist loadfile` such a run never ends.)
+A file stays in one process, where its tests share what they set up, and files that share clusters go to the same
+process as long as it is not the last to end. When a process dies, the test it was running has failed; the rest of its
+files goes to the process that replaces it. (With `--dist loadfile` such a run never ends.)
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from xdist.workermanage import WorkerController
 
-#: How long each file took, in seconds. `pytest --record-durations` writes it again; CI does not.
+#: How long each file took, and which shared clusters it used. `pytest --record-durations` writes it; CI does not.
 DURATIONS_FILE = Path(__file__).parent.parent / "durations.json"
 #: A process starts a test when it knows the next one: what that does not need is torn down between them.
 _ALWAYS_KNOWN = 2
@@ -28,22 +30,33 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0].removeprefix("tests/")
 
 
-def known_durations() -> dict[str, float]:
-    """Return the recorded seconds by file."""
-    return dict(json.loads(DURATIONS_FILE.read_text(encoding="utf-8"))) if DURATIONS_FILE.exists() else {}
+class Measured(NamedTuple):
+    """What is known of a file: the seconds its tests took, and the clusters that it shares with others."""
+
+    seconds: float
+    clusters: tuple[str, ...] = ()
 
 
-def record_durations(measured: Mapping[str, float]) -> None:
-    """Replace the durations of the files that have run; forget files that are gone."""
-    merged = {**known_durations(), **{file: round(seconds, 1) for file, seconds in measured.items()}}
+def known_durations() -> dict[str, Measured]:
+    """Return what was recorded, by file."""
+    if not DURATIONS_FILE.exists():
+        return {}
+    recorded = json.loads(DURATIONS_FILE.read_text(encoding="utf-8"))
+    return {file: Measured(seconds, tuple(clusters)) for file, (seconds, *clusters) in recorded.items()}
+
+
+def record_durations(measured: Mapping[str, Measured]) -> None:
+    """Replace what is known of the files that have run; forget files that are gone."""
+    merged = {**known_durations(), **measured}
     kept = {file: merged[file] for file in sorted(merged) if (DURATIONS_FILE.parent / file).exists()}
-    DURATIONS_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    lines = (f" {json.dumps(file)}: {json.dumps([round(one.seconds, 1), *one.clusters])}" for file, one in kept.items())
+    DURATIONS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 class LongestFileFirst:
     """A scheduler as pytest-xdist calls it (`xdist.scheduler.protocol.Scheduling`)."""
 
-    def __init__(self, config: pytest.Config, node_count: int, durations: Mapping[str, float]) -> None:
+    def __init__(self, config: pytest.Config, node_count: int, durations: Mapping[str, Measured]) -> None:
         #: pytest-rerunfailures looks for it here.
         self.config = config
         self._node_count = node_count
@@ -52,6 +65,8 @@ class LongestFileFirst:
         self._collection: list[str] | None = None
         self._ready: list[WorkerController] = []
         self._queue: deque[list[int]] = deque()
+        #: The clusters that each process has started, as far as is known.
+        self._clusters: dict[WorkerController, set[str]] = {}
         #: What each process was given and has not finished, in the order in which it runs.
         self._given: dict[WorkerController, deque[int]] = {}
         self._scheduled = False
@@ -80,6 +95,7 @@ class LongestFileFirst:
     def add_node(self, node: WorkerController) -> None:
         """Take note of a new process, which has not collected yet."""
         self._given[node] = deque()
+        self._clusters[node] = set()
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
         """Take note of what a process has collected. Raises ValueError when it is not what the others have."""
@@ -117,6 +133,7 @@ class LongestFileFirst:
         """Forget a process that has ended; return the test that it was running, if it died of one."""
         self._ready = [one for one in self._ready if one is not node]
         left = self._given.pop(node)
+        del self._clusters[node]
         if not left:
             return None
         assert self._collection is not None
@@ -130,15 +147,30 @@ class LongestFileFirst:
         files: dict[str, list[int]] = {}
         for index, nodeid in enumerate(self._collection or ()):
             files.setdefault(file_of(nodeid), []).append(index)
-        longest_first = sorted(files, key=lambda file: -self._durations.get(file, float("inf")))
+        never_run = Measured(float("inf"))
+        longest_first = sorted(files, key=lambda file: -self._durations.get(file, never_run).seconds)
         return [files[file] for file in longest_first]
+
+    def _clusters_of(self, tests: Sequence[int]) -> set[str]:
+        assert self._collection is not None
+        known = self._durations.get(file_of(self._collection[tests[0]]))
+        return set(known.clusters) if known else set()
+
+    def _next_for(self, node: WorkerController) -> list[int]:
+        """Take the longest file that needs no cluster which another process has and this one has not, if any."""
+        mine = self._clusters[node]
+        others = set().union(*(clusters for one, clusters in self._clusters.items() if one is not node)) - mine
+        chosen = next((tests for tests in self._queue if not self._clusters_of(tests) & others), self._queue[0])
+        self._queue.remove(chosen)
+        mine |= self._clusters_of(chosen)
+        return chosen
 
     def _feed(self, node: WorkerController) -> None:
         while not node.shutting_down and len(self._given[node]) < _ALWAYS_KNOWN:
             if not self._queue:
                 node.shutdown()
                 return
-            tests = self._queue.popleft()
+            tests = self._next_for(node)
             self._given[node].extend(tests)
             node.send_runtest_some(tests)
 

@@ -134,21 +134,32 @@ def _encode_batch(batch: LogBatch, leader_epoch: int) -> bytes:
 
 
 def _record(record: VisibleRecord, base_offset: int, base_timestamp: int) -> bytes:
-    out = bytearray(1)
-    out += _varint(record.timestamp - base_timestamp) + _varint(record.offset - base_offset)
-    out += _field(record.key) + _field(record.value) + _varint(len(record.headers))
+    parts = [
+        b"\0",
+        _varint(record.timestamp - base_timestamp),
+        _varint(record.offset - base_offset),
+        _field(record.key),
+        _field(record.value),
+        _varint(len(record.headers)),
+    ]
     for name, value in record.headers:
-        out += _field(name.encode()) + _field(value)
-    return _varint(len(out)) + bytes(out)
+        parts += _field(name.encode()), _field(value)
+    body = b"".join(parts)
+    return _varint(len(body)) + body
 
 
 def _field(value: bytes | None) -> bytes:
     return _varint(-1) if value is None else _varint(len(value)) + value
 
 
+_ONE_BYTE = tuple(bytes((rest,)) for rest in range(0x80))
+
+
 def _varint(value: int) -> bytes:
     """Write a signed number as Protocol Buffers do: zig-zag, seven bits a byte, the lowest first."""
     rest = (value << 1) ^ (value >> 63)
+    if rest < 0x80:
+        return _ONE_BYTE[rest]
     out = bytearray()
     while rest >= 0x80:
         out.append(rest & 0x7F | 0x80)

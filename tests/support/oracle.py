@@ -159,7 +159,7 @@ def librdkafka_records(
         patience = time.monotonic() + _PATIENCE_S
         while True:
             messages = consumer.consume(1000, timeout=0.02)
-            if messages:
+            if any(not message.error() for message in messages):
                 patience = time.monotonic() + _PATIENCE_S
                 fetches.restart()
             elif fetches.in_vain >= _VAIN_FETCHES:
@@ -167,6 +167,10 @@ def librdkafka_records(
             assert time.monotonic() < patience, f"{topic}-{partition} has no end; {len(records)} records came"
             for message in messages:
                 if message.error():
+                    if message.error().code() == KafkaError._AUTO_OFFSET_RESET and not records:
+                        # a topic that was just created again: not every answer knows it yet
+                        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+                        continue
                     assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                     return records
                 kind, timestamp = message.timestamp()

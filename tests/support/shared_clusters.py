@@ -47,9 +47,9 @@ SHORT_SESSIONS = {"connections.max.reauth.ms": "5000"}
 _NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
 
 
-#: A producer id that has expired is forgotten at once; the cleaner is never idle; old records stay where they are.
+#: A producer id that has expired is forgotten soon; the cleaner is never idle; old records stay where they are.
 FORGETFUL = {
-    "producer.id.expiration.check.interval.ms": "100",
+    "producer.id.expiration.check.interval.ms": "500",  # it goes through all partitions
     "log.cleaner.backoff.ms": "100",
     **NO_RETENTION,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.file_scheduling import LongestFileFirst
+from tests.support.file_scheduling import LongestFileFirst, Measured
 from tests.support.processes import tree
 from tests.support.waiting import wait_until
 
@@ -82,7 +82,7 @@ class Process:
         self.shutting_down = True
 
 
-def scheduled(config: pytest.Config, *nodes: Any, durations: dict[str, float], tests: list[str]) -> LongestFileFirst:
+def scheduled(config: pytest.Config, *nodes: Any, durations: dict[str, Measured], tests: list[str]) -> LongestFileFirst:
     scheduler = LongestFileFirst(config, len(nodes), durations)
     for node in nodes:
         scheduler.add_node(node)
@@ -95,7 +95,7 @@ def scheduled(config: pytest.Config, *nodes: Any, durations: dict[str, float], t
 def test_files_that_were_never_measured_come_first_and_then_the_longest(pytestconfig: pytest.Config) -> None:
     node = Process()
     tests = ["tests/short.py::a", "tests/long.py::a", "tests/new.py::a", "tests/long.py::b", "tests/new.py::b"]
-    scheduler = scheduled(pytestconfig, node, durations={"short.py": 1, "long.py": 9}, tests=tests)
+    scheduler = scheduled(pytestconfig, node, durations={"short.py": Measured(1), "long.py": Measured(9)}, tests=tests)
     assert node.given == [[2, 4]]
     scheduler.mark_test_complete(node, 2)
     assert node.given == [[2, 4], [1, 3]]
@@ -115,6 +115,24 @@ def test_a_file_goes_to_the_process_that_is_free(pytestconfig: pytest.Config) ->
     assert (one.given, other.given) == ([[0, 1]], [[2, 3]])
     scheduler.mark_test_complete(other, 2)
     assert other.given == [[2, 3], [4, 5]]
+
+
+def test_files_that_share_a_cluster_go_to_the_process_that_has_it_while_there_are_others(
+    pytestconfig: pytest.Config,
+) -> None:
+    one, other = Process(), Process()
+    durations = {"a.py": Measured(9, ("c",)), "b.py": Measured(8, ("c",)), "d.py": Measured(7), "e.py": Measured(6)}
+    tests = [f"tests/{file}::{test}" for file in durations for test in "xy"]
+    scheduler = scheduled(pytestconfig, one, other, durations=durations, tests=tests)
+    assert (one.given, other.given) == ([[0, 1]], [[4, 5]])
+    scheduler.mark_test_complete(one, 0)
+    assert one.given[1:] == [[2, 3]]
+    scheduler.mark_test_complete(other, 4)
+    assert other.given[1:] == [[6, 7]]
+    # nothing else is left: better a cluster more than a process that waits
+    again = scheduled(pytestconfig, one, other, durations=durations, tests=[*tests[:4]])
+    assert again.tests_finished is False
+    assert (one.given[-1], other.given[-1]) == ([0, 1], [2, 3])
 
 
 def test_processes_that_have_collected_different_tests_are_told_apart(pytestconfig: pytest.Config) -> None:
