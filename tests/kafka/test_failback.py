@@ -20,7 +20,8 @@ from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.failback.failback import FailbackRequest, Way, failback
+from kmirror.ops.failback.failback import failback
+from kmirror.ops.failback.plan import FailbackRequest, Way
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import TruncationPlan, read_plan, write_plan
 from kmirror.ops.groups.sync import GroupSyncJob

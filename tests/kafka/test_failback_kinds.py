@@ -15,7 +15,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.failback.failback import FailbackRequest, Way, failback
+from kmirror.ops.failback.failback import failback
+from kmirror.ops.failback.plan import FailbackRequest, Way
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.mirrors.create import create

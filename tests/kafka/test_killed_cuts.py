@@ -19,7 +19,7 @@ import pytest
 
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
-from kmirror.ops.failback.failback import Way
+from kmirror.ops.failback.plan import Way
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster

@@ -122,7 +122,7 @@ def test_none_is_writable_where_one_of_them_cannot_be_fenced(
 
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-        monkeypatch.setattr("kmirror.ops.stop.stop.log_ends", silent)
+        monkeypatch.setattr("kmirror.ops.stop.fencing.log_ends", silent)
         done = promote(destination, request(mirror))
         assert {(row.topic, row.result) for row in done.result.results} == {
             (first, Outcome.TIMED_OUT),

@@ -70,7 +70,8 @@ def failback_verb(
     if discard and not (recreate or offline):
         raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
     from kmirror.cluster.security.properties import read_properties
-    from kmirror.ops.failback.failback import FailbackRequest, Way, failback
+    from kmirror.ops.failback.failback import failback
+    from kmirror.ops.failback.plan import FailbackRequest, Way
 
     def agree(preview: FailbackPreview) -> bool:
         if not call.yes:

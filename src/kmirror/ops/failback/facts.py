@@ -27,7 +27,7 @@ from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_o
 from kmirror.ops.failback.groups import LiveGroup, live_groups
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import is_gone
-from kmirror.ops.stop.stop import is_stopped
+from kmirror.ops.stop.work import is_stopped
 from kmirror.ops.upstream import remembered_on
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings

@@ -4,7 +4,7 @@ is saved, and then cut or created again. Whoever starts the command again goes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -17,8 +17,6 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import WorkflowRecord
 
 FAILBACK = "failback"
-
-Checkpoint = Callable[[str], None]
 
 
 class TopicStep(StrEnum):
@@ -96,12 +94,11 @@ class TopicWork:
 
 
 class Progress:
-    """Keep the records of one failback; `checkpoint` is called with the name of each step that has been recorded."""
+    """Keep the records of one failback."""
 
-    def __init__(self, destination: Destination, mirror: str, checkpoint: Checkpoint) -> None:
+    def __init__(self, destination: Destination, mirror: str) -> None:
         self._destination = destination
         self._mirror = mirror
-        self._checkpoint = checkpoint
         self._known: dict[str, WorkflowRecord] = {}
         #: True when an earlier one was begun and has not come to its end.
         self.is_under_way = False
@@ -124,10 +121,9 @@ class Progress:
             return Changes((record,), (), (event,))
 
         change(self._destination, self._mirror, decide)
-        self._checkpoint("begun")
 
-    def note(self, work: TopicWork, told: str) -> TopicWork:
-        """Record how far a topic is.
+    def note(self, work: TopicWork) -> TopicWork:
+        """Record how far a topic is, and return it.
 
         Raises:
             RefusedError: somebody else is at the same (FENCED).
@@ -151,7 +147,6 @@ class Progress:
 
         change(self._destination, self._mirror, decide)
         self._known[work.topic] = record
-        self._checkpoint(told)
         return work
 
     def forget(self, topics: Collection[str]) -> None:
@@ -159,10 +154,6 @@ class Progress:
         keys = [self._known.pop(name).key for name in topics if name in self._known]
         if keys:
             change(self._destination, self._mirror, lambda _: Changes((), tuple(keys)))
-
-    def step(self, told: str) -> None:
-        """Say that something has been recorded elsewhere."""
-        self._checkpoint(told)
 
     def finish(self, outcome: str, details: Mapping[str, Any], *, is_over: bool) -> None:
         """Tell how it ended; where it `is_over`, nothing is left to go on with."""
@@ -177,7 +168,6 @@ class Progress:
             return Changes((replace(found, step=outcome, last_seen_ms=now_ms()),), (), (event,))
 
         change(self._destination, self._mirror, decide)
-        self._checkpoint("finished")
 
 
 def _name(topic: str) -> str:

@@ -1,4 +1,4 @@
-"""What a failback does to topics of the old source: save what lies beyond the fork, delete, mirror.
+"""What a failback does with one topic of which something lies beyond the fork.
 
 Nothing is deleted before its archive has been found complete, and nothing that was written to after that.
 """
@@ -6,103 +6,114 @@ Nothing is deleted before its archive has been found complete, and nothing that 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
-from kmirror.engine.compare.logs import compare_partition
-from kmirror.errors import BrokerError, KmirrorError, RefusedError, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
+from kmirror.offline.survey import PlannedCut
+from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
-from kmirror.ops.context import Destination, actor, change, now_ms, source_client
+from kmirror.ops.context import Destination, told
 from kmirror.ops.failback.facts import TopicLook
 from kmirror.ops.failback.fork import Divergence
-from kmirror.ops.failback.groups import standing_offsets
+from kmirror.ops.failback.groups import put_back, standing_offsets
+from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.show.rows import engine_in_charge, is_gone
-from kmirror.ops.stop.stop import is_stopped
-from kmirror.settings.table import parse_settings
+from kmirror.ops.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.stop.steps import Clock, Step
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.client import Deadline
-from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
-from kmirror.state.snapshot import Changes, State
 
 _THREADS = 2
-_CREATION_S = 60.0
-_PAUSE_S = 0.2
-_CLEANUP = "cleanup.policy"
+#: How long brokers may take to create or delete a topic.
+CREATION_S = 60.0
+#: How long is waited between two looks at that.
+PAUSE_S = 0.2
+_AGAIN = "run the same command again to continue"
 
 
-# -- the mirror --------------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Course:
+    """A plan, and what has become of it."""
+
+    destination: Destination
+    mirror: MirrorRecord
+    plan: Plan
+    progress: Progress
+    clock: Clock
+    rows: list[TopicResult] = field(default_factory=list)
+    groups: list[GroupResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    archives: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cuts: list[PlannedCut] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings of the mirror."""
+        return parse_settings(self.mirror.settings)
+
+    def attempt(self, topic: str, do: Callable[[], None]) -> None:
+        """Do what belongs to one topic; what goes wrong becomes its row."""
+        try:
+            do()
+        except (KmirrorError, OutcomeUnknown) as error:
+            failed = told(error)
+            hint = failed.hint or _AGAIN
+            self.rows.append(TopicResult(topic, None, Outcome.FAILED, failed.message, failed.reason, hint=hint))
 
 
-def mirror_for(
-    destination: Destination,
-    state: State,
-    name: str,
-    source: Mapping[str, str],
-    settings: Mapping[str, str],
-    cluster_id: str,
-) -> MirrorRecord:
-    """Return the mirror's record as it is to be: of the new primary, under the name that it has there.
+@dataclass(slots=True)
+class Topic:
+    """A topic of which something lies beyond; `known` is what is recorded of it, `look` None where it was deleted."""
 
-    One of the same source keeps the settings that the file does not name.
+    course: Course
+    known: TopicWork | None
+    look: TopicLook | None = None
+    is_over: bool = False
 
-    Raises:
-        RefusedError: it mirrors another cluster, and has topics or an engine that are not stopped.
-    """
-    found = state.mirror(name)
-    if found is None:
-        state.require_readable(name)
-        return MirrorRecord(name, dict(source), dict(settings), cluster_id, actor(), now_ms())
-    here = destination.client.metadata([topic.topic for topic in state.topics(name)]).topics
-    going = [t.topic for t in state.topics(name) if not is_stopped(state, t) and not is_gone(t, here.get(t.topic))]
-    if found.source_cluster_id == cluster_id:
-        merged = {**found.settings, **settings}
-        resumes = found.discovery_ended and bool(going)
-        paused = found.paused and bool(going)
-        return replace(found, source=dict(source), settings=merged, discovery_ended=resumes, paused=paused)
-    if going or engine_in_charge(state, name, now_ms()) is not None:
-        what = f"and {going[0]} is not stopped" if going else "and an engine runs for it"
-        raise RefusedError(
-            f"mirror {name} here mirrors cluster {found.source_cluster_id}, {what}",
-            "stop it first, or fail back with the mirror's name on the new primary",
-        )
-    return replace(
-        found,
-        source=dict(source),
-        settings=dict(settings),
-        source_cluster_id=cluster_id,
-        discovery_ended=False,
-        paused=False,
-    )
+    @property
+    def work(self) -> TopicWork:
+        """Return what is recorded of it."""
+        assert self.known is not None
+        return self.known
+
+    def tell_archive(self) -> None:
+        """Report where its records are."""
+        work = self.work
+        if work.archive is not None:
+            self.course.archives[work.topic] = {"archive": work.archive, "records": work.records}
 
 
-def record_mirror(destination: Destination, record: MirrorRecord) -> None:
-    """Store the mirror's record; one that is there already is replaced."""
+def _begin_archive(topic: Topic) -> str | None:
+    course, look, known = topic.course, topic.look, topic.known
+    assert look is not None
+    assert look.here is not None
+    discard = course.plan.request.discard
+    if known is not None and _fits(known, look, discard=discard):
+        return None
+    ranges = _ranges(look, discard=discard)
+    archive = archive_name(look.topic, course.destination.client.metadata(None).topics) if ranges else None
+    differs = known.differs if known is not None else {}
+    topic_id, limits = look.here.printed_topic_id, _limits(look)
+    work = TopicWork(look.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, look.ends, limits, differs=differs)
+    topic.known = course.progress.note(work)
+    return "archive begun"
 
-    def decide(state: State) -> Changes:
-        if state.mirror(record.name) == record:
-            return Changes()
-        details = {"sourceClusterId": record.source_cluster_id, "settings": dict(record.settings)}
-        event = Event(now_ms(), record.name, "failback", actor(), "MIRROR", details)
-        return Changes((record,), (), (event,))
 
-    change(destination, record.name, decide)
-
-
-# -- saving ------------------------------------------------------------------------------------------------------------
-
-
-def fits(work: TopicWork, look: TopicLook, *, discard: bool) -> bool:
+def _fits(work: TopicWork, look: TopicLook, *, discard: bool) -> bool:
     """Tell whether what is under way of a topic is still about the topic as it stands."""
     return (
         look.here is not None
@@ -112,41 +123,6 @@ def fits(work: TopicWork, look: TopicLook, *, discard: bool) -> bool:
         and dict(work.limits) == _limits(look)
         and (dict(work.ranges) == _ranges(look, discard=discard) or (discard and work.step is TopicStep.SAVED))
     )
-
-
-def saved(
-    destination: Destination,
-    progress: Progress,
-    look: TopicLook,
-    work: TopicWork | None,
-    replication_factor: int,
-    *,
-    discard: bool,
-) -> TopicWork:
-    """Save what lies beyond the fork of a topic, unless that is done or not wanted; return the topic as it is then.
-
-    Raises:
-        KmirrorError: it was not saved; nothing was deleted.
-    """
-    assert look.here is not None
-    if work is None or not fits(work, look, discard=discard):
-        ranges = _ranges(look, discard=discard)
-        archive = archive_name(look.topic, destination.client.metadata(None).topics) if ranges else None
-        topic_id = look.here.printed_topic_id
-        differs = work.differs if work is not None else {}
-        work = TopicWork(
-            look.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, look.ends, _limits(look), differs=differs
-        )
-        work = progress.note(work, "archive begun")
-    if work.step is TopicStep.SAVED:
-        return work
-    records = _archive(destination, work, len(look.here.partitions), replication_factor) if work.archive else 0
-    require_untouched(destination, work)
-    groups = {
-        group: {place.partition: one.offset for place, one in offsets.items()}
-        for group, offsets in standing_offsets(destination, {look.topic}).items()
-    }
-    return progress.note(replace(work, step=TopicStep.SAVED, groups=groups, records=records), "saved")
 
 
 def _ranges(look: TopicLook, *, discard: bool) -> dict[int, tuple[int, int]]:
@@ -164,16 +140,31 @@ def _limits(look: TopicLook) -> dict[int, int]:
     return {one.place.partition: one.shared_end for one in look.divergences}
 
 
-def _archive(destination: Destination, work: TopicWork, partitions: int, replication_factor: int) -> int:
+def _save(topic: Topic) -> str | None:
+    course, work = topic.course, topic.work
+    is_saved = work.step is TopicStep.SAVED
+    if not is_saved:
+        records = _archive(course.destination, work, course.settings.replication_factor) if work.archive else 0
+        _require_untouched(course.destination, work)
+        groups = {
+            group: {place.partition: one.offset for place, one in offsets.items()}
+            for group, offsets in standing_offsets(course.destination, {work.topic}).items()
+        }
+        topic.known = course.progress.note(replace(work, step=TopicStep.SAVED, groups=groups, records=records))
+    topic.tell_archive()
+    return None if is_saved else "saved"
+
+
+def _archive(destination: Destination, work: TopicWork, replication_factor: int) -> int:
     """Archive and compare; return how many records were saved."""
     assert work.archive is not None
     client = destination.client
     try:
-        client.create_topic(work.archive, partitions, replication_factor, archive_settings())
+        client.create_topic(work.archive, len(work.ends), replication_factor, archive_settings())
     except BrokerError as error:
         if error.code != Code.TOPIC_ALREADY_EXISTS:
             raise
-    await_topics(client, [work.archive], Deadline(_CREATION_S))
+    await_topics(client, [work.archive], Deadline(CREATION_S))
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
     spec = ArchiveSpec(destination.properties, work.topic, work.archive, work.topic_id, wanted)
     count = 0
@@ -192,7 +183,7 @@ def _archive(destination: Destination, work: TopicWork, partitions: int, replica
     return count
 
 
-def require_untouched(destination: Destination, work: TopicWork) -> None:
+def _require_untouched(destination: Destination, work: TopicWork) -> None:
     """Refuse to go on with a topic that somebody wrote to since it was looked at. Raises RefusedError."""
     places = [TopicPartition(work.topic, p) for p in work.ends]
     ends = destination.client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
@@ -205,7 +196,63 @@ def require_untouched(destination: Destination, work: TopicWork) -> None:
         )
 
 
-def cut_offset(destination: Destination, divergence: Divergence) -> int:
+def _delete(topic: Topic) -> str:
+    client, work = topic.course.destination.client, topic.work
+    if is_there(client, work):
+        _require_untouched(topic.course.destination, work)
+        assert work.topic_id is not None
+        client.delete_topics([parse_topic_id(work.topic_id)])
+        deadline = Deadline(CREATION_S)
+        while is_there(client, work):
+            if deadline.passed:
+                raise UnreachableError(f"topic {work.topic} still exists {CREATION_S:g} s after it was deleted")
+            time.sleep(PAUSE_S)
+    return "gone"
+
+
+def _note_deleted(topic: Topic) -> str:
+    topic.known = topic.course.progress.note(replace(topic.work, step=TopicStep.CREATE))
+    return "deleted"
+
+
+def _create(topic: Topic) -> str | None:
+    course = topic.course
+    topic.tell_archive()
+    result = add(course.destination, course.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
+    course.warnings += result.warnings
+    bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
+    course.rows += bad
+    topic.is_over = bool(bad)
+    return None if bad else "created"
+
+
+def _put_back_groups(topic: Topic) -> str:
+    course, work = topic.course, topic.work
+    name, mirror = work.topic, course.mirror.name
+    course.groups += put_back(course.destination, mirror, course.settings, name, work.groups, work.places)
+    course.progress.forget([name])
+    kept = f"{work.records} records from after the fork are in {work.archive}"
+    done = f"{name} was recreated and is copied in full; {kept if work.archive else 'nothing was archived'}"
+    course.rows.append(TopicResult(name, None, Outcome.DONE, done))
+    return "groups put back"
+
+
+def _plan_cut(topic: Topic) -> None:
+    course, work, look = topic.course, topic.work, topic.look
+    _require_untouched(course.destination, work)
+    assert look is not None
+    assert work.topic_id is not None
+    course.cuts += [
+        PlannedCut(
+            work.topic, work.topic_id, one.place.partition, _cut_offset(course.destination, one), one.logs.here_end
+        )
+        for one in look.divergences
+        if one.lies_beyond
+    ]
+    course.rows += rows_of(look)
+
+
+def _cut_offset(destination: Destination, divergence: Divergence) -> int:
     """Return where the log here is to be cut: where the batch begins that holds the first offset to go.
 
     Raises:
@@ -224,76 +271,19 @@ def cut_offset(destination: Destination, divergence: Divergence) -> int:
     return found
 
 
-def cleaned(destination: Destination, topics: Collection[str]) -> list[str]:
-    """Return those topics from whose logs the cleaner removes superseded records; where that is not told, none."""
-    found = topic_settings(destination.client, topics)
-    settings = {name: told for name, told in found.items() if not isinstance(told, int)}
-    return [name for name in topics if name in settings and "compact" in (settings[name][_CLEANUP].value or "")]
-
-
-# -- deleting ----------------------------------------------------------------------------------------------------------
-
-
-def delete(destination: Destination, progress: Progress, work: TopicWork) -> TopicWork:
-    """Delete a saved topic, by its id, unless that is done; return it as it is then.
-
-    Raises:
-        RefusedError: somebody has written to it since.
-        UnreachableError: it does not go away.
-    """
-    client = destination.client
-    if is_there(client, work):
-        require_untouched(destination, work)
-        assert work.topic_id is not None
-        client.delete_topics([parse_topic_id(work.topic_id)])
-        deadline = Deadline(_CREATION_S)
-        while is_there(client, work):
-            if deadline.passed:
-                raise UnreachableError(f"topic {work.topic} still exists {_CREATION_S:g} s after it was deleted")
-            time.sleep(_PAUSE_S)
-    progress.step("gone")
-    return progress.note(replace(work, step=TopicStep.CREATE), "deleted")
-
-
-def is_there(client: ClusterClient, work: TopicWork) -> bool:
-    """Tell whether the very topic is still there, not one of its name that came later."""
-    found = client.metadata([work.topic]).topics.get(work.topic)
-    return found is not None and not found.error_code and found.printed_topic_id == work.topic_id
-
-
-# -- mirroring ---------------------------------------------------------------------------------------------------------
-
-
-def add_partitions(destination: Destination, looks: Collection[TopicLook]) -> None:
-    """Give topics the partitions that the new primary has got since."""
-    wanted = {
-        look.topic: len(look.there.partitions)
-        for look in looks
-        if look.here is not None and len(look.there.partitions) > len(look.here.partitions)
-    }
-    if not wanted:
-        return
-    destination.client.create_partitions(wanted)
-    deadline = Deadline(_CREATION_S)
-    while not deadline.passed:
-        found = await_topics(destination.client, list(wanted), deadline).topics
-        if all(len(found[name].partitions) >= count for name, count in wanted.items()):
-            return
-        time.sleep(_PAUSE_S)
-    raise UnreachableError(f"{min(wanted)} did not get its new partitions within {_CREATION_S:g} s", "try again")
-
-
-def differences(destination: Destination, source: Mapping[str, str], look: TopicLook) -> dict[int, int]:
-    """Compare all of a topic's partitions; return where they differ first."""
-    found = {}
-    with source_client(source) as there, ClusterClient(destination.config) as here:
-        for one in look.divergences:
-            compared = compare_partition(there, here, one.place, one.place)
-            if compared.first_difference is not None:
-                found[one.place.partition] = compared.first_difference.offset
-    return found
-
-
-def replication_factor_of(settings: Mapping[str, str]) -> int:
-    """Return the replication factor of topics that are created; -1 is the brokers' default."""
-    return parse_settings(settings).replication_factor
+_SAVED = (
+    Step("decide what goes into which archive", _begin_archive, durable=True),
+    Step("archive records beyond the fork, and compare the archive with the log", _save, durable=True),
+)
+#: All that is left to do with a topic that was deleted before.
+CREATED = (
+    Step("create the topic as a mirror topic", _create),
+    Step("commit again what groups had committed, and forget the topic's progress", _put_back_groups),
+)
+RECREATED = (
+    *_SAVED,
+    Step("delete the topic, by its id, unless somebody wrote to it since", _delete),
+    Step("record that it was deleted", _note_deleted, durable=True),
+    *CREATED,
+)
+PLANNED = (*_SAVED, Step("find where the batches begin at which its logs are cut", _plan_cut))

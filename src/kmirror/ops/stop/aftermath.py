@@ -5,8 +5,7 @@ Needs the destination only. All of it can be done twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
@@ -19,70 +18,29 @@ from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import Destination, told
+from kmirror.ops.context import told
 from kmirror.ops.groups.sync import clamp_groups
-from kmirror.ops.results import GroupResult
 from kmirror.ops.rights.at_stop import lift_rights, probe_writable
 from kmirror.ops.stop.first_source import FirstSource
-from kmirror.state.records import TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.ops.stop.report import places_of
+from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import settings_at_stop
 
-_FINISHES = "run the same command again to finish"
 
-
-@dataclass(slots=True)
-class Aftermath:
-    """How it went: what became of groups, what whoever stopped the topics should know, and by topic what failed."""
-
-    groups: list[GroupResult] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    troubles: dict[str, KmirrorError] = field(default_factory=dict)
-
-
-def bring_to_rest(
-    destination: Destination,
-    state: State,
-    mirror: str,
-    topics: Sequence[TopicRecord],
-    step: Callable[[str], None],
-) -> Aftermath:
-    """Do all that belongs to the stop of these topics; the ends of their logs are recorded in `state`.
-
-    `step` is told the name of each part when it is done.
-    """
-    after = Aftermath()
-    first_source = FirstSource(state.mirror(mirror), topics)
-    _trim_fillers(destination, state, mirror, topics, after)
-    step("filler trimmed")
-    _clamp_groups(destination, mirror, topics, after)
-    step("groups clamped")
-    topics = first_source.applied(destination.config, after.warnings)
-    _apply_settings(destination, topics, after)
-    step("settings applied")
-    _lift_rights(destination, mirror, topics, after)
-    step("rights lifted")
-    return after
-
-
-def _left(topics: Iterable[TopicRecord], after: Aftermath) -> list[TopicRecord]:
-    return [topic for topic in topics if topic.topic not in after.troubles]
-
-
-def _trim_fillers(
-    destination: Destination, state: State, mirror: str, topics: Sequence[TopicRecord], after: Aftermath
-) -> None:
+def trim_fillers(work: StopWork) -> str:
     """Delete filler in front of the records, of first copies that never came so far."""
-    client = destination.client
+    client = work.destination.client
+    work.topics, work.state = work.left, work.destination.state()
+    work.first_source = FirstSource(work.state.mirror(work.request.mirror), work.topics)
     suspects: list[TopicPartition] = []
-    for topic in topics:
-        for partition in range(topic.partitions):
-            record = state.partition(mirror, topic.topic, partition)
+    for topic in work.topics:
+        for place in places_of(topic):
+            record = work.state.partition(topic.mirror, *place)
             if record is not None and record.last_mirrored_offset and not (record.aligned or record.begun):
-                suspects.append(TopicPartition(topic.topic, partition))
+                suspects.append(place)
     try:
-        restore_settings(client, [topic.topic for topic in topics])
+        restore_settings(client, [topic.topic for topic in work.topics])
         starts = client.list_offsets(dict.fromkeys(suspects, EARLIEST))
         ends = client.list_offsets(dict.fromkeys(suspects, LATEST), log_end=True)
         trims: dict[TopicPartition, int] = {}
@@ -93,17 +51,21 @@ def _trim_fillers(
             own = _writer_at(client, place, start)
             if own >= FIRST_OWN_PRODUCER_ID and (found := filler_end(client, place, start, end, own)):
                 trims[place] = found
+        troubles: dict[str, KmirrorError] = {}
         for place, trimmed in trim_compacted(client, trims).items() if trims else ():
             if trimmed.error_code:
-                after.troubles[place.topic] = KmirrorError(
+                troubles[place.topic] = KmirrorError(
                     f"the filler in {place} could not be deleted (error {trimmed.error_code})",
                     f"until then readers are shown {trims[place]} empty records; DELETE on the topic is needed",
                 )
             else:
-                after.warnings.append(f"{place} held no record of its source yet, and is empty at {trims[place]}")
+                work.done.warnings.append(f"{place} held no record of its source yet, and is empty at {trims[place]}")
+        for name, trouble in troubles.items():
+            work.fail(name, trouble)
     except (KmirrorError, OutcomeUnknown) as error:
-        for name in {place.topic for place in suspects} or {topic.topic for topic in topics}:
-            after.troubles.setdefault(name, told(error))
+        for name in {place.topic for place in suspects} or {topic.topic for topic in work.topics}:
+            work.fail(name, told(error))
+    return "filler trimmed"
 
 
 def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int:
@@ -112,39 +74,10 @@ def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int:
     return next((header.producer_id for header in headers if header.next_offset > start), -1)
 
 
-def _apply_settings(destination: Destination, topics: Sequence[TopicRecord], after: Aftermath) -> None:
-    """Give topics the settings that were held back while they were mirrored."""
-    left = _left(topics, after)
-    try:
-        present = topic_settings(destination.client, [topic.topic for topic in left])
-        defaults = topic_defaults(destination.client, STATE_TOPIC)
-        changes: dict[str, Mapping[str, str | None]] = {}
-        for topic in left:
-            found = present.get(topic.topic, 0)
-            if isinstance(found, int):
-                after.troubles[topic.topic] = KmirrorError(
-                    f"the settings of {topic.topic} cannot be read",
-                    grant_line(destination.config, ("DESCRIBE_CONFIGS",), f"--topic {topic.topic}"),
-                    Reason.NOT_AUTHORIZED,
-                )
-            elif change := settings_at_stop(topic, found, defaults):
-                changes[topic.topic] = change
-        for name, error in TopicAdmin(destination.store).set_settings(changes).items() if changes else ():
-            if error is not None:
-                after.troubles[name] = KmirrorError(
-                    f"{name} did not get its deferred settings: {error.message}",
-                    _FINISHES if error.hint is None else f"{_FINISHES}; before that: {error.hint}",
-                    error.reason,
-                )
-    except (KmirrorError, OutcomeUnknown) as error:
-        for topic in left:
-            after.troubles.setdefault(topic.topic, told(error))
-
-
-def _clamp_groups(destination: Destination, mirror: str, topics: Sequence[TopicRecord], after: Aftermath) -> None:
+def clamp_group_offsets(work: StopWork) -> str:
     """Bring the offsets that were synced for groups into the logs."""
-    client = destination.client
-    places = [TopicPartition(topic.topic, p) for topic in _left(topics, after) for p in range(topic.partitions)]
+    client = work.destination.client
+    places = [place for topic in work.left for place in places_of(topic)]
     try:
         starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
         ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
@@ -153,24 +86,52 @@ def _clamp_groups(destination: Destination, mirror: str, topics: Sequence[TopicR
             for place in places
             if (start := starts[place].offset) is not None and (end := ends[place].offset) is not None
         }
-        after.groups += clamp_groups(destination, mirror, ranges)
+        work.done.groups += clamp_groups(work.destination, work.request.mirror, ranges)
     except (KmirrorError, OutcomeUnknown) as error:
-        after.warnings.append(f"group offsets could not be read: {error}")
+        work.done.warnings.append(f"group offsets could not be read: {error}")
+    return "groups clamped"
 
 
-def _lift_rights(destination: Destination, mirror: str, topics: Sequence[TopicRecord], after: Aftermath) -> None:
-    """Lift the write protection, and prove it by a probe."""
-    left = _left(topics, after)
-    if not left:
-        return
+def apply_settings(work: StopWork) -> str:
+    """Give topics the settings that were held back while they were mirrored."""
+    destination = work.destination
+    work.topics = work.first_source.applied(destination.config, work.done.warnings)
     try:
-        for name, lifted in lift_rights(destination, mirror, [topic.topic for topic in left]).items():
-            if lifted.error is not None:
-                after.troubles[name] = lifted.error
-        places = [TopicPartition(topic.topic, p) for topic in _left(left, after) for p in range(topic.partitions)]
-        for place, error in probe_writable(destination, places).items():
+        present = topic_settings(destination.client, [topic.topic for topic in work.left])
+        defaults = topic_defaults(destination.client, STATE_TOPIC)
+        changes: dict[str, Mapping[str, str | None]] = {}
+        for topic in work.left:
+            found = present.get(topic.topic, 0)
+            if isinstance(found, int):
+                hint = grant_line(destination.config, ("DESCRIBE_CONFIGS",), f"--topic {topic.topic}")
+                message = f"the settings of {topic.topic} cannot be read"
+                work.fail(topic.topic, KmirrorError(message, hint, Reason.NOT_AUTHORIZED))
+            elif change := settings_at_stop(topic, found, defaults):
+                changes[topic.topic] = change
+        for name, error in TopicAdmin(destination.store).set_settings(changes).items() if changes else ():
             if error is not None:
-                after.warnings.append(f"whether {place} can be written could not be probed: {error.message}")
+                message = f"{name} did not get its deferred settings: {error.message}"
+                hint = RUN_AGAIN if error.hint is None else f"{RUN_AGAIN}; before that: {error.hint}"
+                work.fail(name, KmirrorError(message, hint, error.reason))
     except (KmirrorError, OutcomeUnknown) as error:
-        for topic in left:
-            after.troubles.setdefault(topic.topic, told(error))
+        for topic in work.left:
+            work.fail(topic.topic, told(error))
+    return "settings applied"
+
+
+def lift_protection(work: StopWork) -> str:
+    """Lift the write protection, and prove it by a probe."""
+    destination = work.destination
+    try:
+        names = [topic.topic for topic in work.left]
+        for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
+            if lifted.error is not None:
+                work.fail(name, lifted.error)
+        places = [place for topic in work.left for place in places_of(topic)]
+        for place, error in probe_writable(destination, places).items() if names else ():
+            if error is not None:
+                work.done.warnings.append(f"whether {place} can be written could not be probed: {error.message}")
+    except (KmirrorError, OutcomeUnknown) as trouble:
+        for topic in work.left:
+            work.fail(topic.topic, told(trouble))
+    return "rights lifted"

@@ -22,7 +22,9 @@ from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.facts import StopLook
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, stopped_row, totals_of, unmirrored_row
-from kmirror.ops.stop.stop import Checkpoint, Stopping, StopRequest, ended, is_stopped, stop, stopped_already
+from kmirror.ops.stop.steps import Checkpoint
+from kmirror.ops.stop.stop import ended, stop, stopped_already
+from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord

@@ -39,7 +39,8 @@ from kmirror.ops.stop.promote_checks import other_topics_of_groups, rights_troub
 from kmirror.ops.stop.promote_claim import Claim, was_promoted
 from kmirror.ops.stop.promote_messages import half_stopped_told, not_stopped, not_without, others_told, rehearsed
 from kmirror.ops.stop.promote_readiness import Completeness, Look, Missing, after_the_stop
-from kmirror.ops.stop.stop import Stopping, StopRequest, is_stopped, stop, stopped_already
+from kmirror.ops.stop.stop import stop, stopped_already
+from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord

@@ -14,7 +14,7 @@ from kmirror.ops.context import Destination, naming_cluster, source_client
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.open_transactions import open_transactions
 from kmirror.ops.stop.report import Seen, last_seen
-from kmirror.ops.stop.stop import Stopping
+from kmirror.ops.stop.work import Stopping
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 

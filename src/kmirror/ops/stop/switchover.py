@@ -26,13 +26,14 @@ from kmirror.ops.context import (
     source_client,
 )
 from kmirror.ops.evidence import evidence_of
-from kmirror.ops.failback.failback import WATCH_S, FailbackRequest, failback
-from kmirror.ops.failback.progress import Checkpoint
+from kmirror.ops.failback.failback import failback
+from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, promote
+from kmirror.ops.stop.steps import Checkpoint
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord

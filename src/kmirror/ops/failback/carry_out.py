@@ -1,0 +1,178 @@
+"""Carry out the plan of a failback. What goes wrong with one topic does not keep the others from theirs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.engine.compare.logs import compare_partition
+from kmirror.errors import ExitCode, Reason, UnreachableError
+from kmirror.ops.add.add import add
+from kmirror.ops.add.topic_admin import await_topics
+from kmirror.ops.context import Destination, actor, change, now_ms, source_client
+from kmirror.ops.failback.facts import TopicLook
+from kmirror.ops.failback.groups import take_over
+from kmirror.ops.failback.plan import already_mirrored, rows_of
+from kmirror.ops.failback.progress import TopicStep, TopicWork
+from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RECREATED, Course, Topic
+from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.stop.steps import Step, carry_out
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.client import Deadline
+from kmirror.state.events import Event
+from kmirror.state.snapshot import Changes, State
+
+
+def carry_out_plan(course: Course) -> None:
+    """Do all of it."""
+    plan, request = course.plan, course.plan.request
+    if plan.looks or plan.deleted or course.progress.is_under_way:
+        course.progress.begin(
+            {
+                "sourceClusterId": course.mirror.source_cluster_id,
+                "way": request.way.value if request.way else None,
+                "discard": request.discard,
+                "topics": [one.topic for one in plan.beyond][:100],
+                "count": len(plan.looks) + len(plan.deleted),
+            }
+        )
+        course.clock.reached("begun")
+        carry_out(_CUT if plan.cuts else _MIRROR, course, course.clock)
+        bad = any(row.result not in (Outcome.DONE, Outcome.NOOP) for row in course.rows)
+        is_over = not bad and not plan.cuts
+        outcome = "PARTLY_DONE" if bad else ExitCode.OK.name if is_over else "PLANNED"
+        course.progress.finish(outcome, {"archives": course.archives, "plan": request.plan}, is_over=is_over)
+        course.clock.reached("finished")
+    course.rows += [already_mirrored(name) for name in plan.mirrored]
+
+
+def _record_mirror(course: Course) -> str:
+    record = course.mirror
+
+    def decide(state: State) -> Changes:
+        if state.mirror(record.name) == record:
+            return Changes()
+        details = {"sourceClusterId": record.source_cluster_id, "settings": dict(record.settings)}
+        event = Event(now_ms(), record.name, "failback", actor(), "MIRROR", details)
+        return Changes((record,), (), (event,))
+
+    change(course.destination, record.name, decide)
+    return "mirror recorded"
+
+
+def _clean(course: Course) -> list[TopicLook]:
+    return [one for one in course.plan.looks if not one.lies_beyond]
+
+
+def _take_over_groups(course: Course) -> str | None:
+    looks = _clean(course)
+    if not looks:
+        return None
+    _add_partitions(course.destination, looks)
+    limits = {divergence.place: divergence.shared_end for one in looks for divergence in one.divergences}
+    course.groups += take_over(course.destination, course.mirror.name, course.settings, limits)
+    return "groups taken over"
+
+
+def _add_partitions(destination: Destination, looks: Collection[TopicLook]) -> None:
+    """Give topics the partitions that the new primary has got since."""
+    wanted = {
+        look.topic: len(look.there.partitions)
+        for look in looks
+        if look.here is not None and len(look.there.partitions) > len(look.here.partitions)
+    }
+    if not wanted:
+        return
+    destination.client.create_partitions(wanted)
+    deadline = Deadline(CREATION_S)
+    while not deadline.passed:
+        found = await_topics(destination.client, list(wanted), deadline).topics
+        if all(len(found[name].partitions) >= count for name, count in wanted.items()):
+            return
+        time.sleep(PAUSE_S)
+    raise UnreachableError(f"{min(wanted)} did not get its new partitions within {CREATION_S:g} s", "try again")
+
+
+def _adopt(course: Course) -> str | None:
+    looks = _clean(course)
+    if not looks:
+        return None
+    topics = TopicSelector(tuple(one.topic for one in looks))
+    result = add(course.destination, course.mirror.name, topics, adopt=True)
+    course.warnings += result.warnings
+    rows = {row.topic: row for row in result.results}
+    for one in looks:
+        row = rows.get(one.topic)
+        if row is None or row.result in (Outcome.DONE, Outcome.NOOP):
+            course.progress.forget([one.topic])
+            course.rows += rows_of(one) or [row or already_mirrored(one.topic)]
+            continue
+        if row.reason is Reason.DESTINATION_WRITTEN:
+            course.attempt(one.topic, partial(_note_difference, course, one))
+            hint = "run the same command again: it finds the fork there and shows the records after it"
+            row = replace(row, result=Outcome.FAILED, hint=hint)
+        course.rows.append(row)
+    return "adopted"
+
+
+def _note_difference(course: Course, one: TopicLook) -> None:
+    """Remember where a topic differs that the search for the fork took for the same."""
+    assert one.here is not None
+    differs = _differences(course.destination, course.mirror.source, one)
+    if differs:
+        topic_id = one.here.printed_topic_id
+        course.progress.note(TopicWork(one.topic, TopicStep.DIFFERS, topic_id, ends=one.ends, differs=differs))
+        course.clock.reached("difference found")
+
+
+def _differences(destination: Destination, source: Mapping[str, str], look: TopicLook) -> dict[int, int]:
+    """Compare all of a topic's partitions; return where they differ first."""
+    found = {}
+    with source_client(source) as there, ClusterClient(destination.config) as here:
+        for one in look.divergences:
+            compared = compare_partition(there, here, one.place, one.place)
+            if compared.first_difference is not None:
+                found[one.place.partition] = compared.first_difference.offset
+    return found
+
+
+def _recreate_all(course: Course) -> None:
+    for work in course.plan.deleted:
+        course.attempt(work.topic, partial(carry_out, CREATED, Topic(course, work), course.clock))
+    for one in course.plan.beyond:
+        topic = Topic(course, course.plan.works.get(one.topic), one)
+        course.attempt(one.topic, partial(carry_out, RECREATED, topic, course.clock))
+
+
+def _plan_cuts(course: Course) -> str:
+    request, destination = course.plan.request, course.destination
+    assert request.plan is not None
+    for one in course.plan.looks:
+        if one.lies_beyond:
+            topic = Topic(course, course.plan.works.get(one.topic), one)
+            course.attempt(one.topic, partial(carry_out, PLANNED, topic, course.clock))
+        else:
+            done = f"{one.topic}: no records after the fork; run the same command again to mirror it"
+            course.rows.append(TopicResult(one.topic, None, Outcome.NOOP, done))
+    if course.cuts:
+        ordered = tuple(sorted(course.cuts, key=lambda cut: (cut.topic, cut.partition)))
+        write_plan(TruncationPlan(destination.cluster_id, course.mirror.name, now_ms(), ordered), request.plan)
+        course.warnings.append(
+            f"the plan is {request.plan}. Next: stop all brokers of this cluster cleanly; on each, run `kmirror "
+            f"truncate-logs --plan {request.plan} --log-dir DIR`; start them; run the same failback command again"
+        )
+    return "planned"
+
+
+_MIRROR = (
+    Step("record the mirror of the new primary", _record_mirror, durable=True),
+    # before somebody syncs them: whoever is killed in between does the same again
+    Step("give topics missing partitions, and make what groups committed kmirror's own", _take_over_groups),
+    Step("adopt topics that are the beginning of the new primary's, create those that are not there", _adopt),
+    Step("recreate the others, one by one", _recreate_all),
+)
+_CUT = (Step("archive topics one by one, and write the plan by which they are cut", _plan_cuts),)
