@@ -1,9 +1,13 @@
-"""What promote looks at besides offsets: settings, contents, and what groups read beyond a batch of topics."""
+"""What promote looks at besides offsets: settings, rights, contents, and what groups read beyond a batch of topics.
+
+`LastLook` is all that is looked at again right before a stop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kmirror.cluster.authorized import missing_rights
 from kmirror.cluster.client import ClusterClient
@@ -11,15 +15,20 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.control.side_jobs import JobView
-from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import Destination, require_mirror, source_client
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.ops.context import Destination, naming_cluster, require_mirror, source_client, told
+from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
-from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.stop.promote_readiness import Completeness
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import sync_settings
+
+if TYPE_CHECKING:
+    from kmirror.ops.stop.promote import PromoteRequest
 
 _MOST_NAMED = 10
 #: What a stop needs on a topic whose copy is complete.
@@ -97,6 +106,63 @@ def verify_trouble(
                 TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, row.reason, hint=hint)
             )
     return found
+
+
+@dataclass(slots=True)
+class LastLook:
+    """Look once more at topics that are `ready`: `held` says what keeps some of them from being stopped now.
+
+    `drop` is given the topics of `waiting` that cannot be stopped at all, with their rows, and takes them out of it.
+    """
+
+    destination: Destination
+    request: PromoteRequest
+    source: ClusterClient
+    completeness: Completeness
+    waiting: Mapping[str, TopicRecord]
+    ready: Sequence[str]
+    drop: Callable[[str, list[TopicResult]], None]
+    held: dict[str, str] = field(default_factory=dict)
+    groups: tuple[GroupResult, ...] = ()
+
+    @property
+    def going(self) -> list[str]:
+        """Return the topics that nothing keeps."""
+        return [name for name in self.ready if name in self.waiting and name not in self.held]
+
+    def run(self) -> None:
+        """Look at all that must hold; where a cluster does not answer, no topic can be stopped now."""
+        destination, request, ends = self.destination, self.request, self.completeness.source_ends
+        before = {name: ends(self.waiting[name]) for name in self.ready}
+        try:
+            self.held |= settings_trouble(destination, request.mirror, self.ready)
+            if request.together:
+                self.held |= rights_trouble(destination, self.ready)
+            if request.verify:
+                for name, rows in verify_trouble(destination, request.mirror, self.going, request.master).items():
+                    self.drop(name, rows)
+            self._sync_groups()
+            with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+                waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
+                self.completeness.see_ends(self.source, waiting)
+        except (KmirrorError, OutcomeUnknown) as error:
+            self.held.update(dict.fromkeys(self.ready, str(error)))
+        for name in self.going:
+            if request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
+                self.held[name] = "producers: the source's end moved a moment ago"
+
+    def _sync_groups(self) -> None:
+        topics = self.going
+        if not topics:
+            return
+        try:
+            self.groups = final_sync(self.destination, self.request.mirror, topics)
+        except (KmirrorError, OutcomeUnknown) as error:
+            self.held |= dict.fromkeys(topics, f"groups: {told(error).message}")
+        for row in self.groups:
+            if row.result in (Outcome.TIMED_OUT, Outcome.FAILED):
+                why = f"group {row.group} is not where it is at the source ({row.reason or 'moving'})"
+                self.held.setdefault(row.topic, why)
 
 
 @dataclass(frozen=True, slots=True)
