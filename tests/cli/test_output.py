@@ -15,21 +15,22 @@ from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.screen import Screen
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.columns import Table
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.results import (
-    CheckLine,
-    CheckReport,
-    ErrorInfo,
+from kmirror.ops.check.findings import CheckLine, CheckReport
+from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
+from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.ops.show.describe_groups import GROUPS, GroupRow
+from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
+from kmirror.ops.show.tables import (
+    FAILED_PARTITIONS,
+    MIRRORS,
+    PARTITIONS,
+    STOPPED_PARTITIONS,
     MirrorRow,
-    Outcome,
     PartitionRow,
-    SettingRow,
-    TopicResult,
     TopicState,
-    VerbResult,
 )
-from kmirror.ops.show.describe_groups import GroupRow
-from kmirror.ops.show.describe_settings import TopicSettingRow
 from kmirror.ops.stop.report import stopped_row, totals_of
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.registry import BrokerState, BrokerStatus, SandboxStatus
@@ -110,7 +111,7 @@ FAILED = replace(
 
 def test_describe_in_a_pipe() -> None:
     screen = piped()
-    TableOutput(screen).partitions([ROW, FAILED])
+    TableOutput(screen).rows(PARTITIONS, [ROW, FAILED])
     assert written(screen) == (
         "MIRROR  TOPIC                     PARTITION  SOURCE-OFFSET  DESTINATION-OFFSET  LAG  STATE\n"
         "m       orders                            0        1234567             1234560    7  MIRRORING\n"
@@ -121,7 +122,7 @@ def test_describe_in_a_pipe() -> None:
 
 def test_describe_failed_in_a_pipe() -> None:
     screen = piped()
-    TableOutput(screen).partitions([FAILED], failed=True)
+    TableOutput(screen).rows(FAILED_PARTITIONS, [FAILED])
     assert written(screen) == (
         "MIRROR  TOPIC                     PARTITION  RETRY  REASON            ERROR\n"
         "m       a-topic-with-a-long-name         10      3  SOURCE_TRUNCATED  offset 5 is missing\n",
@@ -132,22 +133,34 @@ def test_describe_failed_in_a_pipe() -> None:
 def test_describe_never_cuts_a_name_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     screen = piped()
-    TableOutput(screen).partitions([replace(ROW, topic="t" * 249)])
+    TableOutput(screen).rows(PARTITIONS, [replace(ROW, topic="t" * 249)])
     assert written(screen)[0].splitlines()[1].split() == ["m", "t" * 249, "0", "1234567", "1234560", "7", "MIRRORING"]
 
 
 def test_describe_on_a_terminal() -> None:
     screen = terminal()
-    TableOutput(screen).partitions([ROW, FAILED])
+    TableOutput(screen).rows(PARTITIONS, [ROW, FAILED])
     shown = written(screen)[0]
     assert "\x1b[32mMIRRORING\x1b[0m" in shown
     assert "\x1b[1;31mFAILED" in shown
 
 
+def test_only_codes_have_a_style_whatever_a_text_says() -> None:
+    screen = terminal()
+    TableOutput(screen).rows(PARTITIONS, [replace(ROW, topic="FAILED")])
+    row = TopicResult("DONE", None, Outcome.REFUSED, "FAILED before")
+    TableOutput(screen).result(VerbResult.of("add", "m", [row]))
+    shown = written(screen)[0]
+    assert "FAILED" in shown
+    assert "\x1b[1;31m" not in shown
+    assert "\x1b[31mREFUSED" in shown
+    assert "\x1b[32mDONE" not in shown
+
+
 def test_a_terminal_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     screen = terminal()
-    TableOutput(screen).partitions([ROW])
+    TableOutput(screen).rows(PARTITIONS, [ROW])
     shown = [line.split() for line in written(screen)[0].splitlines()]
     assert shown[1] == ["m", "orders", "0", "1234567", "1234560", "7", "MIRRORING"]
 
@@ -155,7 +168,7 @@ def test_a_terminal_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_that_can_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     screen = terminal()
-    TableOutput(screen).partitions([ROW])
+    TableOutput(screen).rows(PARTITIONS, [ROW])
     assert "\x1b" not in written(screen)[0]
 
 
@@ -165,7 +178,7 @@ def test_describe_says_why_nothing_moves() -> None:
         ROW, reason=Reason.NO_ENGINE, error_message="no engine copies mirror m", topic_state=TopicState.LINK_FAILED
     )
     silent = replace(ROW, mirror="n", source_offset=None, lag=None, topic_state=TopicState.SOURCE_UNAVAILABLE)
-    TableOutput(screen).partitions([row, silent, replace(silent, partition=1, last_known_lag=None)])
+    TableOutput(screen).rows(PARTITIONS, [row, silent, replace(silent, partition=1, last_known_lag=None)])
     assert written(screen)[1].splitlines() == [
         "m: 1 partition not copied: no engine copies mirror m",
         "n: the source does not answer for 2 partitions; the last known lag of these partitions is 7",
@@ -178,7 +191,7 @@ def test_describe_never_shows_as_mirroring_what_is_not() -> None:
     idle = replace(ROW, reason=Reason.NO_WORKERS)
     both = replace(waiting, reason=Reason.ENGINE_SILENT)
     stopping = replace(waiting, state=PartitionState.STOPPING)
-    TableOutput(screen).partitions([ROW, waiting, idle, both, stopping])
+    TableOutput(screen).rows(PARTITIONS, [ROW, waiting, idle, both, stopping])
     heading, *lines = written(screen)[0].splitlines()
     assert [line[heading.index("STATE") :] for line in lines] == [
         "MIRRORING",
@@ -192,7 +205,7 @@ def test_describe_never_shows_as_mirroring_what_is_not() -> None:
 def test_describe_stopped_in_a_pipe() -> None:
     screen = piped()
     stopped = replace(ROW, state=PartitionState.STOPPED, reason=Reason.PROMOTED, last_mirrored_offset=1_234_560)
-    TableOutput(screen).partitions([stopped], stopped=True)
+    TableOutput(screen).rows(STOPPED_PARTITIONS, [stopped])
     assert written(screen) == (
         "MIRROR  TOPIC   PARTITION  LAST-MIRRORED-OFFSET  LAST-MIRRORED-EPOCH  STOPPED               REASON\n"
         "m       orders          0               1234560                    -  2026-03-01T12:00:00Z  PROMOTED\n",
@@ -201,22 +214,23 @@ def test_describe_stopped_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "told"),
+    ("table", "told"),
     [
-        (False, "no topic is mirrored yet; `kmirror add` makes one a mirror topic\n"),
-        (True, "no partition is FAILED\n"),
+        (PARTITIONS, "no topic is mirrored yet; `kmirror add` makes one a mirror topic\n"),
+        (FAILED_PARTITIONS, "no partition is FAILED\n"),
+        (STOPPED_PARTITIONS, "no partition is STOPPED\n"),
     ],
 )
-def test_describe_of_nothing(failed: bool, told: str) -> None:
+def test_describe_of_nothing(table: Table[PartitionRow], told: str) -> None:
     screen = piped()
-    TableOutput(screen).partitions([], failed=failed)
+    TableOutput(screen).rows(table, [])
     out, err = written(screen)
     assert (len(out.splitlines()), err) == (1, told)
 
 
 def test_describe_for_scripts() -> None:
     screen = piped()
-    JsonOutput(screen).partitions([ROW, FAILED])
+    JsonOutput(screen).rows(PARTITIONS, [ROW, FAILED])
     out, err = written(screen)
     first, second = json.loads(out)
     assert (first["sourceOffset"], first["lag"], first["state"], first["reason"]) == (1234567, 7, "MIRRORING", None)
@@ -225,13 +239,33 @@ def test_describe_for_scripts() -> None:
 
 
 MIRROR = MirrorRow(
-    "m", 2, 9, "cluster-a", "a:9092", TopicState.LINK_FAILED, "host/app-1", 7, Reason.ENGINE_SILENT, 1, 65_400
+    mirror="m",
+    topics=2,
+    partitions=9,
+    source_cluster_id="cluster-a",
+    source_bootstrap_server="a:9092",
+    state=TopicState.LINK_FAILED,
+    engine="host/app-1",
+    max_lag=7,
+    reason=Reason.ENGINE_SILENT,
+    engine_last_seen_ms=1,
+    engine_age_ms=65_400,
+)
+UNKNOWN_MIRROR = MirrorRow(
+    mirror="other",
+    topics=0,
+    partitions=0,
+    source_cluster_id=None,
+    source_bootstrap_server=None,
+    state=None,
+    engine=None,
+    max_lag=None,
 )
 
 
 def test_list() -> None:
     screen = piped()
-    TableOutput(screen).mirrors([MIRROR, MirrorRow("other", 0, 0, None, None, None, None, None)])
+    TableOutput(screen).rows(MIRRORS, [MIRROR, UNKNOWN_MIRROR])
     assert written(screen) == (
         "MIRROR  TOPICS  PARTITIONS  STATE        MAX-LAG  SOURCE-CLUSTER-ID  SOURCE  ENGINE      HEARTBEAT-AGE  "
         "REASON\n"
@@ -244,24 +278,33 @@ def test_list() -> None:
 
 def test_an_empty_list() -> None:
     table, document = piped(), piped()
-    TableOutput(table).mirrors([])
-    JsonOutput(document).mirrors([])
+    TableOutput(table).rows(MIRRORS, [])
+    JsonOutput(document).rows(MIRRORS, [])
     assert written(table)[1] == "no mirrors on this destination; `kmirror create` makes one\n"
     assert written(document) == ("[]\n", "")
 
 
 def test_topic_settings() -> None:
-    row = TopicSettingRow("m", "b.t", "t", "cleanup.policy", "compact, delete", "", SettingState.PENDING, "it is to be")
-    untold = TopicSettingRow("m", "b.u", "u", None, None, None, None, "nobody tells")
+    row = TopicSettingRow(
+        mirror="m",
+        topic="b.t",
+        source_topic="t",
+        key="cleanup.policy",
+        source_value="compact, delete",
+        destination_value="",
+        state=SettingState.PENDING,
+        why="it is to be",
+    )
+    untold = TopicSettingRow(mirror="m", topic="b.u", source_topic="u", why="nobody tells")
     screen = piped()
-    TableOutput(screen).topic_settings([row, untold])
+    TableOutput(screen).rows(TOPIC_SETTINGS, [row, untold])
     assert written(screen)[0].splitlines() == [
         "MIRROR  TOPIC  KEY             SOURCE          DESTINATION  STATE    WHY",
         'm       b.t    cleanup.policy  compact,delete  ""           PENDING  it is to be',
         "m       b.u    -               -               -            -        nobody tells",
     ]
     screen = piped()
-    JsonOutput(screen).topic_settings([row])
+    JsonOutput(screen).rows(TOPIC_SETTINGS, [row])
     assert json.loads(written(screen)[0]) == [
         {
             "mirror": "m",
@@ -279,10 +322,10 @@ def test_topic_settings() -> None:
 def test_settings() -> None:
     screen = piped()
     rows = [
-        SettingRow("topics.include", "orders, pay.*", is_default=False, changeable=True, help="h"),
-        SettingRow("topic.prefix", "", is_default=True, changeable=False, help="h"),
+        SettingRow(key="topics.include", value="orders, pay.*", is_default=False, changeable=True, help="h"),
+        SettingRow(key="topic.prefix", value="", is_default=True, changeable=False, help="h"),
     ]
-    TableOutput(screen).settings(rows)
+    TableOutput(screen).rows(MIRROR_SETTINGS, rows)
     assert written(screen)[0] == (
         "KEY             FROM     VALUE\ntopics.include  set      orders, pay.*\ntopic.prefix    default  -\n"
     )
@@ -353,12 +396,22 @@ def test_a_verb_for_scripts() -> None:
     assert err == "kmirror: warning: disks are small\nkmirror: exists already\n  --adopt takes it over\n"
 
 
-EQUAL_ROW = VerifyRow("orders", 0, Outcome.DONE, "equal up to offset 7", records=7, size_in_bytes=1200)
+EQUAL_ROW = VerifyRow(
+    topic="orders", partition=0, result=Outcome.DONE, message="equal up to offset 7", records=7, size_in_bytes=1200
+)
+DIFFERENT_ROW = VerifyRow(
+    topic="orders",
+    partition=1,
+    result=Outcome.FAILED,
+    message="differs at offset 3",
+    different=True,
+    notes=("look",),
+)
 OUTCOME = VerifyOutcome("m", ExitCode.OK, (EQUAL_ROW,), None, ("one was compacted",), {})
 DIFFERENT = VerifyOutcome(
     "m",
     ExitCode.HISTORIES_DIFFER,
-    (EQUAL_ROW, VerifyRow("orders", 1, Outcome.FAILED, "differs at offset 3", different=True, notes=("look",))),
+    (EQUAL_ROW, DIFFERENT_ROW),
     ErrorInfo(ExitCode.HISTORIES_DIFFER, "1 of 2 partitions differ", "look there"),
     (),
     {},
@@ -399,8 +452,26 @@ def test_verify_for_scripts() -> None:
 BROKERS = SandboxStatus(
     Path("/sandbox"),
     (
-        BrokerStatus("a", "id-a", 1, "127.0.0.1:19092", 42, BrokerState.RUNNING, "4.3.1", Path("/sandbox/a/1.log")),
-        BrokerStatus("b", "id-b", 1, "127.0.0.1:19102", None, BrokerState.DOWN, "4.3.1", Path("/sandbox/b/1.log")),
+        BrokerStatus(
+            cluster="a",
+            cluster_id="id-a",
+            node_id=1,
+            address="127.0.0.1:19092",
+            pid=42,
+            state=BrokerState.RUNNING,
+            kafka_version="4.3.1",
+            log_file=Path("/sandbox/a/1.log"),
+        ),
+        BrokerStatus(
+            cluster="b",
+            cluster_id="id-b",
+            node_id=1,
+            address="127.0.0.1:19102",
+            pid=None,
+            state=BrokerState.DOWN,
+            kafka_version="4.3.1",
+            log_file=Path("/sandbox/b/1.log"),
+        ),
     ),
 )
 
@@ -432,10 +503,18 @@ def test_what_the_sandbox_would_do() -> None:
 
 
 LINES = (
-    CheckLine("source", "reachable", ok=True, message="cluster-a answers"),
-    CheckLine("source", "least rights", ok=True, message="what is needed:\nkafka-acls three\nkafka-acls four"),
-    CheckLine("destination", "broker 1", ok=False, message="it is Kafka 2.8", hint="3.9 is needed"),
-    CheckLine("destination", "filling offsets", ok=True, message="slowly", hint="kafka-acls one\nkafka-acls two"),
+    CheckLine(cluster="source", what="reachable", ok=True, message="cluster-a answers"),
+    CheckLine(
+        cluster="source", what="least rights", ok=True, message="what is needed:\nkafka-acls three\nkafka-acls four"
+    ),
+    CheckLine(cluster="destination", what="broker 1", ok=False, message="it is Kafka 2.8", hint="3.9 is needed"),
+    CheckLine(
+        cluster="destination",
+        what="filling offsets",
+        ok=True,
+        message="slowly",
+        hint="kafka-acls one\nkafka-acls two",
+    ),
 )
 REPORT = CheckReport(LINES, ExitCode.REFUSED)
 
@@ -494,7 +573,7 @@ def test_a_reader_that_has_gone_ends_the_writing_and_nothing_else() -> None:
     os.close(reading)
     err = io.StringIO()
     screen = Screen(open(writing, "w", encoding="utf-8", closefd=False), err, io.StringIO())  # noqa: SIM115
-    TableOutput(screen).mirrors([MIRROR])
+    TableOutput(screen).rows(MIRRORS, [MIRROR])
     screen.tell("still here")
     assert err.getvalue() == "still here\n"
     os.close(writing)
@@ -519,7 +598,7 @@ GROUP = GroupRow(
 def test_groups_for_people() -> None:
     screen = piped()
     unknown = replace(GROUP, partition=1, source_offset=None, last_sync_ms=None, last_sync_age_ms=None, reason=None)
-    TableOutput(screen).groups([GROUP, unknown])
+    TableOutput(screen).rows(GROUPS, [GROUP, unknown])
     out, err = written(screen)
     assert [line.split() for line in out.splitlines()] == [
         ["MIRROR", "GROUP", "TOPIC", "PARTITION", "SOURCE-OFFSET", "DESTINATION-OFFSET", "LAST-SYNC", "REASON"],
@@ -531,7 +610,7 @@ def test_groups_for_people() -> None:
 
 def test_groups_for_scripts() -> None:
     screen = piped()
-    JsonOutput(screen).groups([GROUP])
+    JsonOutput(screen).rows(GROUPS, [GROUP])
     assert json.loads(written(screen)[0]) == [
         {
             "mirror": "m",
@@ -553,7 +632,7 @@ def test_groups_for_scripts() -> None:
 
 def test_no_groups() -> None:
     screen = piped()
-    TableOutput(screen).groups([])
+    TableOutput(screen).rows(GROUPS, [])
     assert "no group has committed offsets" in written(screen)[1]
 
 

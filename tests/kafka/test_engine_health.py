@@ -12,9 +12,9 @@ from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.results import TopicState
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic

@@ -23,8 +23,9 @@ from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import PENDING_ADD, Destination, change, now_ms
 from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome, TopicState, VerbResult
+from kmirror.ops.results import Outcome, VerbResult
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.client import client

@@ -7,8 +7,8 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.results import PartitionRow
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import PARTITIONS, PartitionRow
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
@@ -35,7 +35,7 @@ def test_what_gathers_while_no_engine_runs_is_told_and_deleted_by_the_next_one(c
         for done in admin.delete_records([Place(topic, 0, 7)]).values():
             done.result(30)
         found = row()
-        assert (found.destination_log_start, found.to_json()["keptBeyondSourceLogStart"]) == (0, 7)
+        assert (found.destination_log_start, PARTITIONS.document(found)["keptBeyondSourceLogStart"]) == (0, 7)
         assert "keeps 7 offsets that the source has deleted" in (found.error_message or "")
         with LocalEngine(destination, mirror):
             wait_until(lambda: row().destination_log_start == 7)

@@ -9,8 +9,8 @@ import pytest
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
+from kmirror.ops.check.findings import CHECKS, CheckLine
 from kmirror.ops.context import Destination
-from kmirror.ops.results import CheckLine
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 
@@ -40,7 +40,7 @@ def test_a_mirror_that_works_is_well_on_both_sides(cluster_pair: ClusterPair) ->
     assert said["destination", "trimming logs"] == "we have DELETE on 1 topics"
     assert [line.what for line in report.lines if line.hint] == []  # nothing to warn of
     assert list(report.to_json()) == ["exitCode", "checks"]
-    assert list(report.lines[0].to_json()) == ["cluster", "check", "ok", "message", "hint", "reason"]
+    assert list(CHECKS.document(report.lines[0])) == ["cluster", "check", "ok", "message", "hint", "reason"]
 
 
 def test_one_side_that_does_not_answer_does_not_hide_the_other(cluster_pair: ClusterPair) -> None:

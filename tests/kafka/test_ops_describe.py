@@ -18,9 +18,10 @@ from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change, now_ms
 from kmirror.ops.mirrors.delete import delete
-from kmirror.ops.results import MirrorRow, Outcome, PartitionRow, TopicState
+from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.tables import MIRRORS, MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lease import EngineIdentity, Lease
@@ -369,7 +370,7 @@ def test_list_shows_every_mirror_once(
 ) -> None:
     empty = new_mirror(destination, cluster_pair.source)
     rows = {row.mirror: row for row in list_mirrors(destination)}
-    assert rows[mirror].to_json() == {
+    assert MIRRORS.document(rows[mirror]) == {
         "mirror": mirror,
         "topics": 1,
         "partitions": 2,

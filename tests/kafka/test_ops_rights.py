@@ -24,8 +24,8 @@ from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.create import create
-from kmirror.ops.results import TopicState
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionRecord, PartitionState

@@ -12,8 +12,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome, TopicState, VerbResult
+from kmirror.ops.results import Outcome, VerbResult
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.stop import stop

@@ -16,8 +16,9 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.context import Destination
-from kmirror.ops.results import Outcome, TopicState
+from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState

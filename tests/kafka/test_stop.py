@@ -23,8 +23,9 @@ from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
 from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome, TopicState
+from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State

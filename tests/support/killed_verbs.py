@@ -17,8 +17,8 @@ from kmirror.ops.context import Destination
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.pause import pause
-from kmirror.ops.results import TopicState
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.sandbox.cluster import SandboxCluster

@@ -27,7 +27,7 @@ from kmirror.engine.compare.verification import (
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify.results import Subject, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.ops.verify.results import VERIFIED, Subject, VerifyRow, error_of, exit_code_of, row_of
 from kmirror.ops.verify.verify import slots_of
 
 MB = 1 << 20
@@ -240,7 +240,7 @@ class TestRows:
             "DIFFERENT",
             "differs at offset 42: values differ",
         )
-        assert row.to_json()["firstDifference"] == {
+        assert VERIFIED.document(row)["firstDifference"] == {
             "offset": 42,
             "kind": "CONTENT",
             "message": "values differ",
@@ -295,11 +295,15 @@ class TestRows:
         assert self.row(self.finding(0, 100, first_difference=difference(3, kind))).reason is reason
 
 
+def verified(partition: int, result: Outcome, message: str, **more: Any) -> VerifyRow:
+    return VerifyRow(topic="t", partition=partition, result=result, message=message, **more)
+
+
 class TestExitCode:
-    done = VerifyRow("t", 0, Outcome.DONE, "equal up to offset 1")
-    different = VerifyRow("t", 1, Outcome.FAILED, "differs at offset 0: value differs", different=True)
-    refused = VerifyRow("t", 2, Outcome.FAILED, "could not be compared: no", Reason.NOT_AUTHORIZED, hint="grant it")
-    silent = VerifyRow("t", 3, Outcome.FAILED, "could not be compared: gone", Reason.SOURCE_UNREACHABLE)
+    done = verified(0, Outcome.DONE, "equal up to offset 1")
+    different = verified(1, Outcome.FAILED, "differs at offset 0: value differs", different=True)
+    refused = verified(2, Outcome.FAILED, "could not be compared: no", reason=Reason.NOT_AUTHORIZED, hint="grant it")
+    silent = verified(3, Outcome.FAILED, "could not be compared: gone", reason=Reason.SOURCE_UNREACHABLE)
 
     @pytest.mark.parametrize(
         ("names", "code"),

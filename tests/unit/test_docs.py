@@ -12,7 +12,7 @@ import pytest
 
 from kmirror.cli.main import VERBS, kmirror
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.results import TopicState
+from kmirror.ops.show.tables import TopicState
 from kmirror.settings.table import describe
 from kmirror.state.records import PartitionState
 

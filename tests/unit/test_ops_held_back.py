@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kmirror.errors import Reason
-from kmirror.ops.results import PartitionRow, TopicState
+from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, OpenTransaction, explained, is_held_back
 from kmirror.state.records import PartitionState
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.results import GroupResult, MirrorRow, Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.results import GroupResult, Outcome, TopicResult, VerbResult, exit_code_of
+from kmirror.ops.show.tables import MIRRORS
 
 
 def row(result: Outcome, reason: Reason | None = None, topic: str = "t") -> TopicResult:
@@ -94,7 +95,7 @@ def test_an_error_before_any_topic_is_the_whole_document() -> None:
 
 
 def test_list_has_exactly_these_keys() -> None:
-    assert list(MirrorRow("m", 1, 8, "id", "a:1", None, None, None).to_json()) == [
+    assert [column.key for column in MIRRORS.columns] == [
         "mirror",
         "topics",
         "partitions",

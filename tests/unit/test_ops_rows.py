@@ -12,9 +12,10 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import PENDING_ADD
-from kmirror.ops.results import Outcome, PartitionRow, TopicState
+from kmirror.ops.results import Outcome
 from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
+from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow, TopicState
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.records import (
     PENDING_PROMOTE,
@@ -104,7 +105,7 @@ def row(
 
 
 def test_json_has_exactly_these_keys_and_values() -> None:
-    assert row(ENGINE, progress()).to_json() == {
+    assert PARTITIONS.document(row(ENGINE, progress())) == {
         "mirror": "m",
         "topic": "a.orders",
         "partition": 0,
@@ -423,7 +424,7 @@ def test_partitions_beyond_the_recorded_count_are_shown_when_something_is_known_
 def test_list_sums_up_a_mirror() -> None:
     state = State.of([MIRROR, TOPIC, ENGINE, progress()])
     rows = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)
-    assert mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW).to_json() == {
+    assert MIRRORS.document(mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW)) == {
         "mirror": "m",
         "topics": 1,
         "partitions": 1,

@@ -8,7 +8,8 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
-from kmirror.ops.results import Outcome, PartitionRow, TopicState, exit_code_of
+from kmirror.ops.results import Outcome, exit_code_of
+from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.show.wait import Condition, is_over, judge, progress
 from kmirror.state.records import PartitionState
 

@@ -19,6 +19,7 @@ from kmirror.cli.options import (
 )
 from kmirror.cli.report import Report
 from kmirror.errors import NOT_COPYING, UsageError
+from kmirror.words import counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
@@ -136,8 +137,8 @@ def verify_verb(
 def verified(outcome: VerifyOutcome, seconds: float) -> str:
     """Return how a comparison ended, in a sentence."""
     word = "equal" if outcome.exit_code == 0 else "DIFFERENT" if outcome.exit_code == 7 else "not all compared"
-    partitions = tables.counted(sum(row.partition is not None for row in outcome.rows), "partition")
-    records = tables.counted(sum(row.records for row in outcome.rows), "record")
+    partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
+    records = counted(sum(row.records for row in outcome.rows), "record")
     size = tables.size(sum(row.size_in_bytes for row in outcome.rows))
     return f"{word}: {partitions}, {records}, {size} compared in {tables.elapsed(seconds)}"
 
@@ -149,12 +150,12 @@ def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
         return f"stopped after {tables.elapsed(seconds)}"
     behind = sum(lag for lag in lags if lag is not None)
     reached = until_caught_up and done.exit_code == 0 and behind == 0 and None not in lags
-    partitions = tables.counted(len(lags), "partition")
+    partitions = counted(len(lags), "partition")
     if reached:
         return f"caught up after {tables.elapsed(seconds)}: {partitions}, lag 0"
     lag = f"{behind:,}"
     if None in lags:
-        lag = f"≥ {behind:,}, not known of {tables.counted(lags.count(None), 'partition')}" if behind else "not known"
+        lag = f"≥ {behind:,}, not known of {counted(lags.count(None), 'partition')}" if behind else "not known"
     told = (row for row in done.results if row.reason and (row.lag is None or row.reason in NOT_COPYING))
-    cause = next((f": {row.reason}, {tables.one_line(row.message)}" for row in told), "")
+    cause = next((f": {row.reason}, {one_line(row.message)}" for row in told), "")
     return f"stopped after {tables.elapsed(seconds)}: {partitions}, lag {lag}{cause}"

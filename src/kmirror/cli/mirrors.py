@@ -179,11 +179,11 @@ def recover_verb(
     dry_run=True,
 )
 def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, ...]) -> int:  # noqa: A002
-    from kmirror.ops.mirrors.config import change_config, show_config
+    from kmirror.ops.mirrors.config import MIRROR_SETTINGS, change_config, show_config
 
     with call.destination() as destination:
         if not set and not unset:
-            call.output.settings(show_config(destination, mirror))
+            call.output.rows(MIRROR_SETTINGS, show_config(destination, mirror))
             return 0
         done = change_config(destination, mirror, set, unset, dry_run=call.dry_run)
     call.output.result(done)

@@ -14,30 +14,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kmirror.cli import tables
 from kmirror.cli.screen import Screen
+from kmirror.columns import Cell, R, Table
+from kmirror.words import counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
-    from kmirror.ops.results import (
-        CheckLine,
-        CheckReport,
-        ErrorInfo,
-        MirrorRow,
-        PartitionRow,
-        SettingRow,
-        StopTotals,
-        TopicResult,
-        VerbResult,
-    )
-    from kmirror.ops.show.describe_groups import GroupRow
-    from kmirror.ops.show.describe_settings import TopicSettingRow
+    from kmirror.ops.check.findings import CheckLine, CheckReport
+    from kmirror.ops.results import ErrorInfo, StopTotals, TopicResult, VerbResult
     from kmirror.ops.stop.promote import PromoteView
     from kmirror.ops.verify.results import VerifyOutcome
     from kmirror.ops.verify.verify import VerifyView
     from kmirror.sandbox.registry import SandboxStatus
-    from kmirror.state.events import Event
 
 Watcher = Callable[["RunView"], None]
 OnLook = Callable[[str], None]
+
+#: How the cells share a line of `check`, which is shown before the next ones are known.
+_CHECK_WIDTHS = (4, 11, 17, 0)
 
 
 class Output(Protocol):
@@ -53,23 +46,8 @@ class Output(Protocol):
         Where there are totals, people are shown them first, and then only the rows that need a look; all with `-v`.
         """
 
-    def mirrors(self, rows: Sequence[MirrorRow]) -> None:
-        """Show the rows of `list`."""
-
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
-        """Show the rows of `describe`."""
-
-    def groups(self, rows: Sequence[GroupRow]) -> None:
-        """Show the rows of `describe --groups`."""
-
-    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
-        """Show the rows of `describe --settings`."""
-
-    def settings(self, rows: Sequence[SettingRow]) -> None:
-        """Show a mirror's settings."""
-
-    def events(self, found: Sequence[Event]) -> None:
-        """Show events, oldest first."""
+    def rows(self, table: Table[R], rows: Sequence[R]) -> None:
+        """Show the rows of a table."""
 
     def check_line(self, line: CheckLine) -> None:
         """Show one finding of `check` as soon as it is known."""
@@ -107,13 +85,16 @@ class TableOutput:
     verbosity: int = 0
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
+        from kmirror.ops.results import PARTITION_RESULTS, RESULTS, Outcome
+
         about_topics = [row for row in result.results if row.topic is not None]
         if result.totals is not None:
             about_topics = self._stopped(result.totals, about_topics)
         if headline:
-            about_topics = [row for row in about_topics if row.result not in {"DONE", "NOOP"}]
+            about_topics = [row for row in about_topics if row.result not in (Outcome.DONE, Outcome.NOOP)]
         if about_topics:
-            self._table(tables.results(about_topics))
+            with_partitions = any(row.partition is not None for row in about_topics)
+            self._table(PARTITION_RESULTS if with_partitions else RESULTS, about_topics)
         for row in result.results:
             if row.topic is None:
                 self.screen.line(row.message or row.result.value)
@@ -136,57 +117,35 @@ class TableOutput:
             return rows
         shown = [row for row in rows if needs_a_look(row)]
         if hidden := len(rows) - len(shown):
-            self.screen.tell(f"{tables.counted(hidden, 'row')} without trouble or loss not shown; -v shows all")
+            self.screen.tell(f"{counted(hidden, 'row')} without trouble or loss not shown; -v shows all")
         return shown
 
-    def mirrors(self, rows: Sequence[MirrorRow]) -> None:
-        self._table(tables.mirrors(rows))
-        if not rows:
-            self.screen.tell("no mirrors on this destination; `kmirror create` makes one")
-
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
-        table = tables.failed_partitions if failed else tables.stopped_partitions if stopped else tables.partitions
-        self._table(table(rows))
-        if not rows:
-            which = "FAILED" if failed else "STOPPED" if stopped else None
-            none_yet = "no topic is mirrored yet; `kmirror add` makes one a mirror topic"
-            self.screen.tell(f"no partition is {which}" if which else none_yet)
-        for note in [] if failed or stopped else tables.notes(rows):
+    def rows(self, table: Table[R], rows: Sequence[R]) -> None:
+        self._table(table, rows)
+        if not rows and table.none:
+            self.screen.tell(table.none)
+        for note in table.notes(rows) if table.notes else ():
             self.screen.tell(note)
-
-    def groups(self, rows: Sequence[GroupRow]) -> None:
-        self._table(tables.groups(rows))
-        if not rows:
-            self.screen.tell("no group has committed offsets of these topics at the source")
-        for note in tables.group_notes(rows):
-            self.screen.tell(note)
-
-    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
-        self._table(tables.topic_settings(rows))
-        if not rows:
-            self.screen.tell("no topic is mirrored: there are no settings to compare")
-
-    def settings(self, rows: Sequence[SettingRow]) -> None:
-        self._table(tables.settings(rows))
-
-    def events(self, found: Sequence[Event]) -> None:
-        self._table(tables.events(found))
-        if not found:
-            self.screen.tell("no events")
 
     def check_line(self, line: CheckLine) -> None:
-        self._styled(tables.check_line(line))
+        from kmirror.ops.check.findings import CHECKS
+
+        cells = [column.shown(line) for column in CHECKS.shown]
+        text = "  ".join(cell.text.ljust(width) for cell, width in zip(cells, _CHECK_WIDTHS, strict=True))
+        self._styled(text, cells[0])
         # commands to be copied: each on a line of its own, which only the terminal may fold
         for said in (*line.message.splitlines()[1:], *(line.hint or "").splitlines()):
             self.screen.line(f"      {said}")
 
     def check(self, report: CheckReport) -> None:
         bad = sum(not line.ok for line in report.lines)
-        self.screen.line(f"{bad} of {tables.counted(len(report.lines), 'check')} failed" if bad else "all is well")
+        self.screen.line(f"{bad} of {counted(len(report.lines), 'check')} failed" if bad else "all is well")
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
+        from kmirror.ops.verify.results import VERIFIED
+
         if outcome.rows:
-            self._table(tables.compared(outcome.rows))
+            self._table(VERIFIED, outcome.rows)
         self.screen.line(headline)
         for warning in outcome.warnings:
             self.screen.tell(f"kmirror: warning: {warning}")
@@ -194,10 +153,12 @@ class TableOutput:
             tell_error(self.screen, outcome.error)
 
     def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
+        from kmirror.sandbox.registry import BROKERS
+
         if done is not None and done.dry_run:
             self.result(done)
         elif status.brokers:
-            self._table(tables.brokers(status.brokers))
+            self._table(BROKERS, status.brokers)
         else:
             self.screen.tell(f"there is no sandbox in {status.directory}; `kmirror sandbox up` makes one")
 
@@ -227,30 +188,33 @@ class TableOutput:
     def failure(self, error: ErrorInfo, document: Any) -> None:
         tell_error(self.screen, error)
 
-    def _table(self, table: tables.Table) -> None:
+    def _table(self, table: Table[R], rows: Sequence[R]) -> None:
         if not self.screen.is_terminal:
-            for line in table.lines():
+            for line in tables.lines(table, rows):
                 self.screen.line(line)
             return
-        from rich.table import Table
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in table.columns:
-            shown.add_column(column, justify="right" if column in table.numbers else "left", overflow="fold")
-        for row in table.rows:
-            shown.add_row(*(Text(cell, style=tables.STYLES.get(cell.split(" ", 1)[0], "")) for cell in row))
+        shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        columns = table.shown
+        for column in columns:
+            shown.add_column(column.header, justify="right" if column.is_number else "left", overflow="fold")
+        for row in rows:
+            cells = (column.shown(row) for column in columns)
+            shown.add_row(*(Text(cell.text, style=tables.style_of(cell.code)) for cell in cells))
         self.screen.console().print(shown)
 
-    def _styled(self, line: str) -> None:
-        word = line.split(" ", 1)[0]
-        if not self.screen.is_terminal or word not in tables.STYLES:
+    def _styled(self, line: str, first: Cell) -> None:
+        """Write a line that begins with a cell."""
+        style = tables.style_of(first.code)
+        if not self.screen.is_terminal or not style:
             self.screen.line(line)
             return
         from rich.text import Text
 
         text = Text(line)
-        text.stylize(tables.STYLES[word], 0, len(word))
+        text.stylize(style, 0, len(first.text))
         self.screen.console().print(text, soft_wrap=True)
 
 
@@ -267,23 +231,8 @@ class JsonOutput:
         if result.error:
             tell_error(self.screen, result.error)
 
-    def mirrors(self, rows: Sequence[MirrorRow]) -> None:
-        self._print([row.to_json() for row in rows])
-
-    def partitions(self, rows: Sequence[PartitionRow], *, failed: bool = False, stopped: bool = False) -> None:
-        self._print([row.to_json() for row in rows])
-
-    def groups(self, rows: Sequence[GroupRow]) -> None:
-        self._print([row.to_json() for row in rows])
-
-    def topic_settings(self, rows: Sequence[TopicSettingRow]) -> None:
-        self._print([row.to_json() for row in rows])
-
-    def settings(self, rows: Sequence[SettingRow]) -> None:
-        self._print([row.to_json() for row in rows])
-
-    def events(self, found: Sequence[Event]) -> None:
-        self._print([document_of(event) for event in found])
+    def rows(self, table: Table[R], rows: Sequence[R]) -> None:
+        self._print([table.document(row) for row in rows])
 
     def check_line(self, line: CheckLine) -> None:
         """Keep quiet: `check` prints the lines in its one document."""
@@ -326,27 +275,15 @@ def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
     return JsonOutput(screen) if kind == "json" else TableOutput(screen, verbosity)
 
 
-def document_of(event: Event) -> dict[str, Any]:
-    """Return an event as `--json` prints it."""
-    return {
-        "timeMs": event.time_ms,
-        "mirror": event.mirror,
-        "what": event.what,
-        "actor": event.actor,
-        "result": event.result,
-        "details": dict(event.details),
-    }
-
-
 def _document(result: VerbResult) -> dict[str, Any]:
     return {**result.to_json(), "mirror": result.mirror or None}
 
 
 def tell_error(screen: Screen, error: ErrorInfo) -> None:
     """Write what is wrong in a line, and what to do, to standard error; each command of a hint keeps its line."""
-    screen.tell(f"kmirror: {tables.one_line(error.message)}")
+    screen.tell(f"kmirror: {one_line(error.message)}")
     for said in (error.hint or "").splitlines():
-        screen.tell(f"  {tables.one_line(said)}")
+        screen.tell(f"  {one_line(said)}")
 
 
 def _ignore(_: object) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kmirror.cli import tables
 from kmirror.cli.screen import Screen
+from kmirror.words import UNKNOWN, counted, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,7 +85,7 @@ def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
             for line in view.lines:
                 screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
             lacking = [f"{one.topic}: {one.what}" for one in view.missing if one.what is not None]
-            line = f"waiting for {tables.counted(len(lacking), 'topic')}; {lacking[0]}" if lacking else ""
+            line = f"waiting for {counted(len(lacking), 'topic')}; {lacking[0]}" if lacking else ""
             if line and line != said and pace.is_due("waiting", view.elapsed_seconds):
                 said = line
                 screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
@@ -111,12 +112,12 @@ def promote_table(view: PromoteView, most: int) -> Table:
 
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
     count = len(view.missing)
-    total = tables.counted(count, "topic") if count <= most else f"{most} of {count:,} topics"
+    total = counted(count, "topic") if count <= most else f"{most} of {count:,} topics"
     found.add_column("TOPIC", total, overflow="fold", footer_style="dim")
     found.add_column("LAG", justify="right", no_wrap=True)
     found.add_column("STILL MISSING", f"waiting {_at(view.elapsed_seconds)}", footer_style="dim", overflow="fold")
     for one in view.missing[:most]:
-        lag = tables.UNKNOWN if one.lag is None else f"{one.lag:,}"
+        lag = UNKNOWN if one.lag is None else f"{one.lag:,}"
         found.add_row(one.topic, lag, one.what or "nothing")
     return found
 
@@ -141,10 +142,10 @@ def run_line(view: RunView) -> str:
     at = _at(view.elapsed_seconds)
     if not view.topics:
         return f"{at}  {view.phase} {', '.join(view.mirrors)}"
-    partitions = tables.counted(sum(topic.partitions for topic in view.topics), "partition")
+    partitions = counted(sum(topic.partitions for topic in view.topics), "partition")
     failed = sum(topic.state == "FAILED" for topic in view.topics)
     return (
-        f"{at}  {view.phase}  {tables.counted(len(view.topics), 'topic')}, {partitions}"
+        f"{at}  {view.phase}  {counted(len(view.topics), 'topic')}, {partitions}"
         f"  lag {_lag(view.topics)}  {tables.rate(view.total_bytes_per_second)}"
         f"{f'  {failed} FAILED' if failed else ''}{_cause(view.topics)}"
     )
@@ -154,7 +155,7 @@ def _cause(topics: Sequence[TopicView]) -> str:
     """Return why some topics are not copied, where that is not their own trouble."""
     for topic in topics:
         if topic.reason and topic.state in _LINK_STATES:
-            return f"  {topic.reason}: {tables.one_line(topic.message)}"
+            return f"  {topic.reason}: {one_line(topic.message)}"
     return ""
 
 
@@ -166,7 +167,7 @@ def run_table(view: RunView, most: int) -> Table:
     several = len(view.mirrors) > 1
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
     rows = sorted(view.topics, key=_by_need)
-    total = tables.counted(len(rows), "topic") if len(rows) <= most else f"{most} of {len(rows):,} topics"
+    total = counted(len(rows), "topic") if len(rows) <= most else f"{most} of {len(rows):,} topics"
     if several:
         found.add_column("MIRROR", overflow="fold")
     found.add_column("TOPIC", total if rows else ", ".join(view.mirrors), overflow="fold", footer_style="dim")
@@ -179,9 +180,9 @@ def run_table(view: RunView, most: int) -> Table:
         found.add_column(name, footer if rows else "", justify="right", footer_style="dim", no_wrap=True)
     found.add_column("STATE", f"{view.phase} {_at(view.elapsed_seconds)}", footer_style="dim", overflow="fold")
     for topic in rows[:most]:
-        state = Text(topic.state, style=tables.STYLES.get(topic.state, ""))
+        state = Text(topic.state, style=tables.style_of(topic.state))
         if topic.reason:
-            state.append(f" {topic.reason}: {tables.one_line(topic.message)}", style="default not bold")
+            state.append(f" {topic.reason}: {one_line(topic.message)}", style="default not bold")
         found.add_row(
             *([topic.mirror] if several else []),
             topic.topic,
@@ -200,9 +201,9 @@ def verify_line(view: VerifyView) -> str:
     if view.phase != "comparing" or not wanted:
         return f"{at}  {view.phase} {view.mirror}"
     done = sum(topic.offsets_done for topic in view.topics)
-    records = tables.counted(sum(topic.records for topic in view.topics), "record")
+    records = counted(sum(topic.records for topic in view.topics), "record")
     differing = sum(topic.differing_partitions for topic in view.topics)
-    told = f"  {tables.counted(differing, 'partition')} DIFFERENT" if differing else ""
+    told = f"  {counted(differing, 'partition')} DIFFERENT" if differing else ""
     return f"{at}  {view.phase}  {100 * done // wanted} %  {records}  {tables.rate(view.bytes_per_second)}{told}"
 
 
@@ -221,7 +222,7 @@ def _lag(topics: Sequence[TopicView]) -> str:
     known = sum(topic.lag for topic in topics if topic.lag is not None)
     unknown = sum(topic.lag is None for topic in topics)
     if unknown == len(topics):
-        return tables.UNKNOWN
+        return UNKNOWN
     return f"{known:,}" if not unknown else f"≥ {known:,}"
 
 

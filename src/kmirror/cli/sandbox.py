@@ -135,20 +135,10 @@ def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -
 
 def _status_document(status: SandboxStatus) -> dict[str, Any]:
     """Return what `--json` prints of the brokers."""
+    from kmirror.sandbox.registry import BROKERS
+
     return {
         "directory": str(status.directory),
         "clientFiles": [str(file) for file in status.client_files],
-        "brokers": [
-            {
-                "cluster": broker.cluster,
-                "clusterId": broker.cluster_id,
-                "nodeId": broker.node_id,
-                "address": broker.address,
-                "state": broker.state.value,
-                "pid": broker.pid,
-                "kafkaVersion": broker.kafka_version,
-                "logFile": str(broker.log_file),
-            }
-            for broker in status.brokers
-        ],
+        "brokers": [BROKERS.document(broker) for broker in status.brokers],
     }

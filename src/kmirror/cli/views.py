@@ -36,11 +36,12 @@ _NONE_PENDING = "No mirror topics found."
 )
 def list_verb(call: Call) -> int:
     from kmirror.ops.show.listing import list_mirrors
+    from kmirror.ops.show.tables import MIRRORS
 
     with call.destination() as destination:
         rows = list_mirrors(destination)
         remember_names(destination)
-    call.output.mirrors(rows)
+    call.output.rows(MIRRORS, rows)
     return 0
 
 
@@ -77,17 +78,18 @@ def describe_verb(
     settings: bool,
 ) -> int:
     from kmirror.ops.show.describe import describe
-    from kmirror.ops.show.describe_groups import describe_groups
-    from kmirror.ops.show.describe_settings import describe_settings
+    from kmirror.ops.show.describe_groups import GROUPS, describe_groups
+    from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
+    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS
 
     if failed + stopped + groups + settings > 1:
         raise UsageError("--failed, --stopped, --groups and --settings exclude each other", "give one of them")
     with call.destination() as destination:
         if settings:
-            call.output.topic_settings(describe_settings(destination, mirror, topics))
+            call.output.rows(TOPIC_SETTINGS, describe_settings(destination, mirror, topics))
             return 0
         if groups:
-            call.output.groups(describe_groups(destination, mirror, topics))
+            call.output.rows(GROUPS, describe_groups(destination, mirror, topics))
             return 0
         rows = describe(destination, mirror, topics, failed=failed)
         remember_names(destination)
@@ -98,7 +100,7 @@ def describe_verb(
         if not rows and isinstance(call.output, TableOutput):
             call.output.screen.line(_NONE_PENDING)
             return 0
-    call.output.partitions(rows, failed=failed, stopped=stopped)
+    call.output.rows(FAILED_PARTITIONS if failed else STOPPED_PARTITIONS if stopped else PARTITIONS, rows)
     return 0
 
 
@@ -172,9 +174,9 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     ),
 )
 def events_verb(call: Call, mirror: str | None, since: str | None) -> int:
-    from kmirror.ops.show.events import events
+    from kmirror.ops.show.events import EVENTS, events
 
     with call.destination() as destination:
         found = events(destination, mirror, since)
-    call.output.events(found)
+    call.output.rows(EVENTS, found)
     return 0

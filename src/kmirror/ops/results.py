@@ -1,4 +1,4 @@
-"""What a verb hands back: one frozen document per command, and the rows of describe and list.
+"""What a verb hands back: one frozen document per command.
 
 `to_json()` gives exactly what `--json` prints; nothing here prints. Unknown numbers are None, times are epoch
 milliseconds, offsets are exclusive as in Kafka.
@@ -7,14 +7,15 @@ milliseconds, offsets are exclusive as in Kafka.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any
 
+from kmirror.columns import Column, Table
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
-from kmirror.ops.show.kept import kept_offsets
 from kmirror.state.group_records import GroupReason
-from kmirror.state.records import AtStop, PartitionState
+from kmirror.state.records import AtStop
+from kmirror.words import one_line
 
 #: What is older than this says from when it is, and what the source's rate makes of the time since.
 STALE_MS = 10_000
@@ -28,19 +29,6 @@ class Outcome(StrEnum):
     REFUSED = "REFUSED"
     FAILED = "FAILED"
     TIMED_OUT = "TIMED_OUT"
-
-
-class TopicState(StrEnum):
-    """Name how a mirror topic as a whole stands."""
-
-    PENDING_MIRROR = "PENDING_MIRROR"
-    ACTIVE = "ACTIVE"
-    PAUSED = "PAUSED"
-    PENDING_STOPPED = "PENDING_STOPPED"
-    STOPPED = "STOPPED"
-    SOURCE_UNAVAILABLE = "SOURCE_UNAVAILABLE"
-    LINK_FAILED = "LINK_FAILED"
-    FAILED = "FAILED"
 
 
 #: Reasons that mean a cluster refuses us or does not answer: exit code 6 when nothing else happened.
@@ -64,6 +52,7 @@ class TopicResult:
     result: Outcome
     message: str | None = None
     reason: Reason | None = None
+    _: KW_ONLY
     last_mirrored_offset: int | None = None
     lag: int | None = None
     #: What to do next, for people; shown in the summary's error, not a key of its own.
@@ -94,15 +83,7 @@ class TopicResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
-        row: dict[str, Any] = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "result": self.result.value,
-            "reason": self.reason.value if self.reason else None,
-            "message": self.message,
-            "lastMirroredOffset": self.last_mirrored_offset,
-            "lag": self.lag,
-        }
+        row = RESULTS.document(self)
         known = self.at_stop
         if known is not None:
             row |= {
@@ -120,6 +101,24 @@ class TopicResult:
                 "foreignProducerId": known.foreign_producer_id,
             }
         return row
+
+
+_RESULT: tuple[Column[TopicResult], ...] = (
+    Column("topic", lambda row: row.topic, "TOPIC"),
+    Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
+    Column("result", lambda row: row.result, "RESULT"),
+    Column("reason", lambda row: row.reason),
+    Column(
+        "message",
+        lambda row: row.message,
+        "MESSAGE",
+        cell=lambda row: f"{row.reason}: {one_line(row.message)}" if row.reason else one_line(row.message),
+    ),
+    Column("lastMirroredOffset", lambda row: row.last_mirrored_offset),
+    Column("lag", lambda row: row.lag),
+)
+RESULTS = Table(_RESULT, "TOPIC RESULT MESSAGE")
+PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,182 +297,3 @@ def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
         first.hint if len(hints) == 1 else "see the message of each row",
         first.reason if len(reasons) == 1 else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
-    """Describe one mirrored partition, as `describe` shows it.
-
-    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` says
-    when the source's numbers were seen.
-    """
-
-    mirror: str
-    topic: str
-    partition: int
-    source_offset: int | None
-    destination_offset: int | None
-    lag: int | None
-    state: PartitionState
-    retry_attempt: int
-    error_message: str | None
-    source_topic: str
-    topic_state: TopicState
-    reason: Reason | None
-    state_time_ms: int | None
-    time_lag_ms: int | None
-    last_known_lag: int | None
-    source_log_start: int | None
-    destination_log_start: int | None
-    source_high_watermark: int | None
-    last_mirrored_offset: int | None
-    last_mirrored_epoch: int | None
-    initial_copy_complete: bool
-    rebuilt_at_ms: int | None
-    archive: str | None
-    as_of_ms: int | None
-    #: The engine that last spoke of the mirror, when it did so, and how long ago that was.
-    engine: str | None = None
-    engine_last_seen_ms: int | None = None
-    engine_age_ms: int | None = None
-    #: False while the partition is to be copied and no lane of the engine in charge reports on it.
-    is_reported: bool = True
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether the partition is what `--failed` asks for."""
-        return self.state is PartitionState.FAILED
-
-    @property
-    def kept_beyond_source_log_start(self) -> int | None:
-        """How many offsets the mirror keeps that the source has deleted; None where unknown or STOPPED."""
-        if self.state is PartitionState.STOPPED:
-            return None
-        return kept_offsets(self.source_log_start, self.destination_log_start, self.destination_offset)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "mirror": self.mirror,
-            "topic": self.topic,
-            "partition": self.partition,
-            "sourceOffset": self.source_offset,
-            "destinationOffset": self.destination_offset,
-            "lag": self.lag,
-            "state": self.state.value,
-            "retryAttempt": self.retry_attempt,
-            "errorMessage": self.error_message,
-            "sourceTopic": self.source_topic,
-            "topicState": self.topic_state.value,
-            "reason": self.reason.value if self.reason else None,
-            "stateTimeMs": self.state_time_ms,
-            "timeLagMs": self.time_lag_ms,
-            "lastKnownLag": self.last_known_lag,
-            "sourceLogStart": self.source_log_start,
-            "destinationLogStart": self.destination_log_start,
-            "sourceHighWatermark": self.source_high_watermark,
-            "lastMirroredOffset": self.last_mirrored_offset,
-            "lastMirroredEpoch": self.last_mirrored_epoch,
-            "initialCopyComplete": self.initial_copy_complete,
-            "rebuiltAt": self.rebuilt_at_ms,
-            "archive": self.archive,
-            "asOf": self.as_of_ms,
-            "engine": self.engine,
-            "engineLastSeenMs": self.engine_last_seen_ms,
-            "engineAgeMs": self.engine_age_ms,
-            "keptBeyondSourceLogStart": self.kept_beyond_source_log_start,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorRow:
-    """Describe one mirror, as `list` shows it.
-
-    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` says who
-    is in charge or has been silent for less than a minute (None when nobody is), `max_lag` is the largest lag known.
-    `reason` is why nothing is copied, where something is to be.
-    """
-
-    mirror: str
-    topics: int
-    partitions: int
-    source_cluster_id: str | None
-    source_bootstrap_server: str | None
-    state: TopicState | None
-    engine: str | None
-    max_lag: int | None
-    reason: Reason | None = None
-    engine_last_seen_ms: int | None = None
-    engine_age_ms: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "mirror": self.mirror,
-            "topics": self.topics,
-            "partitions": self.partitions,
-            "sourceClusterId": self.source_cluster_id,
-            "sourceBootstrapServer": self.source_bootstrap_server,
-            "state": self.state.value if self.state else None,
-            "engine": self.engine,
-            "maxLag": self.max_lag,
-            "reason": self.reason.value if self.reason else None,
-            "engineLastSeenMs": self.engine_last_seen_ms,
-            "engineAgeMs": self.engine_age_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class SettingRow:
-    """Show one setting of a mirror: its value, and whether it was set or is the default."""
-
-    key: str
-    value: str
-    is_default: bool
-    changeable: bool
-    help: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "key": self.key,
-            "value": self.value,
-            "default": self.is_default,
-            "changeable": self.changeable,
-            "help": self.help,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckLine:
-    """One line of `check`: what was looked at, on which side, and whether it is well."""
-
-    cluster: str
-    what: str
-    ok: bool
-    message: str
-    hint: str | None = None
-    reason: Reason | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as `--json` prints it."""
-        return {
-            "cluster": self.cluster,
-            "check": self.what,
-            "ok": self.ok,
-            "message": self.message,
-            "hint": self.hint,
-            "reason": self.reason.value if self.reason else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Hold all lines of `check` and the exit code they amount to."""
-
-    lines: tuple[CheckLine, ...]
-    exit_code: ExitCode
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as `--json` prints it."""
-        return {"exitCode": int(self.exit_code), "checks": [line.to_json() for line in self.lines]}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from kmirror.columns import Column, Table
 from kmirror.errors import RefusedError, UsageError
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
@@ -47,7 +48,7 @@ class BrokerState(StrEnum):
     DOWN = "DOWN"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
     """A broker of the sandbox as it is now."""
 
@@ -59,6 +60,21 @@ class BrokerStatus:
     state: BrokerState
     kafka_version: str
     log_file: Path
+
+
+BROKERS: Table[BrokerStatus] = Table(
+    (
+        Column("cluster", lambda broker: broker.cluster, "CLUSTER"),
+        Column("clusterId", lambda broker: broker.cluster_id),
+        Column("nodeId", lambda broker: broker.node_id, "BROKER", is_number=True),
+        Column("address", lambda broker: broker.address, "ADDRESS"),
+        Column("state", lambda broker: broker.state, "STATE"),
+        Column("pid", lambda broker: broker.pid, "PID", is_number=True),
+        Column("kafkaVersion", lambda broker: broker.kafka_version, "KAFKA"),
+        Column("logFile", lambda broker: str(broker.log_file), "LOG"),
+    ),
+    "CLUSTER BROKER ADDRESS STATE PID KAFKA LOG",
+)
 
 
 @dataclass(frozen=True, slots=True)

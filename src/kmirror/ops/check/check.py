@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kmirror.cluster.acl_commands import Grant, grant_line
 from kmirror.cluster.acls import describe_acls
@@ -19,6 +20,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
+from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -30,7 +32,6 @@ from kmirror.ops.check.rights import (
 from kmirror.ops.check.versions import broker_version
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
-from kmirror.ops.results import CheckLine, CheckReport
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.own_rights import OWN_TRANSACTIONAL_IDS
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -118,14 +119,16 @@ class _Sheet:
     def add(self, cluster: str, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
         """Write a line; `hint` and `reason` count only when it is not `ok`."""
         refused = reason in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED)
-        self._write(
-            CheckLine(cluster, what, ok, message, None if ok else hint, None if ok else reason),
-            ExitCode.OK if ok else ExitCode.UNREACHABLE if refused else ExitCode.REFUSED,
-        )
+        line = CheckLine(cluster=cluster, what=what, ok=ok, message=message)
+        if ok:
+            self._write(line, ExitCode.OK)
+        else:
+            code = ExitCode.UNREACHABLE if refused else ExitCode.REFUSED
+            self._write(replace(line, hint=hint, reason=reason), code)
 
     def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
         """Write a line about what works, but has a hint."""
-        self._write(CheckLine(cluster, what, True, message, hint), ExitCode.OK)
+        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message, hint=hint), ExitCode.OK)
 
     @contextmanager
     def catching(self, cluster: str, what: str) -> Iterator[None]:
@@ -137,10 +140,14 @@ class _Sheet:
         except KmirrorError as error:
             silent = error.exit_code == ExitCode.UNREACHABLE
             reason = error.reason or (_SILENT[cluster] if silent else None)
-            line = CheckLine(cluster, what, False, error.message, error.hint, reason)
+            line = CheckLine(
+                cluster=cluster, what=what, ok=False, message=error.message, hint=error.hint, reason=reason
+            )
             self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
         except OutcomeUnknown as error:
-            line = CheckLine(cluster, what, False, str(error), "try again", _SILENT[cluster])
+            line = CheckLine(
+                cluster=cluster, what=what, ok=False, message=str(error), hint="try again", reason=_SILENT[cluster]
+            )
             self._write(line, ExitCode.UNREACHABLE)
 
     def report(self) -> CheckReport:

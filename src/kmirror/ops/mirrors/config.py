@@ -6,19 +6,43 @@ Settings of a running engine are taken up by it at its next look; what `create` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from kmirror.columns import Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
-from kmirror.ops.results import Outcome, SettingRow, TopicResult, VerbResult
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.table import SETTINGS, check_change, parse_settings, setting_of
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.words import one_line
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """Show one setting of a mirror: its value, and whether it was set or is the default."""
+
+    key: str
+    value: str
+    is_default: bool
+    changeable: bool
+    help: str
+
+
+MIRROR_SETTINGS: Table[SettingRow] = Table(
+    (
+        Column("key", lambda row: row.key, "KEY"),
+        Column("value", lambda row: row.value, "VALUE", cell=lambda row: one_line(row.value)),
+        Column("default", lambda row: row.is_default, "FROM", cell=lambda row: "default" if row.is_default else "set"),
+        Column("changeable", lambda row: row.changeable),
+        Column("help", lambda row: row.help),
+    ),
+    "KEY FROM VALUE",
+)
 #: Disabling discovery by these filters forgets them.
 _FILTERS = "auto.create.mirror.topics.filters"
 
@@ -34,16 +58,22 @@ def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]
     settings = parse_settings(record.settings)
     rows = [
         SettingRow(
-            row.key,
-            row.kind.write(getattr(settings, row.attribute)),
-            row.key not in record.settings,
-            row.changeable,
-            row.help,
+            key=row.key,
+            value=row.kind.write(getattr(settings, row.attribute)),
+            is_default=row.key not in record.settings,
+            changeable=row.changeable,
+            help=row.help,
         )
         for row in SETTINGS
     ]
     rows += [
-        SettingRow(key, value, False, True, "Kafka client property of the connection to the source.")
+        SettingRow(
+            key=key,
+            value=value,
+            is_default=False,
+            changeable=True,
+            help="Kafka client property of the connection to the source.",
+        )
         for key, value in sorted(record.source.items())
     ]
     return tuple(rows)

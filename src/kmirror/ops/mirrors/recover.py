@@ -17,11 +17,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror
 from kmirror.ops.next_steps import next_step
-from kmirror.ops.results import Outcome, PartitionRow, TopicResult, VerbResult
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import look_at
 from kmirror.ops.show.rows import engine_in_charge
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import PartitionState, ProgressRow, Recovery, TopicRecord

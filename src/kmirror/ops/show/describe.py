@@ -8,10 +8,10 @@ from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.context import Destination, now_ms, require_mirror
-from kmirror.ops.results import PartitionRow
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.rows import partition_rows
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, explained, is_held_back, open_transactions
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended

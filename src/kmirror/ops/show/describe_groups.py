@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.columns import Column, Table
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.groups.commit import sentence
 from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
+from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.groups import GroupPlan, MirroredTopics
+from kmirror.words import one_line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
     """Show one group's offset of one mirror partition; `group` and `topic` are the destination's names.
 
@@ -54,23 +56,43 @@ class GroupRow:
         """Why the offset is left alone, in a sentence."""
         return None if self.reason is None else sentence(self.reason)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "mirror": self.mirror,
-            "group": self.group,
-            "sourceGroup": self.source_group,
-            "type": self.kind.value,
-            "topic": self.topic,
-            "partition": self.partition,
-            "sourceOffset": self.source_offset,
-            "destinationOffset": self.destination_offset,
-            "lastSyncedOffset": self.last_synced_offset,
-            "lastSyncMs": self.last_sync_ms,
-            "lastSyncAgeMs": self.last_sync_age_ms,
-            "reason": self.reason.value if self.reason else None,
-            "message": self.message,
-        }
+
+def _notes(rows: Sequence[GroupRow]) -> list[str]:
+    """Return a sentence for each reason for which offsets are left alone."""
+    told: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if row.reason is not None:
+            told.setdefault((row.mirror, row.reason), one_line(row.message))
+    return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in told.items()]
+
+
+GROUPS: Table[GroupRow] = Table(
+    (
+        Column("mirror", lambda row: row.mirror, "MIRROR"),
+        # the last column alone may hold spaces
+        Column("group", lambda row: row.group, "GROUP", cell=lambda row: row.group.replace(" ", "\u00b7")),
+        Column("sourceGroup", lambda row: row.source_group),
+        Column("type", lambda row: row.kind),
+        Column("topic", lambda row: row.topic, "TOPIC"),
+        Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
+        Column("sourceOffset", lambda row: row.source_offset, "SOURCE-OFFSET", is_number=True),
+        Column("destinationOffset", lambda row: row.destination_offset, "DESTINATION-OFFSET", is_number=True),
+        Column("lastSyncedOffset", lambda row: row.last_synced_offset),
+        Column("lastSyncMs", lambda row: row.last_sync_ms),
+        Column(
+            "lastSyncAgeMs",
+            lambda row: row.last_sync_age_ms,
+            "LAST-SYNC",
+            cell=lambda row: None if row.last_sync_age_ms is None else format_duration(row.last_sync_age_ms),
+            is_number=True,
+        ),
+        Column("reason", lambda row: row.reason, "REASON"),
+        Column("message", lambda row: row.message),
+    ),
+    "MIRROR GROUP TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAST-SYNC REASON",
+    none="no group has committed offsets of these topics at the source",
+    notes=_notes,
+)
 
 
 def describe_groups(
@@ -139,18 +161,18 @@ def _rows(
                 at = clock.last_sync(record, offsets[0], standing.offset if standing else None)
                 rows.append(
                     GroupRow(
-                        mirror.name,
-                        record.destination_group,
-                        record.group,
-                        GroupKind(record.kind),
-                        topic,
-                        partition,
-                        None,
-                        standing.offset if standing else None,
-                        offsets[0],
-                        at,
-                        clock.age(at),
-                        reason,
+                        mirror=mirror.name,
+                        group=record.destination_group,
+                        source_group=record.group,
+                        kind=GroupKind(record.kind),
+                        topic=topic,
+                        partition=partition,
+                        source_offset=None,
+                        destination_offset=standing.offset if standing else None,
+                        last_synced_offset=offsets[0],
+                        last_sync_ms=at,
+                        last_sync_age_ms=clock.age(at),
+                        reason=reason,
                     )
                 )
     return rows
@@ -202,17 +224,18 @@ def _planned(
             reason = record.skipped  # the brokers refused it
         rows.append(
             GroupRow(
-                mirror,
-                plan.destination_group,
-                plan.group,
-                plan.kind,
-                *row.place,
-                row.source_offset,
-                row.destination_offset,
-                synced,
-                at,
-                clock.age(at),
-                reason,
+                mirror=mirror,
+                group=plan.destination_group,
+                source_group=plan.group,
+                kind=plan.kind,
+                topic=row.place.topic,
+                partition=row.place.partition,
+                source_offset=row.source_offset,
+                destination_offset=row.destination_offset,
+                last_synced_offset=synced,
+                last_sync_ms=at,
+                last_sync_age_ms=clock.age(at),
+                reason=reason,
             )
         )
     return rows

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.topic_setting import TopicSettings
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.columns import Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.selection import select_topics
@@ -20,33 +20,47 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.sync.topic_settings import ComparedSetting, SettingState, compare_settings
+from kmirror.words import one_line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettingRow:
     """One setting of one mirror topic on both sides; `key` is None where nothing of the topic can be read."""
 
     mirror: str
     topic: str
     source_topic: str
-    key: str | None
-    source_value: str | None
-    destination_value: str | None
-    state: SettingState | None
+    key: str | None = None
+    source_value: str | None = None
+    destination_value: str | None = None
+    state: SettingState | None = None
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "mirror": self.mirror,
-            "topic": self.topic,
-            "sourceTopic": self.source_topic,
-            "key": self.key,
-            "sourceValue": self.source_value,
-            "destinationValue": self.destination_value,
-            "state": self.state.value if self.state else None,
-            "why": self.why,
-        }
+
+def _one_word(value: str | None) -> str | None:
+    """Return a value without spaces, `""` for an empty one."""
+    return None if value is None else "".join(value.split()) or '""'
+
+
+TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
+    (
+        Column("mirror", lambda row: row.mirror, "MIRROR"),
+        Column("topic", lambda row: row.topic, "TOPIC"),
+        Column("sourceTopic", lambda row: row.source_topic),
+        Column("key", lambda row: row.key, "KEY"),
+        Column("sourceValue", lambda row: row.source_value, "SOURCE", cell=lambda row: _one_word(row.source_value)),
+        Column(
+            "destinationValue",
+            lambda row: row.destination_value,
+            "DESTINATION",
+            cell=lambda row: _one_word(row.destination_value),
+        ),
+        Column("state", lambda row: row.state, "STATE"),
+        Column("why", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
+    ),
+    "MIRROR TOPIC KEY SOURCE DESTINATION STATE WHY",
+    none="no topic is mirrored: there are no settings to compare",
+)
 
 
 def describe_settings(
@@ -93,7 +107,7 @@ def _rows(
 ) -> Iterable[TopicSettingRow]:
     if isinstance(here, int):
         why = f"the destination does not return its settings: {code_name(here)}"
-        yield TopicSettingRow(topic.mirror, topic.topic, topic.source_topic, None, None, None, None, why)
+        yield TopicSettingRow(mirror=topic.mirror, topic=topic.topic, source_topic=topic.source_topic, why=why)
         return
     settings = parse_settings(mirror.settings)
     compared: list[ComparedSetting] = compare_settings(
@@ -105,12 +119,12 @@ def _rows(
     )
     for one in compared:
         yield TopicSettingRow(
-            topic.mirror,
-            topic.topic,
-            topic.source_topic,
-            one.key,
-            one.source_value,
-            one.destination_value,
-            one.state,
-            one.why,
+            mirror=topic.mirror,
+            topic=topic.topic,
+            source_topic=topic.source_topic,
+            key=one.key,
+            source_value=one.source_value,
+            destination_value=one.destination_value,
+            state=one.state,
+            why=one.why,
         )

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
+from kmirror.columns import Column, Table
 from kmirror.ops.context import Destination, now_ms, require_mirror
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event
+from kmirror.words import at_time, one_line
+
+EVENTS: Table[Event] = Table(
+    (
+        Column("timeMs", lambda event: event.time_ms, "TIME", cell=lambda event: at_time(event.time_ms)),
+        Column("mirror", lambda event: event.mirror, "MIRROR"),
+        Column("what", lambda event: event.what, "WHAT"),
+        Column("actor", lambda event: event.actor, "WHO"),
+        Column("result", lambda event: event.result, "RESULT", code=lambda event: event.result),
+        Column(
+            "details",
+            lambda event: dict(event.details),
+            "DETAILS",
+            cell=lambda event: one_line(json.dumps(event.details, ensure_ascii=False)),
+        ),
+    ),
+    "TIME MIRROR WHO WHAT RESULT DETAILS",
+    none="no events",
+)
 
 
 def events(destination: Destination, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.results import MirrorRow
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import engine_has_ended, look_at
 from kmirror.ops.show.rows import mirror_row, source_trouble
+from kmirror.ops.show.tables import MirrorRow
 
 
 def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:

@@ -18,10 +18,10 @@ from kmirror.errors import NOT_COPYING, Reason, UsageError
 from kmirror.ops.check.link_hints import refused_text
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.next_steps import failure_text
-from kmirror.ops.results import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
+from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
 from kmirror.state.records import (
     FRESH_SECONDS,
     PENDING_PROMOTE,

@@ -16,10 +16,11 @@ from itertools import groupby
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.context import Destination, require_mirror
-from kmirror.ops.results import Outcome, PartitionRow, TopicResult, TopicState, VerbResult
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.describe import look_at
+from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionState
 

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.results import PartitionRow
+from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
 

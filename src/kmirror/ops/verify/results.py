@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from kmirror.columns import Column, Table
 from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
 from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.results import ErrorInfo, Outcome
+from kmirror.words import one_line
 
 #: Where a difference tells what happened; elsewhere either side may have been changed.
 _REASONS = {Kind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, Kind.CORRUPT: Reason.CORRUPT_BATCH}
@@ -22,7 +25,15 @@ _UNALIGNED = KmirrorError(
 _CLUSTER_REASONS = frozenset({Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE, Reason.AUTHENTICATION_FAILED})
 
 
-@dataclass(frozen=True, slots=True)
+class Comparison(StrEnum):
+    """Name how a comparison ended, for people."""
+
+    EQUAL = "equal"
+    DIFFERENT = "DIFFERENT"
+    NOT_COMPARED = "not-compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
     """Say how one partition (`partition` None: the whole topic) compares: DONE is equal, as far as it was looked at.
 
@@ -49,31 +60,38 @@ class VerifyRow:
     hint: str | None = None
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Comparison:
         """The result in a word for people."""
         if self.result is Outcome.DONE:
-            return "equal"
-        return "DIFFERENT" if self.different else "not-compared"
+            return Comparison.EQUAL
+        return Comparison.DIFFERENT if self.different else Comparison.NOT_COMPARED
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as `--json` prints it."""
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            "result": self.result.value,
-            "reason": self.reason.value if self.reason else None,
-            "message": self.message,
-            "different": self.different,
-            "firstDifference": _difference_json(self.first_difference),
-            "startOffset": self.start,
-            "endOffset": self.end,
-            "offsetsCompared": self.offsets,
-            "recordsCompared": self.records,
-            "bytesCompared": self.size_in_bytes,
-            "lag": self.lag,
-            "lastMirroredOffset": self.last_mirrored_offset,
-            "notes": list(self.notes),
-        }
+
+VERIFIED: Table[VerifyRow] = Table(
+    (
+        Column("topic", lambda row: row.topic, "TOPIC"),
+        Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
+        Column("result", lambda row: row.result, "RESULT", cell=lambda row: row.verdict),
+        Column("reason", lambda row: row.reason),
+        Column(
+            "message",
+            lambda row: row.message,
+            "MESSAGE",
+            cell=lambda row: "; ".join(one_line(told) for told in (row.message, *row.notes)),
+        ),
+        Column("different", lambda row: row.different),
+        Column("firstDifference", lambda row: _difference_json(row.first_difference)),
+        Column("startOffset", lambda row: row.start),
+        Column("endOffset", lambda row: row.end),
+        Column("offsetsCompared", lambda row: row.offsets),
+        Column("recordsCompared", lambda row: row.records, "RECORDS", is_number=True),
+        Column("bytesCompared", lambda row: row.size_in_bytes),
+        Column("lag", lambda row: row.lag),
+        Column("lastMirroredOffset", lambda row: row.last_mirrored_offset),
+        Column("notes", lambda row: list(row.notes)),
+    ),
+    "TOPIC PARTITION RESULT RECORDS MESSAGE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +111,7 @@ class VerifyOutcome:
             "verb": "verify",
             "mirror": self.mirror,
             "exitCode": int(self.exit_code),
-            "results": [row.to_json() for row in self.rows],
+            "results": [VERIFIED.document(row) for row in self.rows],
             "error": self.error.to_json() if self.error else None,
         }
 
@@ -144,22 +162,22 @@ def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
     recreated = (subject.recreated,) if subject.recreated and difference is None else ()
     sides = _sides(difference) if difference is not None else ()
     return VerifyRow(
-        subject.topic,
-        subject.partition,
-        result,
-        message,
-        reason,
-        difference is not None,
-        difference,
-        subject.start,
-        subject.end,
-        verdict.offsets,
-        verdict.records,
-        verdict.size_in_bytes,
-        subject.lag,
-        subject.last_mirrored_offset,
-        (*sides, *recreated, *subject.notes, *verdict.notes),
-        hint,
+        topic=subject.topic,
+        partition=subject.partition,
+        result=result,
+        message=message,
+        reason=reason,
+        different=difference is not None,
+        first_difference=difference,
+        start=subject.start,
+        end=subject.end,
+        offsets=verdict.offsets,
+        records=verdict.records,
+        size_in_bytes=verdict.size_in_bytes,
+        lag=subject.lag,
+        last_mirrored_offset=subject.last_mirrored_offset,
+        notes=(*sides, *recreated, *subject.notes, *verdict.notes),
+        hint=hint,
     )
 
 

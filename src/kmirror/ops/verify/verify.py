@@ -28,7 +28,7 @@ from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.rows import is_gone
-from kmirror.ops.verify.results import Subject, VerifyOutcome, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.ops.verify.results import VERIFIED, Subject, VerifyOutcome, VerifyRow, error_of, exit_code_of, row_of
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
@@ -176,7 +176,10 @@ def _topic_trouble(
     topic: TopicRecord, ours: TopicMetadata | None, theirs: TopicMetadata | None, logins: _Logins
 ) -> VerifyRow | None:
     def row(reason: Reason | None, message: str, hint: str | None = None) -> VerifyRow:
-        return VerifyRow(topic.topic, None, Outcome.FAILED, f"could not be compared: {message}", reason, hint=hint)
+        told = f"could not be compared: {message}"
+        return VerifyRow(
+            topic=topic.topic, partition=None, result=Outcome.FAILED, message=told, reason=reason, hint=hint
+        )
 
     for found, name, side, login in (
         (ours, topic.topic, "destination", logins.destination),
@@ -208,7 +211,15 @@ def _subject(
     last_mirrored = record.last_mirrored_offset if record else None
 
     def row(result: Outcome, message: str, reason: Reason | None = None, **more: Any) -> VerifyRow:
-        return VerifyRow(topic.topic, partition, result, message, reason, last_mirrored_offset=last_mirrored, **more)
+        return VerifyRow(
+            topic=topic.topic,
+            partition=partition,
+            result=result,
+            message=message,
+            reason=reason,
+            last_mirrored_offset=last_mirrored,
+            **more,
+        )
 
     ours, theirs = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
     stopped = topic.desired is DesiredState.STOPPED
@@ -399,7 +410,7 @@ class _Run:
             },
             "master": self._request.master,
             "sample": self._request.sample,
-            "partitions": [{**row.to_json(), "sourceTopic": self._sources.get(row.topic)} for row in rows],
+            "partitions": [{**VERIFIED.document(row), "sourceTopic": self._sources.get(row.topic)} for row in rows],
             "groups": [],
             "warnings": list(warnings),
             "exitCode": int(code),

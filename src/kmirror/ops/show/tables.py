@@ -1,0 +1,224 @@
+"""The rows of `describe` and `list`, and how they are shown. Pure.
+
+Unknown numbers are None, times are epoch milliseconds, offsets are exclusive as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kmirror.columns import Column, Table
+from kmirror.errors import NOT_COPYING, Reason
+from kmirror.ops.show.kept import kept_offsets
+from kmirror.settings.durations import format_duration
+from kmirror.state.records import PartitionState
+from kmirror.words import at_time, counted, one_line
+
+
+class TopicState(StrEnum):
+    """Name how a mirror topic as a whole stands."""
+
+    PENDING_MIRROR = "PENDING_MIRROR"
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    PENDING_STOPPED = "PENDING_STOPPED"
+    STOPPED = "STOPPED"
+    SOURCE_UNAVAILABLE = "SOURCE_UNAVAILABLE"
+    LINK_FAILED = "LINK_FAILED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRow:
+    """Describe one mirrored partition, as `describe` shows it.
+
+    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` says
+    when the source's numbers were seen.
+    """
+
+    mirror: str
+    topic: str
+    partition: int
+    source_offset: int | None
+    destination_offset: int | None
+    lag: int | None
+    state: PartitionState
+    retry_attempt: int
+    error_message: str | None
+    source_topic: str
+    topic_state: TopicState
+    reason: Reason | None
+    state_time_ms: int | None
+    time_lag_ms: int | None
+    last_known_lag: int | None
+    source_log_start: int | None
+    destination_log_start: int | None
+    source_high_watermark: int | None
+    last_mirrored_offset: int | None
+    last_mirrored_epoch: int | None
+    initial_copy_complete: bool
+    rebuilt_at_ms: int | None
+    archive: str | None
+    as_of_ms: int | None
+    #: The engine that last spoke of the mirror, when it did so, and how long ago that was.
+    engine: str | None = None
+    engine_last_seen_ms: int | None = None
+    engine_age_ms: int | None = None
+    #: False while the partition is to be copied and no lane of the engine in charge reports on it.
+    is_reported: bool = True
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the partition is what `--failed` asks for."""
+        return self.state is PartitionState.FAILED
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is copied now, whatever is remembered."""
+        return self.reason in NOT_COPYING
+
+    @property
+    def shown_state(self) -> PartitionState | TopicState:
+        """Return the state, or for what is copied until it is promoted, that it is."""
+        copied = self.state in (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
+        return self.topic_state if copied and self.topic_state is TopicState.PENDING_STOPPED else self.state
+
+    @property
+    def kept_beyond_source_log_start(self) -> int | None:
+        """How many offsets the mirror keeps that the source has deleted; None where unknown or STOPPED."""
+        if self.state is PartitionState.STOPPED:
+            return None
+        return kept_offsets(self.source_log_start, self.destination_log_start, self.destination_offset)
+
+
+def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
+    """Yield what somebody who reads the table of `describe` should know besides, a sentence a mirror and matter."""
+    for mirror in dict.fromkeys(row.mirror for row in rows):
+        of_mirror = [row for row in rows if row.mirror == mirror]
+        if failed := sum(row.failed for row in of_mirror):
+            yield (
+                f"{mirror}: {failed} of {counted(len(of_mirror), 'partition')} FAILED;"
+                f" `kmirror describe --mirror {mirror} --failed` says why"
+            )
+        for cause in sorted(NOT_COPYING):
+            idle = [row for row in of_mirror if row.reason is cause]
+            if idle:
+                yield f"{mirror}: {counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}"
+        stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
+        for reason in dict.fromkeys(row.reason for row in stopped):
+            topics = {row.topic for row in stopped if row.reason is reason}
+            yield f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}"
+        refused = [row for row in of_mirror if row.topic_state is TopicState.LINK_FAILED and not row.is_idle]
+        if refused:
+            why = one_line(refused[0].error_message)
+            yield f"{mirror}: the source refuses {counted(len(refused), 'partition')}: {why}"
+        silent = [row for row in of_mirror if row.topic_state is TopicState.SOURCE_UNAVAILABLE]
+        if silent:
+            known = [row.last_known_lag for row in silent if row.last_known_lag is not None]
+            last = f"; the last known lag of these partitions is {sum(known):,}" if known else ""
+            yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
+
+
+_PARTITION: tuple[Column[PartitionRow], ...] = (
+    Column("mirror", lambda row: row.mirror, "MIRROR"),
+    Column("topic", lambda row: row.topic, "TOPIC"),
+    Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
+    Column("sourceOffset", lambda row: row.source_offset, "SOURCE-OFFSET", is_number=True),
+    Column("destinationOffset", lambda row: row.destination_offset, "DESTINATION-OFFSET", is_number=True),
+    Column("lag", lambda row: row.lag, "LAG", is_number=True),
+    Column(
+        "state",
+        lambda row: row.state,
+        "STATE",
+        # why nothing is copied goes before what is only remembered
+        cell=lambda row: f"{row.reason} ({row.shown_state})" if row.is_idle else row.shown_state,
+        code=lambda row: row.reason if row.is_idle else row.shown_state,
+    ),
+    Column("retryAttempt", lambda row: row.retry_attempt, "RETRY", is_number=True),
+    Column("errorMessage", lambda row: row.error_message, "ERROR", cell=lambda row: one_line(row.error_message)),
+    Column("sourceTopic", lambda row: row.source_topic),
+    Column("topicState", lambda row: row.topic_state),
+    Column("reason", lambda row: row.reason, "REASON"),
+    Column(
+        "stateTimeMs",
+        lambda row: row.state_time_ms,
+        "STOPPED",
+        cell=lambda row: None if row.state_time_ms is None else at_time(row.state_time_ms),
+    ),
+    Column("timeLagMs", lambda row: row.time_lag_ms),
+    Column("lastKnownLag", lambda row: row.last_known_lag),
+    Column("sourceLogStart", lambda row: row.source_log_start),
+    Column("destinationLogStart", lambda row: row.destination_log_start),
+    Column("sourceHighWatermark", lambda row: row.source_high_watermark),
+    Column("lastMirroredOffset", lambda row: row.last_mirrored_offset, "LAST-MIRRORED-OFFSET", is_number=True),
+    Column("lastMirroredEpoch", lambda row: row.last_mirrored_epoch, "LAST-MIRRORED-EPOCH", is_number=True),
+    Column("initialCopyComplete", lambda row: row.initial_copy_complete),
+    Column("rebuiltAt", lambda row: row.rebuilt_at_ms),
+    Column("archive", lambda row: row.archive),
+    Column("asOf", lambda row: row.as_of_ms),
+    Column("engine", lambda row: row.engine),
+    Column("engineLastSeenMs", lambda row: row.engine_last_seen_ms),
+    Column("engineAgeMs", lambda row: row.engine_age_ms),
+    Column("keptBeyondSourceLogStart", lambda row: row.kept_beyond_source_log_start),
+)
+PARTITIONS = Table(
+    _PARTITION,
+    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG STATE",
+    none="no topic is mirrored yet; `kmirror add` makes one a mirror topic",
+    notes=_notes,
+)
+STOPPED_PARTITIONS = Table(
+    _PARTITION,
+    "MIRROR TOPIC PARTITION LAST-MIRRORED-OFFSET LAST-MIRRORED-EPOCH STOPPED REASON",
+    none="no partition is STOPPED",
+)
+FAILED_PARTITIONS = Table(_PARTITION, "MIRROR TOPIC PARTITION RETRY REASON ERROR", none="no partition is FAILED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorRow:
+    """Describe one mirror, as `list` shows it.
+
+    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` says who
+    is in charge or has been silent for less than a minute (None when nobody is), `max_lag` is the largest lag known.
+    `reason` is why nothing is copied, where something is to be.
+    """
+
+    mirror: str
+    topics: int
+    partitions: int
+    source_cluster_id: str | None
+    source_bootstrap_server: str | None
+    state: TopicState | None
+    engine: str | None
+    max_lag: int | None
+    reason: Reason | None = None
+    engine_last_seen_ms: int | None = None
+    engine_age_ms: int | None = None
+
+
+MIRRORS: Table[MirrorRow] = Table(
+    (
+        Column("mirror", lambda row: row.mirror, "MIRROR"),
+        Column("topics", lambda row: row.topics, "TOPICS", is_number=True),
+        Column("partitions", lambda row: row.partitions, "PARTITIONS", is_number=True),
+        Column("sourceClusterId", lambda row: row.source_cluster_id, "SOURCE-CLUSTER-ID"),
+        Column("sourceBootstrapServer", lambda row: row.source_bootstrap_server, "SOURCE"),
+        Column("state", lambda row: row.state, "STATE"),
+        Column("engine", lambda row: row.engine, "ENGINE"),
+        Column("maxLag", lambda row: row.max_lag, "MAX-LAG", is_number=True),
+        Column("reason", lambda row: row.reason, "REASON"),
+        Column("engineLastSeenMs", lambda row: row.engine_last_seen_ms),
+        Column(
+            "engineAgeMs",
+            lambda row: row.engine_age_ms,
+            "HEARTBEAT-AGE",
+            cell=lambda row: None if row.engine_age_ms is None else format_duration(row.engine_age_ms // 1000 * 1000),
+            is_number=True,
+        ),
+    ),
+    "MIRROR TOPICS PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
+    none="no mirrors on this destination; `kmirror create` makes one",
+)
