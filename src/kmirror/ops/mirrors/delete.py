@@ -5,7 +5,6 @@ They tell a mirror that was forgotten before, where nothing has to be done, from
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from kmirror.cluster.protocol.metadata import TopicMetadata
@@ -24,10 +23,11 @@ from kmirror.ops.show.rows import engine_in_charge, is_gone
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.words import at_time
 
 _MOST_NAMES = 10
-#: The event of a mirror that was forgotten: what was done, and how it ended.
-_FORGOTTEN = ("delete", ExitCode.OK.name)
+#: The code of this verb, in results and in events.
+_VERB = "delete"
 
 
 def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> VerbResult:
@@ -51,9 +51,8 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         if now.mirror(mirror) is None:
             return Changes()
         require_deletable(now, mirror, found, now_ms())
-        what, how = _FORGOTTEN
         details = {"topics": [topic.topic for topic in now.topics(mirror)][:100], "count": len(now.topics(mirror))}
-        event = Event(now_ms(), mirror, what, actor(), how, details)
+        event = Event(now_ms(), mirror, _VERB, actor(), ExitCode.OK.name, details)
         return Changes((), now.keys_of(mirror), (event,))
 
     if not change(destination, mirror, decide):
@@ -87,11 +86,10 @@ def _forgotten_before(destination: Destination, state: State, mirror: str) -> st
     if state.mirror(mirror) is not None:
         return None
     state.require_readable(mirror)
-    told = [one for one in destination.store.read_events(mirror) if (one.what, one.result) == _FORGOTTEN]
-    if not told:
-        return None
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(told[-1].time_ms / 1000))
-    return f"mirror {mirror} was already deleted by {told[-1].actor} at {at}"
+    for event in reversed(destination.store.read_events(mirror)):
+        if event.what == _VERB and event.result == ExitCode.OK.name:
+            return f"mirror {mirror} was already deleted by {event.actor} at {at_time(event.time_ms)}"
+    return None
 
 
 def _may_be_forgotten(state: State, topic: TopicRecord, found: Mapping[str, TopicMetadata]) -> bool:
@@ -107,4 +105,4 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _result(mirror: str, message: str, dry_run: bool, outcome: Outcome = Outcome.DONE) -> VerbResult:
-    return VerbResult.of("delete", mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)
+    return VerbResult.of(_VERB, mirror, [TopicResult(None, None, outcome, message)], dry_run=dry_run)

@@ -7,6 +7,7 @@ it takes their folder away as well.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from kmirror.words import one_line
+
 _END_S = 15.0
+_DOCUMENT = "document.json"
 _START = """
 import os, shutil, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -52,34 +56,34 @@ class OwnEngine:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it; what it prints is kept for `said`."""
+        """Start it; the document it ends with is kept for `said`."""
         self.stop()
         self._folder = tempfile.TemporaryDirectory(prefix="kmirror-")
         folder = Path(self._folder.name)
         config = folder / "destination.properties"
         config.touch(mode=0o600)
         config.write_text("".join(f"{_escaped(k)}={_escaped(v)}\n" for k, v in self._properties.items()))
-        with (folder / "log").open("wb") as log:
+        with (folder / _DOCUMENT).open("wb") as document:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _START.format(parent=os.getpid(), folder=str(folder))),
-                    *("run", "--mirror", self._mirror, "--master", self._master),
+                    *("run", "--json", "--mirror", self._mirror, "--master", self._master),
                     *("--command-config", str(config)),
                     *("--bootstrap-server", self._properties["bootstrap.servers"]),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=document,
+                stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
     def said(self) -> str:
-        """Return the last line it printed."""
+        """Return the error it ended with, empty where it ended without one, or was killed."""
         if self._folder is None:
             return ""
-        with contextlib.suppress(OSError):
-            lines = (Path(self._folder.name) / "log").read_text(errors="replace").splitlines()
-            return next((line for line in reversed(lines) if line.startswith("kmirror: ")), "")
+        with contextlib.suppress(OSError, ValueError):
+            error = json.loads((Path(self._folder.name) / _DOCUMENT).read_bytes())["error"]
+            return f"kmirror: {one_line(error['message'])}" if error else ""
         return ""
 
     def stop(self) -> None:
