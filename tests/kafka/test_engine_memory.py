@@ -118,7 +118,7 @@ class Run:
         """Let the engine work until something holds."""
         deadline = time.monotonic() + 30
         while not condition():
-            assert time.monotonic() < deadline, (self.engine.notes, self.engine.rows)
+            assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
             if lanes_end:
                 self.lanes.end()
             self.engine.tick()
@@ -128,7 +128,7 @@ class Run:
         """Say it as the lane does that was started last, and wait until the engine has heard it."""
         self.say(*rows, fills_by_transactions=fills_by_transactions)
         heard = {TopicPartition(row.topic, row.partition): row for row in rows}
-        self.until(lambda: all(self.engine.rows.get(place) == row for place, row in heard.items()))
+        self.until(lambda: all(self.engine.partitions.rows.get(place) == row for place, row in heard.items()))
 
     def say(self, *rows: ProgressRow, fills_by_transactions: bool) -> None:
         """Say it as the lane does that was started last."""
@@ -161,7 +161,7 @@ class Run:
 
     def forget_the_source(self) -> None:
         """Let it be as if the source had not answered yet; it will soon."""
-        self.engine.targets = None
+        self.engine.partitions.targets = None
 
     def beat(self) -> None:
         """Let the engine work until its next heartbeat is through."""
@@ -239,7 +239,7 @@ def test_what_was_decided_and_seen_outlives_the_engine(
             begun=True,
             aligned=True,
         )
-        notes = [note for note in run.engine.notes if "begins" in note]
+        notes = [note for note in run.engine.journal.notes if "begins" in note]
         assert notes == [f"{topic}-0 begins at offset 5, as it was decided when the topic was added"]
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
     told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
@@ -285,8 +285,8 @@ def test_a_topic_that_was_deleted_and_added_again_has_no_past(
         add(destination, mirror, selector(topic))
         # the lane of its former life has a last word
         run.say(row(topic, MIRRORING, 8, begun=True), fills_by_transactions=True)
-        run.until(lambda: any("empty transactions" in note for note in run.engine.notes))
-        assert run.engine.rows == {}
+        run.until(lambda: any("empty transactions" in note for note in run.engine.journal.notes))
+        assert run.engine.partitions.rows == {}
         run.until(lambda: run.lanes.specs[-1].assignments[:1] != former, lanes_end=True)
         assert run.begins() == {(topic, 0): (0, False)}
         run.report(row(topic, ALIGNING, 0))
@@ -303,14 +303,14 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         assert done.result(30).low_watermark == 5
     add(destination, mirror, selector(topic))
     with Run(destination, mirror) as run:
-        run.until(lambda: bool(run.lanes.specs) and run.engine.targets == {TopicPartition(topic, 0): 5})
+        run.until(lambda: bool(run.lanes.specs) and run.engine.partitions.targets == {TopicPartition(topic, 0): 5})
         run.report(row(topic, ALIGNING, 5, source_log_start=5))
         assert not run.is_caught_up()
         assert not run.remembered(topic).initial_copy_complete
         run.report(row(topic, MIRRORING, 5, source_log_start=5, aligned_to=5))
         assert run.is_caught_up()
         assert run.remembered(topic).initial_copy_complete
-        assert f"{topic}-0 begins at offset 5, where its source's log begins" in run.engine.notes
+        assert f"{topic}-0 begins at offset 5, where its source's log begins" in run.engine.journal.notes
 
 
 def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_source_did(
@@ -318,10 +318,10 @@ def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_so
 ) -> None:
     add(destination, mirror, selector(topic))
     with Run(destination, mirror) as run:
-        run.until(lambda: bool(run.lanes.specs) and run.engine.targets is not None)
+        run.until(lambda: bool(run.lanes.specs) and run.engine.partitions.targets is not None)
         run.forget_the_source()
         run.report(row(topic, MIRRORING, 5))
-        run.until(lambda: run.engine.targets is not None)
+        run.until(lambda: run.engine.partitions.targets is not None)
         assert run.remembered(topic).initial_copy_complete
 
 
@@ -331,7 +331,7 @@ def test_filling_by_transactions_is_told_once(destination: Destination, mirror: 
         run.until(lambda: bool(run.lanes.specs))
         run.report(row(topic, MIRRORING, 4), fills_by_transactions=True)
         run.report(row(topic, MIRRORING, 5), fills_by_transactions=True)
-        notes = [note for note in run.engine.notes if "empty transactions" in note]
+        notes = [note for note in run.engine.journal.notes if "empty transactions" in note]
     assert notes == [
         "markers may not be written (ALTER on the destination cluster is not granted): "
         "offsets are filled by empty transactions, which is slower"
@@ -359,7 +359,7 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         assert known_end(run) == 7
         run.report(row(topic, MIRRORING, 4, begun=True)._replace(again_from=4, again_until=7))
         note = f"{topic}-0 had lost the offsets 4 to 6 at the destination"
-        assert [line for line in run.engine.notes if line.startswith(note)], run.engine.notes
+        assert [line for line in run.engine.journal.notes if line.startswith(note)], run.engine.journal.notes
 
 
 def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(

@@ -272,7 +272,7 @@ def test_a_partition_that_is_recovered_is_begun_anew_by_itself(
         assert resume(destination, mirror, selector(broken)).exit_code == 0
         deadline = time.monotonic() + 30
         while not engine.engine.failures:
-            assert time.monotonic() < deadline, engine.engine.rows
+            assert time.monotonic() < deadline, engine.engine.partitions.rows
             time.sleep(0.05)
         untouched = {p for p in lane.partitions if p.assignment.destination != (broken, 0)}
         done = recover(destination, mirror, selector(broken), Consent(loss=True))

@@ -87,8 +87,8 @@ class LocalEngine:
 
     def catch_up(self, seconds: float = 60) -> None:
         """Wait until all is copied that the source holds now."""
-        self.engine.targets = None
+        self.engine.partitions.targets = None
         until = time.monotonic() + seconds
         while not self.engine.caught_up:
-            assert time.monotonic() < until, f"not caught up: {self.engine.rows}"
+            assert time.monotonic() < until, f"not caught up: {self.engine.partitions.rows}"
             time.sleep(0.1)

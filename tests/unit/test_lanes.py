@@ -49,7 +49,7 @@ class Engine:
         self.told: list[LaneChangeRecord] = []
         self.wanted: list[Assignment] = []
         self.count = lanes
-        self.lanes = Lanes(self, self.lease, self, [])  # type: ignore[arg-type]
+        self.lanes = Lanes(self, self, self.lease, self, [])  # type: ignore[arg-type]
 
     def spec(
         self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
@@ -64,7 +64,7 @@ class Engine:
     def note(self, sentence: str) -> None:
         self.notes.append(sentence)
 
-    def tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
+    def record(self, what: str, result: str, details: Mapping[str, object]) -> None:
         self.notes.append(f"{what} {result}")
 
     def submit(

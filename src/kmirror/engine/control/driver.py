@@ -118,10 +118,10 @@ def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunV
     topics: list[TopicView] = []
     notes: list[str] = []
     for engine in engines:
-        notes += engine.notes
-        engine.notes.clear()
+        notes += engine.journal.notes
+        engine.journal.notes.clear()
         partitions: dict[str, list[TopicPartition]] = defaultdict(list)
-        for assignment in engine.assignments():
+        for assignment in engine.orders.assignments():
             partitions[assignment.topic].append(assignment.destination)
         topics += [_topic_view(engine, topic, own) for topic, own in sorted(partitions.items())]
     rate = sum(topic.bytes_per_second for topic in topics)
@@ -131,20 +131,20 @@ def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunV
 
 
 def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
-    rows = [row for partition in partitions if (row := engine.rows.get(partition)) is not None]
+    rows = [row for partition in partitions if (row := engine.partitions.rows.get(partition)) is not None]
     troubles = {partition: found for partition in partitions if (found := engine.trouble(partition)) is not None}
     lags = [engine.lag(partition) for partition in partitions]
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
     aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
-    link = link_state([row.reason for row in rows], engine.source_trouble)
+    link = link_state([row.reason for row in rows], engine.source.trouble)
     flows = "LINK_FAILED" if troubles else "ACTIVE"
     state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
     reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
     if troubles and not failed:
         reason, message = next(iter(troubles.values()))
-    elif troubled is None and engine.source_trouble is not None:
-        reason, message = engine.source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(engine.source_trouble)
+    elif troubled is None and engine.source.trouble is not None:
+        reason, message = engine.source.trouble.reason or Reason.SOURCE_UNREACHABLE, str(engine.source.trouble)
     return TopicView(
         engine.mirror,
         topic,

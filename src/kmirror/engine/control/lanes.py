@@ -21,6 +21,7 @@ from typing import Protocol
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS
+from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.plan import Change, Held, changes
 from kmirror.engine.lane.lane import run_lane
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
@@ -51,8 +52,8 @@ class LaneRunner(Protocol):
         """Tell whether no worker has begun the lane yet."""
 
 
-class Owner(Protocol):
-    """The engine of a mirror, as far as its lanes need it."""
+class Orders(Protocol):
+    """What lanes are told."""
 
     @property
     def mirror(self) -> str: ...
@@ -64,12 +65,6 @@ class Owner(Protocol):
 
     def as_it_stands(self, assignment: Assignment) -> Assignment:
         """Return an assignment with what is no reason for a new plan, but to be known to a lane that takes it."""
-
-    def note(self, sentence: str) -> None:
-        """Tell whoever watches."""
-
-    def tell(self, what: str, result: str, details: Mapping[str, object]) -> None:
-        """Keep an event."""
 
 
 @dataclass(slots=True)
@@ -109,8 +104,12 @@ class _Handle:
 class Lanes:
     """Keep the lanes of one mirror; for one thread, which calls `tick` many times a second."""
 
-    def __init__(self, owner: Owner, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]) -> None:
-        self._owner = owner
+    def __init__(
+        self, orders: Orders, journal: Journal, lease: Lease, runner: LaneRunner, filling_lanes: Iterable[int]
+    ) -> None:
+        self._mirror = orders.mirror
+        self._orders = orders
+        self._journal = journal
         self._lease = lease
         self._runner = runner
         self._handles: dict[int, _Handle] = {}
@@ -201,13 +200,13 @@ class Lanes:
                 handle.since[assignment.destination] = handle.revision
             self.unsaid.append(
                 LaneChangeRecord(
-                    self._owner.mirror,
+                    self._mirror,
                     handle.lane,
                     self._lease.record.lease_id,
                     handle.generation,
                     handle.revision,
                     tuple((place.topic, place.partition) for place in given_up),
-                    tuple(self._owner.as_it_stands(assignment).told() for assignment in taken),
+                    tuple(self._orders.as_it_stands(assignment).told() for assignment in taken),
                     in_doubt,
                     self._unsettled_lanes(handle.lane) if taken else (),
                 )
@@ -231,14 +230,14 @@ class Lanes:
         for handle in self._handles.values():
             published = self._published.get(handle.lane) == (handle.generation, 0)
             if handle.future is None and handle.wanted and published and at >= handle.start_at:
-                spec = self._owner.spec(
+                spec = self._orders.spec(
                     handle.lane,
                     handle.generation,
                     handle.copies.values(),
                     in_doubt=handle.predecessor_may_write,
                     unsettled=self._unsettled_lanes(handle.lane),
                 )
-                handle.future = self._runner.submit(handle.name(self._owner.mirror), run_lane, spec)
+                handle.future = self._runner.submit(handle.name(self._mirror), run_lane, spec)
                 handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
 
     def _look_after(self, handle: _Handle, at: float) -> None:
@@ -252,13 +251,13 @@ class Lanes:
             return
         heard = handle.heard_at
         silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
-        if silent and heard is None and self._runner.is_waiting(handle.name(self._owner.mirror)):
+        if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror)):
             handle.submitted_at, silent = at, False  # to submit it again would only delay it
         if silent and not self.stopping:
-            self._owner.note(f"lane {handle.lane} of {self._owner.mirror} stopped responding and is replaced")
-            self._owner.tell("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
+            self._journal.note(f"lane {handle.lane} of {self._mirror} stopped responding and is replaced")
+            self._journal.record("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
             self._old_futures.append(future)
-            name = handle.name(self._owner.mirror)
+            name = handle.name(self._mirror)
             threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
             self._replace(handle, clean=False)
 
@@ -268,8 +267,8 @@ class Lanes:
             handle.deaths += 1
             handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
             if not self.stopping:
-                self._owner.note(f"lane {handle.lane} of {self._owner.mirror} died and is restarted: {error}")
-                self._owner.tell("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
+                self._journal.note(f"lane {handle.lane} of {self._mirror} died and is restarted: {error}")
+                self._journal.record("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
             self._replace(handle, clean=False)
             return
         result = future.result()
@@ -351,15 +350,15 @@ class Lanes:
         handle.heard_at = self._heard_at[handle.lane] = self._any_heard_at = now()
         if record.attempt > handle.attempt:
             handle.attempt = record.attempt
-            self._owner.note(f"a worker of lane {handle.lane} of {self._owner.mirror} died; another worker continues")
+            self._journal.note(f"a worker of lane {handle.lane} of {self._mirror} died; another worker continues")
             self._doubt()
         if record.fills_by_transactions and record.lane not in self._filling:
             self._filling.add(record.lane)
-            self._owner.note(
+            self._journal.note(
                 "markers may not be written (ALTER on the destination cluster is not granted): "
                 "offsets are filled by empty transactions, which is slower"
             )
-            self._owner.tell(
+            self._journal.record(
                 "offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"}
             )
         places = [(TopicPartition(row.topic, row.partition), row) for row in record.rows]

@@ -383,10 +383,10 @@ def _outcome(request: RunRequest, engines: Sequence[MirrorEngine], ending: Endin
     rows: list[TopicResult] = []
     for engine in engines:
         # how far behind it is counts from the end that was to be reached, else from what the source says now
-        targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.assignments())
-        targets.update(engine.targets or {})
+        targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.orders.assignments())
+        targets.update(engine.partitions.targets or {})
         for partition, target in sorted(targets.items()):
-            row = engine.rows.get(partition)
+            row = engine.partitions.rows.get(partition)
             end = row.destination_offset if row else None
             if request.until_caught_up:
                 lag = max(0, target - end) if end is not None and target is not None else None

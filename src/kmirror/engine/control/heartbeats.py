@@ -1,0 +1,100 @@
+"""An engine's heartbeats: each stores what there is to be stored, and keeps the lease."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kmirror.engine.clock import now
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.lanes import Lanes
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.events import Event
+from kmirror.state.lease import Lease
+from kmirror.state.records import Incarnation, LaneChangeRecord, PartitionRecord
+
+HEARTBEAT_SECONDS = 1.0
+_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    """What one heartbeat stores."""
+
+    lanes: dict[int, Incarnation]
+    changes: tuple[LaneChangeRecord, ...]
+    records: tuple[PartitionRecord, ...]
+    events: tuple[Event, ...]
+
+
+class Heartbeats:
+    """Write one mirror's heartbeats."""
+
+    def __init__(self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: Journal) -> None:
+        self._lease = lease
+        self._lanes = lanes
+        self._partitions = partitions
+        self._journal = journal
+        #: When the last one was accepted; 0.0 before the first.
+        self.last_at = 0.0
+        #: What a heartbeat stores whose outcome is not known.
+        self._unconfirmed: _Beat | None = None
+
+    def is_due(self, at: float) -> bool:
+        """Tell whether it is time for the next one."""
+        return self._lanes.beat_now or at - self.last_at >= HEARTBEAT_SECONDS
+
+    def beat(
+        self, silent_lanes: Mapping[int, int], source_trouble: KmirrorError | None, *, stopping: bool
+    ) -> KmirrorError | None:
+        """Write one; return why the mirror is to be given up, None in the normal case.
+
+        `silent_lanes` have not reported since those times, in epoch milliseconds.
+        """
+        try:
+            self._settle()
+            self._lanes.before_beat()
+            beat = self._unconfirmed = _Beat(
+                self._lanes.claims(),
+                tuple(self._lanes.unsaid),
+                tuple(self._partitions.changed.values()),
+                tuple(self._journal.events),
+            )
+            self._lease.heartbeat(
+                beat.lanes,
+                (*beat.changes, *beat.records),
+                beat.events,
+                stopping=stopping,
+                revisions=self._lanes.revisions(),
+                silent_lanes=silent_lanes,
+                source_trouble=source_trouble,
+                timeout=_TIMEOUT,
+            )
+        except OutcomeUnknown:
+            return None
+        except KmirrorError as error:
+            return error if error.reason is Reason.FENCED else None
+        self._unconfirmed = None
+        self.last_at, self._lanes.beat_now = now(), False
+        self._stored(beat)
+        return None
+
+    def release(self) -> None:
+        """Give the lease back, with what is still to be stored."""
+        with contextlib.suppress(KmirrorError, OutcomeUnknown):
+            self._settle()
+            self._lease.release(tuple(self._partitions.changed.values()), tuple(self._journal.events))
+
+    def _settle(self) -> None:
+        """Find out what became of a heartbeat without an answer: a command may have gone on from what it stored."""
+        if self._unconfirmed is not None:
+            if self._lease.settle(_TIMEOUT):
+                self._stored(self._unconfirmed)
+            self._unconfirmed = None
+
+    def _stored(self, beat: _Beat) -> None:
+        self._lanes.said(beat.lanes, beat.changes)
+        self._partitions.stored(beat.records)
+        del self._journal.events[: len(beat.events)]

@@ -1,0 +1,84 @@
+"""What lanes are told: which partitions they are to copy, and all that they need for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.topics import MirrorTopics, destination_topic_id, is_copied
+from kmirror.engine.spec import Assignment, LaneSpec, own_producer_id
+from kmirror.errors import Reason
+from kmirror.state.lease import Lease
+
+
+class LaneOrders:
+    """Make the orders for one mirror's lanes."""
+
+    def __init__(
+        self, topics: MirrorTopics, partitions: MirrorPartitions, lease: Lease, destination_properties: Mapping[str, str]
+    ) -> None:
+        self.mirror = topics.record.name
+        self._topics = topics
+        self._partitions = partitions
+        self._lease = lease
+        self._destination_properties = dict(destination_properties)
+
+    def assignments(self) -> list[Assignment]:
+        """List the partitions that are to be copied now; that records have come is told to lanes as they start."""
+        follows = self._topics.settings.source_truncation_policy == "follow"
+        found = []
+        for topic in filter(is_copied, self._topics.by_name.values()):
+            for partition in range(self._topics.partition_count(topic)):
+                record = self._partitions.records.get(TopicPartition(topic.topic, partition))
+                guard = record.guard if record else None
+                found.append(
+                    Assignment(
+                        topic.topic,
+                        partition,
+                        topic.source_topic,
+                        parse_topic_id(topic.source_topic_id) if topic.source_topic_id else None,
+                        destination_topic_id(topic),
+                        guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
+                        guard.producer_epoch if guard else 0,
+                        first_offset=(record.first_offset or 0) if record else 0,
+                        recovery=(topic.recoveries or {}).get(partition),
+                        follows_truncation=follows,
+                    )
+                )
+        return found
+
+    def spec(
+        self, lane: int, generation: int, assignments: Iterable[Assignment], *, in_doubt: bool, unsettled: Sequence[int]
+    ) -> LaneSpec:
+        """Make what a lane is started with."""
+        return LaneSpec(
+            self.mirror,
+            lane,
+            generation,
+            self._lease.record.lease_id,
+            dict(self._topics.record.source),
+            self._destination_properties,
+            tuple(self.as_it_stands(assignment) for assignment in assignments),
+            self._lease.record.ttl_ms,
+            in_doubt,
+            self._topics.settings.retry_timeout_ms,
+            self._topics.record.source_cluster_id,
+            tuple(unsettled),
+        )
+
+    def as_it_stands(self, assignment: Assignment) -> Assignment:
+        """Return an assignment with what is no reason for a new plan, but to be known to a lane that takes it."""
+        record = self._partitions.records.get(assignment.destination)
+        if record is None:
+            return assignment
+        misplaced = record.reason is Reason.OFFSET_MISMATCH
+        return replace(
+            assignment,
+            begun=record.begun,
+            known_end=self._partitions.known_end(assignment.destination) if record.begun else None,
+            mismatch_offset=record.failed_offset if misplaced else None,
+            mismatch=record.message if misplaced else None,
+        )

@@ -1,0 +1,240 @@
+"""What an engine knows of its mirror's partitions: what lanes report, and what is stored because it must outlive them.
+
+A report that is news changes what is stored (`stored_partition`), and what it says for the first time is announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
+from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
+
+
+class MirrorPartitions:
+    """Keep what is known of one mirror's partitions; for one thread, except where a method says otherwise."""
+
+    def __init__(
+        self,
+        mirror: str,
+        records: Iterable[PartitionRecord],
+        progress: Iterable[ProgressRecord],
+        health: Health,
+        journal: Journal,
+    ) -> None:
+        self._mirror = mirror
+        self._health = health
+        self._journal = journal
+        self.records = {TopicPartition(p.topic, p.partition): p for p in records}
+        #: What no heartbeat has stored yet.
+        self.changed: dict[TopicPartition, PartitionRecord] = {}
+        self.rows: dict[TopicPartition, ProgressRow] = {}
+        #: The source's ends when the engine began, by destination partition; None until the source has answered.
+        self.targets: dict[TopicPartition, int] | None = None
+        #: The destination's log ends as the engine before told them, since its partitions are what they are.
+        self._known_ends = {
+            place: row.destination_offset
+            for told in sorted(progress, key=lambda one: one.time_ms)
+            for row in told.rows
+            if row.begun
+            and (known := self.records.get(place := TopicPartition(row.topic, row.partition)))
+            and known.state_time_ms < told.time_ms
+        }
+        #: By partition, the offset at which a lane last made its log begin.
+        self._aligned_to: dict[TopicPartition, int] = {}
+        #: By partition, what was last announced to be copied again.
+        self._again: dict[TopicPartition, tuple[int, int]] = {}
+
+    # -- reports --------------------------------------------------------------------------------------------------
+
+    def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> bool:
+        """Take what a lane says of a partition that it copies; return whether that is news."""
+        self._health.take_report(partition, record, row, at)
+        is_news = self.rows.get(partition) != row
+        if is_news:
+            self.rows[partition] = row
+            self._remember(partition, row)
+        return is_news
+
+    def take_last_report(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Keep of a partition that a lane has given up how far it came."""
+        if row.begun and row.destination_offset is not None:
+            self._known_ends[partition] = row.destination_offset
+        if partition in self.rows:
+            self.rows[partition] = row
+
+    def take_source_ends(self, ends: Mapping[TopicPartition, int], seen_at: float) -> None:
+        """Take where the source ended at a moment; the first time that is also what is to be reached."""
+        if self.targets is None:
+            self.targets = {}
+        for partition, end in ends.items():
+            self.targets.setdefault(partition, end)
+            self._health.take_end(partition, end, seen_at)
+        for partition, row in self.rows.items():
+            # a partition that stands still says nothing new, but may have been at its end when it spoke
+            kept = self.records.get(partition)
+            if kept is not None and not kept.initial_copy_complete and self.reached(partition):
+                self._remember(partition, row)
+
+    def stored(self, records: Iterable[PartitionRecord]) -> None:
+        """Note that a heartbeat has stored these."""
+        for record in records:
+            place = TopicPartition(record.topic, record.partition)
+            if self.changed.get(place) is record:
+                del self.changed[place]
+
+    # -- topics that come and go ----------------------------------------------------------------------------------
+
+    def release(self, topic: TopicRecord, count: int) -> bool:
+        """Store of a paused or stopped topic that nothing is on its way to it any more; return whether that is news."""
+        is_news = False
+        for partition in range(count):
+            place = TopicPartition(topic.topic, partition)
+            before, row = self.records.get(place), self.rows.pop(place, None)
+            record = given_up(before, topic, partition, row, now_ms())
+            if record != before:
+                self.records[place] = self.changed[place] = record
+                is_news = True
+        return is_news
+
+    def replace(self, topic: str, records: Collection[PartitionRecord]) -> None:
+        """Forget all that is known of a topic: it became a mirror topic (again), and this is stored of its partitions.
+
+        What its `add` or its rebuilding has written counts, also where it is paused.
+        """
+        self._health.forget([p for p in self.rows if p.topic == topic])
+        for known in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
+            for partition in [p for p in known if p.topic == topic]:
+                del known[partition]
+        self.records.update({TopicPartition(p.topic, p.partition): p for p in records})
+
+    def forget_targets(self, topic: str) -> None:
+        """Forget what was to be reached of a topic."""
+        for partition in [p for p in self.targets or {} if p.topic == topic]:
+            del (self.targets or {})[partition]
+
+    def forget_failures(self, topic: str) -> None:
+        """Let what lanes say next of the topic's FAILED partitions be news, also when it is the same again."""
+        for partition in [p for p in self.rows if p.topic == topic and self.failed(p)]:
+            del self.rows[partition]
+
+    # -- how partitions stand -------------------------------------------------------------------------------------
+
+    def reached(self, partition: TopicPartition) -> bool:
+        """Tell whether it holds what its source did: a log that is being aligned may hold filler up to there."""
+        row = self.rows.get(partition)
+        target = (self.targets or {}).get(partition)
+        return (
+            row is not None
+            and row.state is not PartitionState.LOG_ALIGNMENT
+            and target is not None
+            and row.destination_offset is not None
+            and row.destination_offset >= target
+        )
+
+    def failed(self, partition: TopicPartition) -> bool:
+        """Tell whether it is FAILED now."""
+        row = self.rows.get(partition)
+        return row is not None and row.state is PartitionState.FAILED
+
+    def left_to_copy(self) -> dict[TopicPartition, int]:
+        """Return how many offsets are left to copy where that is known."""
+        return {
+            p: max(0, end - (self.rows[p].destination_offset or 0) if p in self.rows else end)
+            for p, end in (self.targets or {}).items()
+        }
+
+    def known_end(self, partition: TopicPartition) -> int | None:
+        """Return the destination's log end as a lane last told it; None where that is not known."""
+        row = self.rows.get(partition)
+        return row.destination_offset if row else self._known_ends.get(partition)
+
+    def mirrored_ends(self) -> dict[TopicPartition, int]:
+        """Return the destination's ends of partitions that hold records of the source; from any thread."""
+        rows = self.rows.copy().items()
+        return {p: row.destination_offset for p, row in rows if row.begun and row.destination_offset}
+
+    def copied_up_to(self) -> dict[TopicPartition, int]:
+        """Return the destination's ends of partitions that are being copied and hold records; from any thread."""
+        return {
+            partition: row.destination_offset
+            for partition, row in self.rows.copy().items()
+            if row.begun
+            and row.state is PartitionState.MIRRORING
+            and row.destination_offset is not None
+            and not _keeps_what_was_lost(self.records.get(partition), row)
+        }
+
+    # -- what is news ---------------------------------------------------------------------------------------------
+
+    def _remember(self, partition: TopicPartition, row: ProgressRow) -> None:
+        """Keep what must outlive the engine, and announce it."""
+        before = self.records.get(partition)
+        self._announce_alignment(partition, row, before)
+        self._announce_loss(partition, row, before)
+        self._announce_repetition(partition, row)
+        record = remember(before, self._mirror, row, reached=self.reached(partition), now_ms=now_ms())
+        if record == before:
+            return
+        failed = before if before is not None and before.state is PartitionState.FAILED else None
+        if row.state is PartitionState.FAILED and (failed is None or failed.reason is not row.reason):
+            self._announce(
+                f"{partition} FAILED {row.reason}: {row.message}",
+                partition,
+                "FAILED",
+                reason=row.reason,
+                message=row.message,
+            )
+        elif failed is not None and record.state is not PartitionState.FAILED:
+            self._announce(
+                f"{partition} resumed copying; it was FAILED {failed.reason}",
+                partition,
+                "RESUMED",
+                reason=failed.reason,
+                failedAtMs=failed.state_time_ms,
+            )
+        self.records[partition] = self.changed[partition] = record
+
+    def _announce_alignment(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
+        note = alignment_note(row, record.first_offset if record else None)
+        if note is not None and row.aligned_to is not None and self._aligned_to.get(partition) != row.aligned_to:
+            self._aligned_to[partition] = row.aligned_to
+            self._announce(note, partition, "ALIGNED", offset=row.aligned_to)
+
+    def _announce_loss(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
+        first, until = row.lost_from, row.lost_until
+        if first is None or until is None or (record and record.lost_until == until):
+            return
+        note = (
+            f"{partition} goes on without {until - first} records that its source had lost: {first} to {until - 1}"
+        )
+        details = {"from": first, "until": until, "records": until - first}
+        self._announce(note, partition, "LOSS_ACCEPTED", **details)
+
+    def _announce_repetition(self, partition: TopicPartition, row: ProgressRow) -> None:
+        first, until = row.again_from, row.again_until
+        if first is None or until is None or self._again.get(partition) == (first, until):
+            return
+        self._again[partition] = first, until
+        note = (
+            f"{partition} had lost the offsets {first} to {until - 1} at the destination; what remains is the "
+            "source's, and they are copied again"
+        )
+        self._announce(note, partition, "DESTINATION_TRUNCATED", **{"from": first, "until": until})
+
+    def _announce(self, note: str, partition: TopicPartition, result: str, **details: object) -> None:
+        self._journal.note(note)
+        place = {"topic": partition.topic, "partition": partition.partition}
+        self._journal.record("partition", result, place | details)
+
+
+def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:
+    """Tell whether the mirror holds what its source lost together with records that were never copied.
+
+    That stays until the source deletes more.
+    """
+    return record is not None and record.lost_until is not None and (row.source_log_start or 0) <= record.lost_until

@@ -1,0 +1,41 @@
+"""Whether a mirror's source answers and may be mirrored, as far as its engine knows; what changes is announced."""
+
+from __future__ import annotations
+
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.source_monitor import SourceReport
+from kmirror.engine.histories.identity_check import LINK_REFUSED
+from kmirror.errors import KmirrorError, Reason
+
+
+class SourceStatus:
+    """Follow the source of one mirror."""
+
+    def __init__(self, mirror: str, journal: Journal) -> None:
+        self._mirror = mirror
+        self._journal = journal
+        #: Why the source does not answer, or may not be mirrored; None in the normal case.
+        self.trouble: KmirrorError | None = None
+        self._log_start_trouble = False
+
+    def take(self, report: SourceReport) -> None:
+        """Take what the source monitor saw."""
+        if report.trouble:
+            if self.trouble is None or self.trouble.reason is not report.trouble.reason:
+                is_refused = report.trouble.reason in LINK_REFUSED
+                what = "cannot be mirrored" if is_refused else "does not answer"
+                self._journal.note(f"the source of {self._mirror} {what}: {report.trouble}")
+                reason = report.trouble.reason or Reason.SOURCE_UNREACHABLE
+                details = {"reason": reason, "message": str(report.trouble)}
+                self._journal.record("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
+            self.trouble = report.trouble
+            return
+        if report.log_start_trouble and not self._log_start_trouble:
+            self._journal.note(
+                f"what the source of {self._mirror} has deleted is kept in the mirror: {report.log_start_trouble}"
+            )
+        self._log_start_trouble = report.log_start_trouble is not None
+        if self.trouble is not None:
+            self._journal.note(f"the source of {self._mirror} answers again")
+            self._journal.record("source", "ANSWERS_AGAIN", {})
+        self.trouble = None

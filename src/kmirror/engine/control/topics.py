@@ -1,0 +1,107 @@
+"""What operators want of a mirror: its settings and its topics, as the engine hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.state_feed import FeedTopic
+from kmirror.settings.table import Settings, parse_settings
+from kmirror.state.records import PENDING_PROMOTE, PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
+
+
+class MirrorTopics:
+    """Keep one mirror's record and topics; for one thread, except where a method says otherwise."""
+
+    def __init__(
+        self, record: MirrorRecord, topics: Iterable[TopicRecord], partitions: MirrorPartitions, journal: Journal
+    ) -> None:
+        self.record = record
+        self.settings: Settings = parse_settings(record.settings)
+        self.by_name = {topic.topic: topic for topic in topics}
+        self._partitions = partitions
+        self._journal = journal
+        #: How many partitions topics have that have grown since they were added.
+        self._counts: dict[str, int] = {}
+        #: Of topics that are to be left alone, as what they were released, and for which pause.
+        self._released: dict[str, tuple[DesiredState, str | None]] = {}
+
+    def take_mirror(self, record: MirrorRecord) -> bool:
+        """Take changed settings; return whether they are. How to log in is only read when an engine starts."""
+        if record == self.record:
+            return False
+        self.record, self.settings = record, parse_settings(record.settings)
+        return True
+
+    def take(self, fed: FeedTopic) -> bool:
+        """Take how a topic stands; return whether that is news."""
+        record, before = fed.topic, self.by_name.get(fed.topic.topic)
+        if record == before:
+            return False
+        self.by_name[record.topic] = record
+        goes_on = (
+            before is not None
+            and before.desired is not DesiredState.STOPPED
+            and before.destination_topic_id == record.destination_topic_id
+        )
+        if not is_copied(record):
+            self._partitions.forget_targets(record.topic)
+        if record.desired is DesiredState.STOPPED or goes_on:
+            if before is not None and before.recoveries != record.recoveries:
+                self._partitions.forget_failures(record.topic)
+            return True
+        self._counts.pop(record.topic, None)
+        self._released.pop(record.topic, None)
+        self._partitions.forget_targets(record.topic)
+        self._partitions.replace(record.topic, fed.partitions)
+        return True
+
+    def take_partition_counts(self, counts: Mapping[str, int]) -> bool:
+        """Take how many partitions topics have at the source; return whether any has more than before."""
+        is_news = False
+        for topic, count in counts.items():
+            record = self.by_name.get(topic)
+            if record and count > (known := self.partition_count(record)):
+                self._journal.note(f"{topic} has {count - known} more partitions at the source: they are copied too")
+                self._journal.record("partitions", "added", {"topic": topic, "partitions": count})
+                self._counts[topic] = count
+                is_news = True
+        return is_news
+
+    def release(self, is_free: Callable[[str], bool]) -> bool:
+        """Store of topics to be left alone that no lane has them any more; return whether anything is to be stored."""
+        is_news = False
+        for topic in self.by_name.values():
+            wish = topic.desired, topic.pause_id
+            if topic.desired is DesiredState.ACTIVE:
+                self._released.pop(topic.topic, None)
+            elif topic.destination_topic_id is None:
+                continue  # no mirror topic yet: what its `add` writes of the partitions must not be overwritten
+            elif self._released.get(topic.topic) != wish and is_free(topic.topic):
+                self._released[topic.topic] = wish
+                is_news |= self._partitions.release(topic, self.partition_count(topic))
+        return is_news
+
+    def partition_count(self, topic: TopicRecord) -> int:
+        """Return how many partitions a topic has, as far as is known."""
+        return max(topic.partitions, self._counts.get(topic.topic, 0))
+
+    def active(self) -> list[TopicRecord]:
+        """Return the topics that operators want to be copied; from any thread."""
+        return [topic for topic in self.by_name.copy().values() if topic.desired is DesiredState.ACTIVE]
+
+    def claimed(self) -> list[str]:
+        """Return the topics that are to be rebuilt."""
+        return [topic.topic for topic in self.by_name.values() if topic.pending_operation == PENDING_REBUILD]
+
+
+def is_copied(topic: TopicRecord) -> bool:
+    """Tell whether lanes are to copy a topic now."""
+    return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)
+
+
+def destination_topic_id(topic: TopicRecord) -> bytes | None:
+    """Return the id of a topic's mirror topic; None where there is none yet."""
+    return parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None

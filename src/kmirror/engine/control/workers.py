@@ -1,0 +1,50 @@
+"""Whether Spark's workers report on a mirror's lanes; that they stopped, and that they do again, is announced."""
+
+from __future__ import annotations
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
+from kmirror.engine.control.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health, no_workers_text
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.lanes import Lanes
+from kmirror.errors import Reason
+
+
+class Workers:
+    """Watch the workers of one mirror; `master` is the Spark master they belong to."""
+
+    def __init__(self, mirror: str, master: str | None, lanes: Lanes, health: Health, journal: Journal) -> None:
+        self._mirror = mirror
+        self._master = master
+        self._lanes = lanes
+        self._health = health
+        self._journal = journal
+        #: True when it was announced that workers do not report.
+        self._are_silent = False
+
+    def look_around(self, at: float) -> None:
+        """Find out which lanes no worker reports on, and announce it once that has lasted."""
+        silent, late = self._lanes.silent(at), bool(self._lanes.silent(at, LATE_SECONDS))
+        if self._health.judge(silent, self._lanes.work_of(silent), late=late):
+            self._lanes.beat_now = True
+        lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
+        if lasts and not self._are_silent:
+            self._are_silent = True
+            self._journal.note(f"{self._mirror}: {self._text(at)}")
+            self._journal.record("workers", Reason.NO_WORKERS, {"lanes": sorted(silent), "master": self._master})
+        elif not silent and self._are_silent:
+            self._are_silent = False
+            self._journal.note(f"{self._mirror}: all lanes report again")
+            self._journal.record("workers", "REPORT_AGAIN", {})
+
+    def silent_lanes_ms(self, at: float) -> dict[int, int]:
+        """Return the lanes that no worker reports on, with the time of their last report, or of our beginning."""
+        at_ms = now_ms()
+        return {lane: at_ms - int(1000 * (at - since)) for lane, since in self._health.silent_lanes.items()}
+
+    def trouble(self, partition: TopicPartition, at: float) -> str | None:
+        """Return the sentence for a partition whose lane no worker has reported on for long; None for any other."""
+        return self._text(at) if self._are_silent and partition in self._health.silent_partitions else None
+
+    def _text(self, at: float) -> str:
+        return no_workers_text(self._health.silent_lanes, int(1000 * self._health.silence(at)), self._master)
