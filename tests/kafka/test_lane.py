@@ -111,7 +111,7 @@ def test_a_growing_topic_with_every_codec_is_copied_to_the_byte(mirror: Mirror) 
     for partition in (0, 5):
         ours = librdkafka_records(mirror.destination.bootstrap_servers, topic, partition)
         assert ours == librdkafka_records(servers, topic, partition)
-        assert len(ours) == copy_of(lane, topic, partition).acknowledged
+        assert len(ours) == copy_of(lane, topic, partition).progress.acknowledged
 
 
 def test_batches_larger_than_a_fetch_asks_for_are_carried_too(mirror: Mirror) -> None:
@@ -141,7 +141,7 @@ def test_a_lane_goes_on_where_another_ended(mirror: Mirror) -> None:
     mirror.wait_copied(second)
     assert mirror.stop(second).clean
     assert_same(mirror, topic, 2)
-    assert [p.acknowledged for p in second.partitions] == [1000, 5]
+    assert [p.progress.acknowledged for p in second.partitions] == [1000, 5]
 
 
 def test_progress_is_written_for_the_driver(mirror: Mirror) -> None:
@@ -149,13 +149,13 @@ def test_progress_is_written_for_the_driver(mirror: Mirror) -> None:
     fill(mirror, topic, 7)
     lane = mirror.start()
     mirror.wait_copied(lane)
-    result = mirror.stop(lane)
+    found = mirror.rows_at_stop(lane)
     last = mirror.progress()[-1]
     assert (last.lane, last.lease_id, last.generation, last.attempt) == (0, mirror.lease, 1, 0)
     rows = {(row.topic, row.partition): row for row in last.rows}
     assert (rows[topic, 0].destination_offset, rows[topic, 0].source_offset) == (7, 7)
     assert (rows[topic, 1].destination_offset, rows[topic, 1].state) == (0, PartitionState.MIRRORING)
-    assert [(r.partition, r.destination_offset, r.reason) for r in result.reports] == [(0, 7, None), (1, 0, None)]
+    assert [(r.partition, r.destination_offset, r.reason) for r in found] == [(0, 7, None), (1, 0, None)]
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -293,11 +293,11 @@ def test_what_cannot_be_carried_stops_its_partition_there_and_no_other(mirror: M
     write_torn(mirror, torn)
     fill(mirror, torn, 5)
     lane = mirror.start()
-    mirror.wait(lane, lambda: copy_of(lane, torn).failure)
+    mirror.wait(lane, lambda: copy_of(lane, torn).retry.failure)
     fill(mirror, plain, 30)
     mirror.wait(lane, lambda: mirror.destination_ends()[f"{plain}-0"] == 30)
     assert mirror.destination_ends()[f"{torn}-0"] == 20
-    reports = {r.topic: r for r in mirror.stop(lane).reports}
+    reports = {r.topic: r for r in mirror.rows_at_stop(lane)}
     assert (reports[torn].state, reports[torn].failed_offset) == ("FAILED", 20)
     assert reports[torn].reason is Reason.CORRUPT_BATCH
     assert "checksum" in str(reports[torn].message)
@@ -325,7 +325,7 @@ def test_what_a_consumer_is_not_shown_as_it_is_stored_is_carried_all_the_same(mi
     for topic in (*topics.values(), trimmed):
         fill(mirror, topic, 5)
     mirror.wait_copied(lane)
-    reports = {r.topic: r for r in mirror.stop(lane).reports}
+    reports = {r.topic: r for r in mirror.rows_at_stop(lane)}
     assert {report.state for report in reports.values()} == {"MIRRORING"}
     assert {topic: report.aligned_to for topic, report in reports.items()} == {
         **dict.fromkeys(topics.values()),
@@ -350,10 +350,10 @@ def test_a_destination_with_other_records_is_left_alone(mirror: Mirror) -> None:
         with Leader(mirror.destination, topic) as leader:
             leader.append_as_is(batch_of(count, value=value))
     lane = mirror.start()
-    mirror.wait(lane, lambda: copy_of(lane, other).failure and copy_of(lane, longer).failure)
+    mirror.wait(lane, lambda: copy_of(lane, other).retry.failure and copy_of(lane, longer).retry.failure)
     fill(mirror, same, 2)
     mirror.wait(lane, lambda: mirror.destination_ends()[f"{same}-0"] == 5)
-    reports = {r.topic: r for r in mirror.stop(lane).reports}
+    reports = {r.topic: r for r in mirror.rows_at_stop(lane)}
     assert (reports[other].reason, reports[other].failed_offset) == (Reason.DESTINATION_WRITTEN, 0)
     assert (reports[longer].reason, reports[longer].failed_offset) == (Reason.DESTINATION_WRITTEN, 3)
     assert "(6 records, from offset 3 on, a producer without an id): it ends at offset 9" in str(
@@ -372,10 +372,10 @@ def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
     with Leader(mirror.source, topic) as leader:  # as three batches, so that some may be in flight together
         for number in range(3):
             leader.append_as_is(batch_of(2, value=b"%d" % number))
-    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
     fill(mirror, topic, 6, partition=1)
     mirror.wait(lane, lambda: mirror.destination_ends()[f"{topic}-1"] == 6)
-    report = mirror.stop(lane).reports[0]
+    report = mirror.rows_at_stop(lane)[0]
     assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.DESTINATION_WRITTEN, 4)
     assert "(1 record, from offset 4 on, " in (report.message or "")
 
@@ -388,8 +388,8 @@ def test_a_foreign_record_is_noticed_while_the_source_stands_still(mirror: Mirro
     mirror.wait_copied(lane)
     with Leader(mirror.destination, topic) as leader:
         assert leader.append_as_is(batch_of(2)).base_offset == 4
-    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
-    report, other = mirror.stop(lane).reports
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
+    report, other = mirror.rows_at_stop(lane)
     assert (report.reason, report.failed_offset) == (Reason.DESTINATION_WRITTEN, 4)
     assert "(2 records, from offset 4 on, a producer without an id)" in (report.message or "")
     assert other.state == "MIRRORING"
@@ -403,8 +403,8 @@ def test_a_source_topic_created_again_is_not_taken_for_the_old_one(mirror: Mirro
     delete_topic(mirror.source, topic)
     create_topic(mirror.source, name=topic)
     fill(mirror, topic, 9)  # it outgrows what was copied of the old one
-    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
-    report = mirror.stop(lane).reports[0]
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
+    report = mirror.rows_at_stop(lane)[0]
     assert (report.reason, report.failed_offset) == (Reason.SOURCE_TOPIC_RECREATED, 4)
     assert mirror.destination_ends() == {f"{topic}-0": 4}
 
@@ -417,8 +417,8 @@ def test_a_mirror_topic_created_again_is_not_written(mirror: Mirror) -> None:
     delete_topic(mirror.destination, topic)
     create_topic(mirror.destination, name=topic)
     fill(mirror, topic, 3)
-    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
-    report = mirror.stop(lane).reports[0]
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
+    report = mirror.rows_at_stop(lane)[0]
     assert (report.reason, report.failed_offset) == (Reason.DESTINATION_TOPIC_DELETED, 0)
     assert mirror.destination_ends() == {f"{topic}-0": 0}
 
@@ -429,8 +429,8 @@ def test_a_source_topic_that_is_gone_fails_after_the_retry_time(mirror: Mirror) 
     lane = mirror.start(retry_timeout_ms=1000)
     mirror.wait_copied(lane)
     delete_topic(mirror.source, topic)
-    mirror.wait(lane, lambda: copy_of(lane, topic).failure)
-    report = mirror.stop(lane).reports[0]
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
+    report = mirror.rows_at_stop(lane)[0]
     assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.SOURCE_TOPIC_DELETED, 4)
 
 
@@ -469,7 +469,7 @@ def test_records_that_compaction_removed_are_missing_in_the_mirror_too(looped: M
     lane = looped.start()
     looped.wait_copied(lane)
     assert shown(looped.destination, looped.mirror_of(topic)) == shown(looped.source, topic)
-    assert looped.stop(lane).reports[0].state == "MIRRORING"
+    assert looped.rows_at_stop(lane)[0].state == "MIRRORING"
 
 
 def fetch_error(code: int) -> Fault:

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from kmirror.engine.clock import now
-from kmirror.engine.lane.partition_copy import Status
+from kmirror.engine.lane.states import Status
 from kmirror.state.records import Incarnation
 from tests.support.clusters import ClusterPair
 from tests.support.lane import Mirror
@@ -37,6 +37,6 @@ def test_a_lane_waits_while_another_run_of_it_may_write(mirror: Mirror, attempt:
     lane = mirror.start(attempt, claim=False, predecessor_may_write=True, ttl_ms=600_000)
     (partition,) = lane.partitions
     # its own claim is written, and the partition was looked at
-    wait_until(lambda: 0 < partition.wake_at - now() < 601)
+    wait_until(lambda: 0 < partition.retry.wake_at - now() < 601)
     assert partition.status is Status.WAITING
     mirror.stop(lane)

@@ -263,8 +263,8 @@ def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_lo
 def test_with_neither_right_the_partition_fails_and_says_what_is_missing(restricted: Mirror) -> None:
     topic_of(restricted, 1)
     lane = restricted.start()
-    wait_until(lambda: lane.partitions[0].failure, 30)
-    failure = lane.partitions[0].failure
+    wait_until(lambda: lane.partitions[0].retry.failure, 30)
+    failure = lane.partitions[0].retry.failure
     assert failure is not None
     assert failure.reason is Reason.NOT_AUTHORIZED
     for words in (
@@ -273,4 +273,4 @@ def test_with_neither_right_the_partition_fails_and_says_what_is_missing(restric
         filling_transactional_id(restricted.name, 0),
     ):
         assert words in failure.message
-    assert restricted.stop(lane).reports[0].state == "FAILED"
+    assert restricted.rows_at_stop(lane)[0].state == "FAILED"

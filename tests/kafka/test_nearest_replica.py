@@ -54,5 +54,5 @@ def test_records_come_from_the_follower_in_our_rack_and_from_the_leader_when_it_
         fill(source, topic, 100)
         mirror.wait_copied(lane)
         assert received[LEADER] - before > 100 * SIZE
-        assert mirror.stop(lane).reports[0].state == "MIRRORING"
+        assert mirror.rows_at_stop(lane)[0].state == "MIRRORING"
         assert shown(destination_cluster, topic) == shown(source, topic)

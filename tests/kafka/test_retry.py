@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane import partition_copy as lane_partition
+from kmirror.engine.lane import retry
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.lane.lane import Lane
 from kmirror.errors import Reason
@@ -47,8 +47,8 @@ from tests.support.waiting import wait_until
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look again after 0.3 s, 0.6 s and so on, up to 2 s: how long the pauses are the unit tests say."""
-    monkeypatch.setattr(lane_partition, "FIRST_RETRY_SECONDS", 0.3)
-    monkeypatch.setattr(lane_partition, "LONGEST_RETRY_SECONDS", 2.0)
+    monkeypatch.setattr(retry, "FIRST_RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(retry, "LONGEST_RETRY_SECONDS", 2.0)
 
 
 def row_of(mirror: Mirror, topic: str) -> ProgressRow | None:
@@ -152,7 +152,7 @@ def test_a_right_that_is_given_is_used_without_being_told(guarded_cluster: Sandb
         allow(guarded, unseen, "READ")
         allow(guarded, mirror.mirror_of(unwritten), "WRITE")
         mirror.wait_copied(lane)
-        assert {report.state for report in mirror.stop(lane).reports} == {"MIRRORING"}
+        assert {report.state for report in mirror.rows_at_stop(lane)} == {"MIRRORING"}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.report import row_of
 from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import (
@@ -27,6 +28,7 @@ from kmirror.state.records import (
     Incarnation,
     LaneChangeRecord,
     ProgressRecord,
+    ProgressRow,
     decode,
     encode,
 )
@@ -211,6 +213,11 @@ class Mirror:
         self.claim(state=EngineState.STOPPING)
         return self.result(lane)
 
+    def rows_at_stop(self, lane: Lane) -> list[ProgressRow]:
+        """Stop the lane, and return how its partitions stand then."""
+        self.stop(lane)
+        return [row_of(partition) for partition in lane.partitions]
+
     # -- logs -------------------------------------------------------------------------------------------------------
 
     def source_ends(self) -> dict[str, int]:
@@ -231,7 +238,7 @@ class Mirror:
         while not true():
             thread = next(thread for known, thread in self._lanes if known is lane)
             if time.monotonic() > deadline or not thread.is_alive():
-                story = "\n".join(str(line) for p in lane.partitions for line in (p, p.trouble, *p.story))
+                story = "\n".join(str(line) for p in lane.partitions for line in (p, p.retry.trouble, *p.story))
                 raise AssertionError(f"{self.source_ends()}\n{self.destination_ends()}\n{lane.control.ended}\n{story}")
             time.sleep(0.02)
 

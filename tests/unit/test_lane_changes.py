@@ -10,6 +10,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.changes import Changes
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.report import row_of
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
 from kmirror.state.records import LaneChangeRecord
@@ -90,7 +91,7 @@ def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) ->
     copying.answer()
     lane.changes.look_around(copying.now)
     assert lane.standing == (1, 1)
-    assert (copying.copy.acknowledged, lane.hung_up) == (12, [])
+    assert (copying.copy.progress.acknowledged, lane.hung_up) == (12, [])
 
 
 def test_what_is_not_answered_is_hung_up_on_and_waited_out(copying: Shell) -> None:
@@ -149,7 +150,7 @@ def test_one_that_failed_tells_so_to_the_last(shell: Shell) -> None:
     shell.inspect(facts(5), Fail(Reason.SOURCE_DIVERGED, "other records", 5))
     lane.take(shell.now, given_up=[ASSIGNMENT])
     assert lane.standing == (1, 1)
-    assert shell.copy.report().reason is Reason.SOURCE_DIVERGED
+    assert row_of(shell.copy).reason is Reason.SOURCE_DIVERGED
 
 
 def test_what_a_predecessor_may_still_write_to_is_not_given_up_yet() -> None:
@@ -183,5 +184,6 @@ def test_a_partition_may_come_back(copying: Shell) -> None:
     lane.take(copying.now, 2, taken=[ASSIGNMENT], in_doubt=True)
     (again,) = lane.partitions
     assert again is not copying.copy
-    assert again.quiet_until == copying.now + SETTLE
+    free_at = copying.now + SETTLE
+    assert (again.nothing_can_arrive(free_at - 0.01), again.nothing_can_arrive(free_at)) == (False, True)
     assert again.assignment == ASSIGNMENT

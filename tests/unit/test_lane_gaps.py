@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Batch, Gap
+from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
 from tests.unit.test_lane_partition import (
     EPOCH_MS,
@@ -47,7 +48,7 @@ def fill(shell: Shell, code: int = 0) -> Ask | Look:
     """Do the next step of filling the gap at the head, and return what it was."""
     step = shell.copy.next_fill_step()
     assert step is not None
-    shell.copy.fill_sent()
+    shell.copy.fill.sent()
     assert shell.copy.next_fill_step() is None, "two requests at once"
     if isinstance(step, Ask):
         shell.copy.fill_answered(code, shell.now, shell.wall)
@@ -67,7 +68,7 @@ def test_offsets_before_within_and_behind_a_batch_become_gaps(copying: Shell) ->
     emptied = changed(emptied, ">i", 57, 0)
     copying.fetch(stored(12, 3), emptied)
     assert queued(copying) == [("g", 10, 12), ("b", 12, 15), ("g", 15, 22)]
-    assert copying.copy.fetch_offset == 22
+    assert copying.copy.intake.next_offset == 22
 
 
 def test_gaps_of_two_answers_that_meet_are_one(copying: Shell) -> None:
@@ -90,14 +91,14 @@ def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying
     assert fill(copying) == Look()
     (batch,) = copying.send()
     assert (batch.base_offset, sequence_of(batch)) == (15, 12)
-    assert copying.copy.acknowledged == 15
+    assert copying.copy.progress.acknowledged == 15
 
 
 def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
     copying.fetch(stored(11), stored(12))
     assert fill(copying) == Ask(1, 0, 1)
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
-    assert copying.copy.acknowledged == 11
+    assert copying.copy.progress.acknowledged == 11
 
 
 def test_coordinator_epochs_go_above_what_the_leader_remembers(shell: Shell) -> None:
@@ -153,7 +154,7 @@ def test_refused_markers_are_followed_by_a_fresh_look_with_higher_epochs(copying
 def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.fetch(stored(15))
     assert copying.copy.next_fill_step() == Ask(4, 0, 0)
-    copying.copy.fill_sent()
+    copying.copy.fill.sent()
     copying.lose_destination()
     lost_at = copying.now
     copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
@@ -190,29 +191,29 @@ def test_a_log_end_beyond_the_gap_stops_the_partition(copying: Shell) -> None:
     fill(copying)
     fill(copying)
     assert copying.copy.next_fill_step() == Look()
-    copying.copy.fill_sent()
+    copying.copy.fill.sent()
     copying.copy.log_end_seen(0, 14, copying.now)
-    assert copying.copy.failure is not None
-    assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
+    assert copying.copy.retry.failure is not None
+    assert copying.copy.retry.failure.reason is Reason.DESTINATION_WRITTEN
 
 
 def test_a_fenced_marker_stops_the_partition(copying: Shell) -> None:
     copying.fetch(stored(11))
     fill(copying, TRANSACTION_COORDINATOR_FENCED)
-    assert copying.copy.failure is not None
-    assert copying.copy.failure.reason is Reason.FENCED
+    assert copying.copy.retry.failure is not None
+    assert copying.copy.retry.failure.reason is Reason.FENCED
 
 
 def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None:
     copying.fetch(stored(13), stored(14))
     fill(copying, Code.CLUSTER_AUTHORIZATION_FAILED)
-    assert (copying.copy.may_not_fill, copying.status) == (True, "copying")
+    assert (copying.copy.fill.is_forbidden, copying.status) == (True, "copying")
     assert copying.copy.gap_to_fill() == Gap(10, 13, 2)
-    copying.copy.fill_sent()
+    copying.copy.fill.sent()
     assert copying.copy.gap_to_fill() is None
     copying.copy.filled_otherwise(2, copying.now)
     assert copying.copy.gap_to_fill() == Gap(12, 13, 2)
-    copying.copy.fill_sent()
+    copying.copy.fill.sent()
     copying.copy.filled_otherwise(1, copying.now)
     copying.check()
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
@@ -221,10 +222,10 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
 def test_a_troubled_transaction_is_waited_for_before_the_next_look(copying: Shell) -> None:
     copying.fetch(stored(13))
     trouble = Trouble(Reason.DESTINATION_UNREACHABLE, "the coordinator is away")
-    copying.copy.fill_sent()
-    copying.copy.fill_troubled(trouble, copying.now)
+    copying.copy.fill.sent()
+    copying.copy.interrupted(trouble, copying.now)
     assert copying.status == "draining"
-    assert copying.copy.report().message == "the coordinator is away"
+    assert row_of(copying.copy).message == "the coordinator is away"
     copying.copy.fill_in_doubt(trouble, copying.now)
     assert copying.status == "waiting"
 
@@ -235,7 +236,7 @@ def test_a_failure_waits_for_the_gap_before_it(copying: Shell) -> None:
     fill(copying)
     copying.send()
     copying.answer()
-    assert (copying.status, copying.copy.acknowledged) == ("failed", 12)
+    assert (copying.status, copying.copy.progress.acknowledged) == ("failed", 12)
 
 
 # -- a log that begins above 0 -----------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     to = 7 * FILLER_RECORDS + 5
     shell.inspect(facts(0, source_log_start=to), AdvanceStart(to))
     assert not shell.copy.wants_records
-    report = shell.copy.report()
+    report = row_of(shell.copy)
     assert (report.state, report.destination_offset, report.begun) == ("LOG_ALIGNMENT", None, False)
     sent: list[Batch] = []
     for _ in range(8):
@@ -256,29 +257,29 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     assert [sequence_of(batch) for batch in sent] == [FILLER_RECORDS * i for i in range(8)]
     assert {batch.max_timestamp for batch in sent} == {shell.wall}, "brokers forget producers by records' time"
     assert trim_is_due(shell)
-    shell.copy.trim_begun()
+    shell.copy.log_start.trim_is_under_way = True
     assert not trim_is_due(shell)
     shell.copy.trimmed(None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
-    assert shell.copy.aligned_to == to
+    assert shell.copy.log_start.aligned_to == to
     shell.inspect(facts(to, source_log_start=to, destination_log_start=to, producer=remembered(to, shell.wall)))
-    report = shell.copy.report()
+    report = row_of(shell.copy)
     assert (report.state, report.destination_offset, report.begun) == ("MIRRORING", to, False)
     shell.fetch(stored(to))
     shell.send()
     shell.answer()
-    assert shell.copy.report().begun
+    assert row_of(shell.copy).begun
 
 
 def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
     shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
-    shell.copy.trim_begun()
+    shell.copy.log_start.trim_is_under_way = True
     shell.copy.trimmed(Trouble(Reason.NOT_AUTHORIZED, "no right to DELETE", True), shell.now)
-    assert (shell.status, shell.copy.report().reason) == ("waiting", Reason.NOT_AUTHORIZED)
+    assert (shell.status, row_of(shell.copy).reason) == ("waiting", Reason.NOT_AUTHORIZED)
     shell.inspect(facts(5, only_filler=True), AdvanceStart(5))
     assert trim_is_due(shell)
-    assert shell.copy.aligned_to is None
+    assert shell.copy.log_start.aligned_to is None
 
 
 # -- what the source has lost --
@@ -294,7 +295,7 @@ def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
     shell.fetch(stored(20))
     assert [sequence_of(batch) for batch in shell.send()] == [5]
     shell.answer()
-    report = shell.copy.report()
+    report = row_of(shell.copy)
     assert (report.lost_from, report.lost_until, report.destination_offset) == (5, 20, 21)
 
 
@@ -305,29 +306,29 @@ def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied
         assert not trim_is_due(shell)
         fill(shell)
     assert shell.copy.trim_due == 20
-    shell.copy.trim_begun()
+    shell.copy.log_start.trim_is_under_way = True
     shell.copy.trimmed(None, shell.now)
-    assert (shell.status, shell.copy.aligned_to) == ("waiting", 20)
+    assert (shell.status, shell.copy.log_start.aligned_to) == ("waiting", 20)
     shell.inspect(facts(20, source_log_start=20, destination_log_start=20, producer=remembered(5, shell.wall)))
     assert shell.copy.wants_records
-    assert shell.copy.report().lost_until == 20
+    assert row_of(shell.copy).lost_until == 20
 
 
 def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) -> None:
     # filler that its broker had back after its death: what is fetched too early would be on its way during the look
     seen = facts(50, source_log_start=20, filler_end=20, producer=remembered(50, shell.wall))
     shell.inspect(seen, Copy(50, 0, 0, trim_to=20))
-    assert shell.copy.report().state == "LOG_ALIGNMENT"
+    assert row_of(shell.copy).state == "LOG_ALIGNMENT"
     shell.fetch(stored(50), transactional(51))
     assert queued(shell) == []
-    assert shell.copy.fetch_offset == 50
+    assert shell.copy.intake.next_offset == 50
     assert [shell.copy.caught_up, shell.copy.is_idle, shell.copy.seems_to_end(shell.now + 100)] == [False] * 3
     assert shell.copy.trim_due == 20
-    shell.copy.trim_begun()
+    shell.copy.log_start.trim_is_under_way = True
     shell.copy.trimmed(None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
     shell.inspect(facts(50, source_log_start=20, destination_log_start=20, producer=remembered(50, shell.wall)))
-    assert shell.copy.report().state == "MIRRORING"
+    assert row_of(shell.copy).state == "MIRRORING"
     shell.fetch(stored(50))
     assert [batch.base_offset for batch in shell.send()] == [50]
 
@@ -336,7 +337,7 @@ def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) 
 
 
 def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: Shell) -> None:
-    copying.copy.last_stable_offset = 15
+    copying.copy.source.last_stable_offset = 15
     assert not copying.copy.seems_to_end(copying.now)
     assert not copying.copy.seems_to_end(copying.now + 2)
     assert copying.copy.seems_to_end(copying.now + 4)
@@ -345,7 +346,7 @@ def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: S
 
 
 def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> None:
-    copying.copy.last_stable_offset = 15
+    copying.copy.source.last_stable_offset = 15
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(12), last_stable_offset=15)
     assert not copying.copy.seems_to_end(copying.now + 4)

@@ -17,7 +17,9 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.histories.judge import Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
 from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.intake import Batch, Frame
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, QUEUE_BYTES, PartitionCopy, Status
+from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, QUEUE_BYTES, PartitionCopy
+from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.states import Status
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
 
@@ -106,7 +108,7 @@ class Shell:
         usual = FetchedPartition(KEY, 0, 1 << 40, 1 << 40, 0, (), frame.view, None, None)
         self.copy.fetched(replace(usual, **fields), frame, self.now)  # type: ignore[arg-type]
         if self.status == "copying" and self.copy.blocked_by:
-            self.copy.settle_failure(self.now)
+            self.copy.advance(self.now)
         if frame.release():
             self.released.append(frame)
         self.check()
@@ -141,8 +143,12 @@ class Shell:
         for one, other in itertools.pairwise(line):
             assert one.next_offset == other.base_offset, "batches do not follow each other"
         if copy.status is Status.COPYING:
-            assert not line or line[0].base_offset == copy.acknowledged, "the next batch is not the next one to append"
-            assert copy.fetch_offset == (line[-1].next_offset if line else copy.acknowledged), "fetches skip or repeat"
+            assert not line or line[0].base_offset == copy.progress.acknowledged, (
+                "the next batch is not the next one to append"
+            )
+            assert copy.intake.next_offset == (line[-1].next_offset if line else copy.progress.acknowledged), (
+                "fetches skip or repeat"
+            )
         else:
             assert not queue, "batches are kept that will not be sent"
             assert not copy.may_send(self.wall)
@@ -160,7 +166,7 @@ class Shell:
         """Let go of everything; whatever happened, every frame comes back once."""
         self.copy.outcome_unknown("the end", self.now)
         if self.status == "copying":
-            self.copy.source_lost("the end", self.now)
+            self.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "the end"), self.now)
         assert [frame.pending for frame in self.frames] == [0] * len(self.frames)
         assert len([frame for frame in self.released if frame.owner is self]) == len(self.frames)
 
@@ -179,7 +185,7 @@ def copying(shell: Shell) -> Shell:
     shell.fetch(stored(9))
     assert len(shell.send()) == 1
     shell.answer()
-    assert (shell.status, shell.copy.acknowledged) == ("copying", 10)
+    assert (shell.status, shell.copy.progress.acknowledged) == ("copying", 10)
     return shell
 
 
@@ -388,8 +394,8 @@ def test_an_append_moves_the_copy_on(copying: Shell) -> None:
     copying.send()
     copying.answer()
     copy = copying.copy
-    assert (copy.acknowledged, copy.acknowledged_epoch, copy.acknowledged_timestamp) == (14, 9, EPOCH_MS + 5)
-    assert copy.bytes_copied == len(stored(9)) + len(batch)
+    assert (copy.progress.acknowledged, copy.progress.epoch, copy.progress.timestamp) == (14, 9, EPOCH_MS + 5)
+    assert copy.progress.bytes_copied == len(stored(9)) + len(batch)
 
 
 def test_a_repeat_answered_with_its_first_offset_is_a_success(copying: Shell) -> None:
@@ -398,7 +404,7 @@ def test_a_repeat_answered_with_its_first_offset_is_a_success(copying: Shell) ->
     copying.send()
     copying.answer(base_offset=10)
     copying.answer(base_offset=11)
-    assert (copying.status, copying.copy.acknowledged) == ("copying", 12)
+    assert (copying.status, copying.copy.progress.acknowledged) == ("copying", 12)
 
 
 def mismatched(copying: Shell) -> None:
@@ -410,15 +416,15 @@ def mismatched(copying: Shell) -> None:
     assert copying.status == "draining"
     for _ in range(3):
         copying.answer(base_offset=30)  # what was in flight behind it changes nothing
-    assert (copying.status, copying.copy.acknowledged) == ("waiting", 11)
+    assert (copying.status, copying.copy.progress.acknowledged) == ("waiting", 11)
 
 
 def test_an_append_at_another_offset_stops_the_copy_for_good(copying: Shell) -> None:
     mismatched(copying)
     copying.inspect(facts(20))  # an inspection that sees nothing wrong changes nothing about that
     assert copying.status == "failed"
-    assert copying.copy.failure is not None
-    assert (copying.copy.failure.reason, copying.copy.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
+    assert copying.copy.retry.failure is not None
+    assert (copying.copy.retry.failure.reason, copying.copy.retry.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
 
 
 def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
@@ -427,14 +433,14 @@ def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
     assert copying.status == "waiting"
     copying.inspect(facts(20), Fail(Reason.DESTINATION_WRITTEN, "1 record", 11))
     assert copying.status == "failed"
-    assert copying.copy.failure is not None
-    assert copying.copy.failure.reason is Reason.DESTINATION_WRITTEN
+    assert copying.copy.retry.failure is not None
+    assert copying.copy.retry.failure.reason is Reason.DESTINATION_WRITTEN
 
 
 def test_what_landed_elsewhere_under_a_lane_before_still_does() -> None:
     shell = Shell(replace(ASSIGNMENT, mismatch_offset=11, mismatch="a batch for offset 11 was appended at 19"))
     shell.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
-    assert shell.copy.failure == Fail(Reason.OFFSET_MISMATCH, "a batch for offset 11 was appended at 19", 11)
+    assert shell.copy.retry.failure == Fail(Reason.OFFSET_MISMATCH, "a batch for offset 11 was appended at 19", 11)
     assert shell.status == "failed"
     shell.end()
 
@@ -443,8 +449,8 @@ def test_what_a_predecessor_of_ours_wrote_elsewhere_is_no_news_about_the_source(
     mismatched(copying)
     copying.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
     assert copying.status == "failed"
-    assert copying.copy.failure is not None
-    assert (copying.copy.failure.reason, copying.copy.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
+    assert copying.copy.retry.failure is not None
+    assert (copying.copy.retry.failure.reason, copying.copy.retry.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
 
 
 REFUSED_FOR_GOOD = [
@@ -465,13 +471,13 @@ def test_a_batch_the_destination_never_takes_fails_the_partition(copying: Shell,
     copying.answer()
     copying.answer(code, detail="because")
     assert copying.status == "failed"
-    failure = copying.copy.failure
+    failure = copying.copy.retry.failure
     assert failure is not None
     assert (failure.reason, failure.offset) == (reason, 11)
     assert f"{code.name} ({code.value}): because" in failure.message
     for _ in range(3):
         copying.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
-    assert copying.copy.failure == failure
+    assert copying.copy.retry.failure == failure
 
 
 @pytest.mark.parametrize(
@@ -495,15 +501,15 @@ def test_a_refusal_that_may_pass_drains_and_looks_again(copying: Shell, code: Co
     copying.answer()
     copying.answer(code)
     assert copying.status == "draining"
-    assert copying.copy.trouble is not None
-    assert copying.copy.trouble.reason is Reason.DESTINATION_UNREACHABLE
+    assert copying.copy.retry.trouble is not None
+    assert copying.copy.retry.trouble.reason is Reason.DESTINATION_UNREACHABLE
     copying.fetch(stored(14))  # an answer on its way when the trouble came
     assert not copying.copy.due_for_inspection(copying.now + 999)
     copying.answer(code)
     assert copying.status == "draining"
     copying.answer(code)
     assert copying.status == "waiting"
-    assert copying.copy.acknowledged == 11
+    assert copying.copy.progress.acknowledged == 11
     # nothing can be on its way any more: without the broker's memory the next look decides
     copying.now += 10
     copying.inspect(facts(11))
@@ -531,7 +537,7 @@ def test_an_answer_that_leaves_the_outcome_open_is_an_unknown_outcome(copying: S
     copying.now += SETTLE
     copying.inspect(facts(11))
     assert copying.status == "copying"
-    assert copying.copy.fetch_offset == 11
+    assert copying.copy.intake.next_offset == 11
 
 
 def test_successes_behind_a_refusal_are_still_told_by_the_log_end(copying: Shell) -> None:
@@ -543,7 +549,7 @@ def test_successes_behind_a_refusal_are_still_told_by_the_log_end(copying: Shell
     assert copying.status == "waiting"
     copying.now += 1
     copying.inspect(facts(12, producer=remembered(12, EPOCH_MS)))
-    assert copying.copy.fetch_offset == 12
+    assert copying.copy.intake.next_offset == 12
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -576,27 +582,27 @@ def test_a_lost_connection_with_nothing_in_flight_leaves_nothing_unknown(copying
 def test_losing_the_source_leaves_appends_in_flight_to_be_answered(copying: Shell) -> None:
     copying.fetch(stored(10), stored(11), stored(12))
     copying.send()
-    copying.copy.source_lost("gone", copying.now)
+    copying.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "gone"), copying.now)
     copying.check()
     assert copying.status == "draining"
     for _ in range(3):
         copying.answer()
-    assert (copying.status, copying.copy.acknowledged) == ("waiting", 13)
+    assert (copying.status, copying.copy.progress.acknowledged) == ("waiting", 13)
 
 
 @pytest.mark.parametrize("lost", ["source", "destination"])
 def test_losses_while_waiting_or_inspecting_change_nothing(copying: Shell, lost: str) -> None:
     def lose() -> None:
         if lost == "source":
-            copying.copy.source_lost("gone", copying.now)
+            copying.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "gone"), copying.now)
             copying.check()
         else:
             copying.lose_destination()
 
     copying.lose_destination()
-    wake_at = copying.copy.wake_at
+    wake_at = copying.copy.retry.wake_at
     lose()
-    assert (copying.status, copying.copy.wake_at) == ("waiting", wake_at)
+    assert (copying.status, copying.copy.retry.wake_at) == ("waiting", wake_at)
     copying.copy.begin_inspection(copying.now)
     lose()
     assert copying.status == "inspecting"
@@ -610,14 +616,14 @@ def test_a_batch_cut_off_at_the_end_is_fetched_again(copying: Shell) -> None:
     for size in (1, 16, 17, BATCH_OVERHEAD - 1, BATCH_OVERHEAD, len(cut) - 1):
         copying.fetch(whole, cut[:size])
         assert copying.copy.fetch_position(1000) == FetchPosition(13, 2, 7, 1000)
-        copying.copy.source_lost("gone", copying.now)
+        copying.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "gone"), copying.now)
         copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
 
 
 def test_only_a_batch_cut_off_changes_nothing(copying: Shell) -> None:
     copying.fetch(stored(10, 3)[:-1])
-    assert (copying.copy.fetch_offset, copying.copy.wants_records) == (10, True)
-    assert copying.copy.failure is None
+    assert (copying.copy.intake.next_offset, copying.copy.wants_records) == (10, True)
+    assert copying.copy.retry.failure is None
 
 
 def test_a_full_queue_is_emptied_before_more_is_fetched(copying: Shell) -> None:
@@ -668,11 +674,11 @@ def test_what_cannot_be_carried_fails_the_partition_exactly_there(copying: Shell
         assert copying.status == "copying"
         copying.answer()
         assert copying.status == "failed"  # only when everything before it is appended
-    failure = copying.copy.failure
+    failure = copying.copy.retry.failure
     assert failure is not None
-    assert (failure.reason, failure.offset, copying.copy.acknowledged) == (reason, 12, 12)
+    assert (failure.reason, failure.offset, copying.copy.progress.acknowledged) == (reason, 12, 12)
     assert words in failure.message
-    report = copying.copy.report()
+    report = row_of(copying.copy)
     assert (report.state, report.reason, report.failed_offset) == ("FAILED", reason, 12)
 
 
@@ -682,14 +688,14 @@ def test_batches_before_one_that_cannot_be_carried_are_still_sent(copying: Shell
     for _ in range(7):
         copying.answer()
         copying.send()
-    assert (copying.status, copying.copy.acknowledged) == ("failed", 17)
+    assert (copying.status, copying.copy.progress.acknowledged) == ("failed", 17)
 
 
 def test_trouble_before_a_failure_is_due_forgets_it_and_looks_again(copying: Shell) -> None:
     copying.fetch(stored(10), changed(stored(11), ">h", 21, 5))
     copying.send()
     copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
-    assert (copying.status, copying.copy.failure) == ("waiting", None)
+    assert (copying.status, copying.copy.retry.failure) == ("waiting", None)
 
 
 def test_a_diverging_epoch_is_looked_into(copying: Shell) -> None:
@@ -699,7 +705,7 @@ def test_a_diverging_epoch_is_looked_into(copying: Shell) -> None:
     assert copying.status == "draining"
     copying.answer()
     copying.answer()
-    assert (copying.status, copying.copy.report().reason) == ("waiting", Reason.SOURCE_DIVERGED)
+    assert (copying.status, row_of(copying.copy).reason) == ("waiting", Reason.SOURCE_DIVERGED)
     copying.inspect(facts(12), Fail(Reason.SOURCE_DIVERGED, "from offset 8 on", 8))
     assert copying.status == "failed"
 
@@ -719,9 +725,9 @@ def test_a_refused_fetch_drains_and_looks_again(copying: Shell, code: Code, reas
     copying.fetch(error_code=code)
     assert copying.status == "draining"
     copying.answer()
-    assert (copying.status, copying.copy.acknowledged) == ("waiting", 11)
-    assert copying.copy.trouble is not None
-    assert copying.copy.trouble.reason is reason
+    assert (copying.status, copying.copy.progress.acknowledged) == ("waiting", 11)
+    assert copying.copy.retry.trouble is not None
+    assert copying.copy.retry.trouble.reason is reason
 
 
 def test_the_epoch_of_our_own_last_append_goes_with_the_next_fetch(copying: Shell) -> None:
@@ -753,14 +759,14 @@ def pauses(shell: Shell, trouble: Trouble, times: int) -> list[float]:
     found = []
     for _ in range(times):
         shell.inspect(Facts(trouble=trouble), Wait(trouble))
-        found.append(round(shell.copy.wake_at - shell.now, 3))
-        shell.now = shell.copy.wake_at
+        found.append(round(shell.copy.retry.wake_at - shell.now, 3))
+        shell.now = shell.copy.retry.wake_at
     return found
 
 
 def test_pauses_grow_to_five_seconds(shell: Shell) -> None:
     assert pauses(shell, AWAY, 9) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
-    assert shell.copy.retry_attempt == 9
+    assert shell.copy.retry.attempt == 9
 
 
 def test_a_success_makes_pauses_short_again(copying: Shell) -> None:
@@ -769,14 +775,14 @@ def test_a_success_makes_pauses_short_again(copying: Shell) -> None:
     copying.fetch(stored(10))
     copying.send()
     copying.answer()
-    assert copying.copy.retry_attempt == 0
+    assert copying.copy.retry.attempt == 0
     assert pauses(copying, AWAY, 2) == [0.1, 0.2]
 
 
 def test_silence_is_waited_for_without_end(shell: Shell) -> None:
     pauses(shell, AWAY, 500)
     assert shell.status == "waiting"
-    assert shell.copy.report().reason is Reason.SOURCE_UNREACHABLE
+    assert row_of(shell.copy).reason is Reason.SOURCE_UNREACHABLE
 
 
 def test_an_answer_that_stays_a_refusal_fails_after_the_retry_time(shell: Shell) -> None:
@@ -784,7 +790,7 @@ def test_an_answer_that_stays_a_refusal_fails_after_the_retry_time(shell: Shell)
     while shell.status != "failed":
         assert shell.now - began <= 306
         pauses(shell, GONE, 1)
-    assert shell.copy.failure == Fail(Reason.SOURCE_TOPIC_DELETED, "no such topic", 0)
+    assert shell.copy.retry.failure == Fail(Reason.SOURCE_TOPIC_DELETED, "no such topic", 0)
 
 
 def test_the_retry_time_begins_with_the_refusal_not_with_the_silence_before_it(shell: Shell) -> None:
@@ -820,11 +826,11 @@ def test_a_missing_right_found_only_in_use_fails_after_the_retry_time(copying: S
             copying.send()
             copying.answer(Code.TOPIC_AUTHORIZATION_FAILED)
         if copying.status == "waiting":
-            copying.now = copying.copy.wake_at
+            copying.now = copying.copy.retry.wake_at
             copying.inspect(facts(10))
     assert copying.now - began > 290
-    assert copying.copy.failure is not None
-    assert copying.copy.failure.reason is Reason.NOT_AUTHORIZED
+    assert copying.copy.retry.failure is not None
+    assert copying.copy.retry.failure.reason is Reason.NOT_AUTHORIZED
 
 
 def test_an_idle_partition_forgets_old_troubles(copying: Shell) -> None:
@@ -840,13 +846,13 @@ def test_an_idle_partition_forgets_old_troubles(copying: Shell) -> None:
 
 
 def test_the_report_follows_the_copy(shell: Shell) -> None:
-    report = shell.copy.report()
+    report = row_of(shell.copy)
     assert (report.state, report.destination_offset, report.source_offset) == ("LOG_ALIGNMENT", None, None)
     shell.inspect(facts(0, last_stable_offset=2, high_watermark=3, source_log_start=0))
     shell.fetch(stored(0, 2, timestamp=EPOCH_MS - 5), high_watermark=4, last_stable_offset=2, log_start_offset=0)
     shell.send()
     shell.answer()
-    report = shell.copy.report(77.0)
+    report = row_of(shell.copy, 77.0)
     assert (report.topic, report.partition, report.state, report.bytes_per_second) == ("mirrored", 3, "MIRRORING", 77)
     assert (report.source_offset, report.source_high_watermark, report.source_log_start) == (2, 4, 0)
     assert (report.destination_offset, report.last_timestamp_ms, report.last_epoch) == (2, EPOCH_MS - 5, 2)
@@ -866,7 +872,7 @@ def test_a_partition_behind_the_last_stable_offset_has_not_caught_up(shell: Shel
 def test_a_verdict_of_failure_is_final(shell: Shell) -> None:
     failure = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 7)
     shell.inspect(facts(9), failure)
-    assert (shell.status, shell.copy.failure) == ("failed", failure)
+    assert (shell.status, shell.copy.retry.failure) == ("failed", failure)
     shell.fetch(stored(9))
     assert shell.send() == []
 

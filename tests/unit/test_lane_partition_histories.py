@@ -21,10 +21,12 @@ from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
-from kmirror.engine.histories.judge import Facts, Tail, judge
+from kmirror.engine.histories.judge import Facts, Tail, Trouble, judge
 from kmirror.engine.lane.intake import Batch, Frame
-from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy, Status
+from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.engine.lane.states import Status
 from kmirror.engine.spec import Assignment
+from kmirror.errors import Reason
 
 ID = b"\x01" * 16
 ASSIGNMENT = Assignment("mirrored", 0, "orders", ID, ID, (1 << 62) + 5)
@@ -200,7 +202,7 @@ class Writer:
             code = self.mark(self.asked, self.asked.left)
             self.told = code, world.destination.end
         elif world.now < self.deadline and (wanted := copy.next_fill_step()):
-            copy.fill_sent()
+            copy.fill.sent()
             self.asked = Asked(wanted, wanted.count if isinstance(wanted, Ask) else 0)
 
     def mark(self, asked: Asked, count: int) -> int:
@@ -218,7 +220,9 @@ class Writer:
         copy = self.copy
         if not copy.wants_records:
             return
-        frame = Frame(memoryview(bytearray(self.world.source.read(copy.fetch_offset, self.world.rng.randrange(1, 9)))))
+        frame = Frame(
+            memoryview(bytearray(self.world.source.read(copy.intake.next_offset, self.world.rng.randrange(1, 9))))
+        )
         end = self.world.source.end
         key = FetchKey(ID, 0)
         copy.fetched(FetchedPartition(key, 0, end, end, 0, (), frame.view, None, None), frame, self.world.now)
@@ -238,7 +242,7 @@ class Writer:
         self.answers.append((Code.REQUEST_TIMED_OUT, -1) if not code and luck < 0.06 else (code, offset))
 
     def lose_source(self) -> None:
-        self.copy.source_lost("lost", self.world.now)
+        self.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "lost"), self.world.now)
 
     def drift(self) -> None:
         """Let a request of a lost connection arrive after all."""
@@ -369,7 +373,7 @@ def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str, holes: b
     for seed in range(60):
         world = run(seed, ages, successions=0, holes=holes)
         assert world.destination.end == world.source.end, world.story()
-        assert world.writers[-1].copy.failure is None
+        assert world.writers[-1].copy.retry.failure is None
 
 
 @pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
@@ -378,4 +382,4 @@ def test_a_predecessor_that_writes_on_shifts_nothing(ages: str, holes: bool) -> 
     for seed in range(60):
         world = run(seed, ages, successions=3, holes=holes)
         assert world.destination.end == world.source.end, world.story()
-        assert world.writers[-1].copy.failure is None
+        assert world.writers[-1].copy.retry.failure is None

@@ -13,7 +13,7 @@ def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
     reports = Reports(lambda _: seen[0])
 
     def rate(at: float | None, offset: int | None) -> float | None:
-        seen[0], copy.last_stable_offset = at, offset
+        seen[0], copy.source.last_stable_offset = at, offset
         (row,) = reports.rows([copy])
         return row.records_per_second
 

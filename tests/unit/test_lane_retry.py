@@ -6,7 +6,8 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
-from kmirror.engine.lane.partition_copy import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from kmirror.engine.lane.report import row_of
+from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
 from tests.unit.test_lane_partition import ASSIGNMENT, Shell, changed, facts, stored
@@ -28,14 +29,14 @@ def shell() -> Shell:
 
 def look_again(shell: Shell, seen: Facts, verdict: Verdict | None = None) -> None:
     """Let the pause pass, and inspect as the lane does."""
-    assert not shell.copy.due_for_inspection(shell.copy.wake_at - 0.01)
-    shell.now = shell.copy.wake_at
+    assert not shell.copy.due_for_inspection(shell.copy.retry.wake_at - 0.01)
+    shell.now = shell.copy.retry.wake_at
     assert shell.copy.due_for_inspection(shell.now)
     shell.inspect(seen, verdict)
 
 
 def report(shell: Shell) -> ProgressRow:
-    return shell.copy.report()
+    return row_of(shell.copy)
 
 
 def reject(shell: Shell) -> None:
@@ -50,7 +51,7 @@ def test_pauses_double_up_to_five_minutes_and_the_attempts_are_counted(shell: Sh
     pauses = []
     for attempt in range(9):
         assert (report(shell).state, report(shell).retry_attempt) == ("FAILED", attempt)
-        pauses.append(shell.copy.wake_at - shell.now)
+        pauses.append(shell.copy.retry.wake_at - shell.now)
         look_again(shell, facts(10), WRITTEN)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     assert (FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS) == (5, 300)
@@ -85,7 +86,7 @@ def test_a_batch_that_was_damaged_is_fetched_again(shell: Shell) -> None:
 
 def test_a_topic_that_is_there_again_goes_on_when_nothing_is_left_to_copy(shell: Shell) -> None:
     while report(shell).state != "FAILED":
-        shell.now = max(shell.now, shell.copy.wake_at)
+        shell.now = max(shell.now, shell.copy.retry.wake_at)
         shell.inspect(Facts(trouble=GONE), Wait(GONE))
     look_again(shell, Facts(trouble=SILENT), Wait(SILENT))
     assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.SOURCE_TOPIC_DELETED)
@@ -117,7 +118,7 @@ def test_a_history_that_differed_resumes_only_with_a_proof(shell: Shell, failure
     shell.inspect(facts(10), failure)
     look_again(shell, Facts(trouble=GONE), Wait(GONE))
     look_again(shell, facts(10, tail=Tail.NOTHING), verdict)
-    assert (shell.status, shell.copy.failure) == ("failed", failure)
+    assert (shell.status, shell.copy.retry.failure) == ("failed", failure)
     look_again(shell, facts(10, tail=Tail.SAME))
     assert shell.status == "copying"
 
@@ -159,7 +160,7 @@ def test_what_is_unanswered_is_waited_for_before_the_next_look(shell: Shell) -> 
 
 def test_a_follower_that_lags_does_not_make_the_source_end_earlier(shell: Shell) -> None:
     shell.inspect(facts(10, tail=Tail.SAME, last_stable_offset=30, high_watermark=40))
-    shell.copy.follows_until = shell.now + 10
+    shell.copy.source.follows_until = shell.now + 10
     shell.fetch(last_stable_offset=10, high_watermark=12)
     assert (report(shell).source_offset, report(shell).source_high_watermark) == (30, 40)
     assert not shell.copy.caught_up

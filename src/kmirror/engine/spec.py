@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.wire import format_topic_id, parse_topic_id
-from kmirror.state.records import AssignedPartition, ProgressRow, Recovery
+from kmirror.state.records import AssignedPartition, Recovery
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
@@ -116,6 +116,5 @@ class LaneResult:
     attempt: int
     ended: str
     message: str
-    reports: tuple[ProgressRow, ...] = field(default=())
     #: True when every append was answered, so that nothing of ours can still be on its way.
     clean: bool = False

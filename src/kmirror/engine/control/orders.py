@@ -18,7 +18,11 @@ class LaneOrders:
     """Make the orders for one mirror's lanes."""
 
     def __init__(
-        self, topics: MirrorTopics, partitions: MirrorPartitions, lease: Lease, destination_properties: Mapping[str, str]
+        self,
+        topics: MirrorTopics,
+        partitions: MirrorPartitions,
+        lease: Lease,
+        destination_properties: Mapping[str, str],
     ) -> None:
         self.mirror = topics.record.name
         self._topics = topics

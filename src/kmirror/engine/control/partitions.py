@@ -209,9 +209,7 @@ class MirrorPartitions:
         first, until = row.lost_from, row.lost_until
         if first is None or until is None or (record and record.lost_until == until):
             return
-        note = (
-            f"{partition} goes on without {until - first} records that its source had lost: {first} to {until - 1}"
-        )
+        note = f"{partition} goes on without {until - first} records that its source had lost: {first} to {until - 1}"
         details = {"from": first, "until": until, "records": until - first}
         self._announce(note, partition, "LOSS_ACCEPTED", **details)
 

@@ -16,7 +16,8 @@ from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.intake import Batch
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
-from kmirror.engine.lane.partition_copy import PartitionCopy, Permission
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import Permission
 from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown
 
@@ -78,7 +79,7 @@ class Appending:
         link = self._work.destinations.get(node_id) if node_id is not None else None
         if partition.in_flight and link:
             self._lose(link, message)
-        elif partition.fill_is_under_way and node_id is not None:
+        elif partition.fill.is_under_way and node_id is not None:
             self._fills.lose(node_id, message)
 
     def pump(self, link: DestinationLink) -> None:

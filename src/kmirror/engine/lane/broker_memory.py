@@ -2,7 +2,16 @@
 
 A leader forgets a producer id once its last record is older than `producer.id.expiration.ms`. One that is forgotten may
 begin with any sequence number: then nothing holds up a batch that arrives late or twice. So what may be sent depends on
-how old records are, and on requests that were never answered.
+how old records are, and on requests that were never answered:
+
+* After each (re)start one batch is in flight until the first success; with an unknown producer id *any* first sequence
+  is accepted, so a second batch behind a refused first one would land in its place.
+* A batch goes out behind another one only while the records before it are young enough to keep the broker's memory;
+  else one step at a time.
+* While a predecessor may still write, nothing is sent at all: how old the records are that it sends next, and whether
+  they wipe out the memory, nobody knows. Of requests of our own that were never answered we do know: until they cannot
+  be on their way any more, batches go out only if the memory outlives whatever becomes of them. After a pause the log
+  end is read afresh.
 """
 
 from __future__ import annotations
@@ -21,8 +30,13 @@ class BrokerMemory:
     A request that is not answered within `settle` seconds cannot arrive any more.
     """
 
-    def __init__(self, settle: float) -> None:
+    def __init__(self, settle: float, quiet_until: float) -> None:
         self._settle = settle
+        #: Until then a predecessor may still write.
+        self.quiet_until = quiet_until
+        #: When the log was looked at last; True once something was appended since.
+        self.looked_at = 0.0
+        self.is_proven = False
         #: Until then a request of ours that was never answered may still arrive.
         self.settle_until = 0.0
         #: None while it is not known.
@@ -37,10 +51,20 @@ class BrokerMemory:
         #: What offsets and sequence numbers of such batches differ by.
         self._lost_numbering: set[int] = set()
 
-    def inspected(self, last_timestamp_ms: int | None, looked_at: float) -> None:
+    @property
+    def may_still_arrive(self) -> bool:
+        """True while a request of ours may have changed the log since it was looked at, or may yet."""
+        return self.looked_at < self.settle_until
+
+    def nothing_can_arrive(self, now: float) -> bool:
+        """Tell whether nothing that was not answered can be on its way, of ours or of a predecessor's."""
+        return now >= max(self.settle_until, self.quiet_until)
+
+    def inspected(self, last_timestamp_ms: int | None) -> None:
         """Take what an inspection, begun at `looked_at`, saw: the last timestamp that is remembered, None for none."""
         self._kept_by_ms = last_timestamp_ms
-        if looked_at >= self.settle_until:
+        self.is_proven = False
+        if not self.may_still_arrive:
             self._lost_ms, self._lost_markers = None, False
             self._lost_numbering.clear()
 
@@ -52,6 +76,7 @@ class BrokerMemory:
     def kept_by(self, timestamp_ms: int) -> None:
         """Note that records with this timestamp were appended."""
         self._kept_by_ms = timestamp_ms
+        self.is_proven = True
 
     def unanswered(self, batches: Collection[Batch], now: float) -> None:
         """Note that these may still be appended."""

@@ -13,10 +13,11 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchKey
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.engine.clock import now
-from kmirror.engine.histories.judge import Facts
+from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import SourceLink
-from kmirror.engine.lane.partition_copy import PartitionCopy, Status
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown, Reason
 
@@ -89,8 +90,8 @@ class Fetching:
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
         """Return when the source was last asked about a partition, None if never."""
-        seen, key = partition.source_seen_at, self._keys.get(partition)
-        link = self._work.sources.get(partition.source_node or 0) if key is not None else None
+        seen, key = partition.source.seen_at, self._keys.get(partition)
+        link = self._work.sources.get(partition.source.node_id or 0) if key is not None else None
         if link is not None and key in link.partitions and key not in link.held_back and seen is not None:
             seen = max(seen, link.seen_at)
         return seen
@@ -101,7 +102,8 @@ class Fetching:
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
                 self._lose(link, "no answer in time")
         for partition in self._work.partitions if self._work.source_config.rack else ():
-            if partition.follows_until is not None and at >= partition.follows_until and partition.wants_records:
+            until = partition.source.follows_until
+            if until is not None and at >= until and partition.wants_records:
                 self._move_fetch(partition, partition.facts.source_leader[0] if partition.facts else -1, None)
 
     def _connect(self, node_id: int) -> None:
@@ -116,19 +118,19 @@ class Fetching:
     def _connected(self, node_id: int, stream: Stream) -> None:
         link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id)
         for partition in self._work.partitions:
-            if partition in self._keys and partition.source_node == node_id:
+            if partition in self._keys and partition.source.node_id == node_id:
                 self._join(link, partition)
         self._loop.add(link)
 
     def _not_connected(self, node_id: int, message: str, reason: Reason | None, at: float) -> None:
         self._work.sources.pop(node_id, None)
         for partition in self._work.all:
-            if partition.source_node == node_id:
+            if partition.source.node_id == node_id:
                 self._avoid_followers(partition, at)
-                partition.source_lost(message, at, reason)
+                partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
-        partition.source_node = node_id
+        partition.source.node_id = node_id
         link = self._work.sources.get(node_id)
         if node_id not in self._work.sources:
             self._work.sources[node_id] = None
@@ -141,14 +143,14 @@ class Fetching:
         key = self._keys[partition]
         self.detach(partition)
         self._keys[partition] = key
-        partition.follows_until = follows_until
+        partition.source.follows_until = follows_until
         self._fetch_from(partition, node_id)
 
     def _join(self, link: SourceLink, partition: PartitionCopy) -> None:
         key = self._keys[partition]
         link.partitions[key] = partition
         link.held_back.discard(key)
-        partition.valid_from_serial = link.serial + 1
+        partition.source.valid_from_serial = link.serial + 1
         link.session.want(key, partition.fetch_position(PARTITION_BYTES))
 
     def pump(self, link: SourceLink) -> None:
@@ -208,21 +210,21 @@ class Fetching:
         link.seen_at = asked_at or link.seen_at
         for part in answer.partitions:
             partition = link.partitions.get(part.key)
-            if partition is None or partition.valid_from_serial > link.serial:
+            if partition is None or partition.source.valid_from_serial > link.serial:
                 continue
             if part.preferred_read_replica is not None and part.preferred_read_replica != link.node_id:
-                partition.ends_seen(part)
+                partition.source.ends_seen(part)
                 self._move_fetch(partition, part.preferred_read_replica, at + FOLLOWER_SECONDS)
                 continue
             if part.error_code or part.diverging_epoch:
                 self._avoid_followers(partition, at)
             partition.fetched(part, frame, at)
-            partition.source_seen_at = link.seen_at
+            partition.source.seen_at = link.seen_at
             if partition.status is not Status.COPYING:
                 self.detach(partition)
             elif partition.blocked_by:
                 link.session.forget(part.key)
-                partition.settle_failure(at)
+                partition.advance(at)
             elif len(part.records):
                 if partition.wants_records:
                     link.session.want(part.key, partition.fetch_position(PARTITION_BYTES))
@@ -243,11 +245,11 @@ class Fetching:
         at = now()
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)
-            partition.source_lost(f"{link.stream.connection!r}: {message}", at)
+            partition.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, f"{link.stream.connection!r}: {message}"), at)
             self._keys.pop(partition, None)
         self.collect()
 
     def _avoid_followers(self, partition: PartitionCopy, at: float) -> None:
         """Take records from leaders for a while when a follower failed: they may still send us there."""
-        if partition.follows_until is not None:
+        if partition.source.follows_until is not None:
             self._leaders_only_until = at + LEADERS_ONLY_SECONDS

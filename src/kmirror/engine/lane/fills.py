@@ -21,7 +21,8 @@ from kmirror.engine.histories.judge import Trouble
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.intake import Gap
 from kmirror.engine.lane.links import FillLink
-from kmirror.engine.lane.partition_copy import PartitionCopy, Status
+from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import OutcomeUnknown
@@ -72,7 +73,7 @@ class Fills:
 
         def troubled(trouble: Trouble) -> None:
             for partition in partitions:
-                partition.trouble = trouble
+                partition.retry.trouble = trouble
 
         self._background_requests.settle(
             [filling_transactional_id(spec.mirror, lane) for lane in lanes],
@@ -203,7 +204,7 @@ class Fills:
 
     def _go_on(self, partition: PartitionCopy) -> None:
         """Follow up on a partition of which nothing is on its way."""
-        if partition.may_not_fill and not self._by_transactions:
+        if partition.fill.is_forbidden and not self._by_transactions:
             control = self._work.control
             control.said_so = False
             self._by_transactions = control.fills_by_transactions = True
@@ -247,7 +248,7 @@ class Fills:
                 self._look_beyond(partition)
 
     def _look_beyond(self, partition: PartitionCopy) -> None:
-        offset = partition.fetch_offset
+        offset = partition.intake.next_offset
         self._looking_beyond.add(partition)
 
         def seen(until: int | None) -> None:
@@ -265,7 +266,7 @@ class Fills:
         """Let a log begin where it is to; several partitions' at once where they come at once."""
         to = partition.trim_due
         assert to is not None, f"{partition!r} is not due"
-        partition.trim_begun()
+        partition.log_start.trim_is_under_way = True
         if not self._to_trim:
             self._post(lambda _: self._begin_trim())
         self._to_trim[partition] = to
@@ -296,7 +297,7 @@ class Fills:
             return
         self._transaction_is_under_way = True
         for partition in gaps:
-            partition.fill_sent()
+            partition.fill.sent()
 
         def filled(count: int, at: float) -> None:
             self._transaction_is_under_way = False
@@ -306,7 +307,7 @@ class Fills:
 
         def troubled(trouble: Trouble, at: float) -> None:
             for partition in gaps:
-                partition.fill_troubled(trouble, at)
+                partition.interrupted(trouble, at)
 
         def doubtful(trouble: Trouble, at: float) -> None:
             self._transaction_is_under_way = False

@@ -24,9 +24,10 @@ from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.links import DestinationLink, SourceLink
 from kmirror.engine.lane.loop import Loop
-from kmirror.engine.lane.partition_copy import PartitionCopy, Status
+from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports
 from kmirror.engine.lane.rounds import Rounds
+from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.records import LaneChangeRecord, ProgressRow
@@ -98,8 +99,7 @@ class Lane:
             self.control.stop(final_report=self._ended_how() == "STOPPED")
             self._loop.close()
         how, message = self.control.ended
-        reports = tuple(p.report() for p in self.partitions)
-        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, reports, clean)
+        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, clean)
 
     def _ended_how(self) -> str | None:
         return self.control.ended[0] if self.control.ended else None
@@ -108,7 +108,7 @@ class Lane:
         """Take the answers to what is in flight; send nothing more."""
         if self._ended_how() != "STOPPED":
             return
-        while now() < until and any(p.in_flight or p.fill_is_under_way for p in self._work.all):
+        while now() < until and any(p.in_flight or p.fill.is_under_way for p in self._work.all):
             self._turn(0.05, sending=False)
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
@@ -170,10 +170,10 @@ class Lane:
         for partition, facts in [(p, facts) for p, facts in told if p.status is Status.INSPECTING]:
             verdict = judge(
                 partition.assignment,
-                partition.acknowledged,
+                partition.progress.acknowledged,
                 facts,
                 first_offset=partition.assignment.first_offset,
-                begun=partition.begun,
+                begun=partition.progress.begun,
             )
             partition.inspected(facts, verdict, at, now_ms())
             if partition.status is Status.COPYING:
@@ -208,7 +208,7 @@ class Lane:
         self._fills.look_around(at)
         self._changes.look_around(at)
         self._rounds.look_around(work.partitions, at)
-        caught_up = all(p.caught_up or p.failure for p in work.partitions)
+        caught_up = all(p.caught_up or p.retry.failure for p in work.partitions)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
         self._was_caught_up = caught_up

@@ -141,7 +141,7 @@ class FillLink:
         by_place = {copy.assignment.destination: copy for copy in copies}
         self.in_flight.append(FillRequest(correlation_id, at, by_place, is_look))
         for copy in copies:
-            copy.fill_sent()
+            copy.fill.sent()
 
     def answered(self, view: memoryview) -> tuple[FillRequest, dict[TopicPartition, tuple[int, int | None]]]:
         """Decode the answer to the oldest request into error code and, of a look, log end; all of it is there.

@@ -6,11 +6,14 @@ loss when all before it is appended.
 
 from __future__ import annotations
 
+from kmirror.engine.lane.intake import Intake
+
 
 class LogStart:
     """Follow the start of one partition's log."""
 
-    def __init__(self) -> None:
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
         #: Up to there filler comes first, with the timestamp beside it; None: none is needed.
         self.fill_to: int | None = None
         self.filler_timestamp_ms = 0
@@ -27,6 +30,11 @@ class LogStart:
     def fill_then_trim(self, to: int, now_ms: int) -> None:
         """Have the log filled up to an offset; brokers forget producers by the time of their records."""
         self.fill_to, self.filler_timestamp_ms, self._trim_to = to, now_ms, None
+
+    def take_in_filler(self) -> None:
+        """Queue some of the filler that is still missing."""
+        if self.fill_to is not None:
+            self._intake.take_in_filler(self.fill_to, self.filler_timestamp_ms)
 
     def trim(self, to: int | None) -> None:
         """Have the log trimmed up to an offset, filler left out; None: it begins where it is to."""

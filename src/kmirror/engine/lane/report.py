@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.state.records import FRESH_SECONDS, ProgressRow
+from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 
 _RATE_SECONDS = 0.5
 #: Over so long the growth of the source's end is measured, at least: it is told when nothing newer is known.
@@ -35,12 +35,12 @@ class Reports:
             grown = self._grown(partition)
             if grown is not None:
                 growth[partition] = grown
-            then, copied, rate = self._rates.get(partition, (at, partition.bytes_copied, 0.0))
+            then, copied, rate = self._rates.get(partition, (at, partition.progress.bytes_copied, 0.0))
             if at - then >= _RATE_SECONDS:
-                rate = (partition.bytes_copied - copied) / (at - then)
-                then, copied = at, partition.bytes_copied
+                rate = (partition.progress.bytes_copied - copied) / (at - then)
+                then, copied = at, partition.progress.bytes_copied
             rates[partition] = then, copied, rate
-            rows[partition.assignment.destination] = partition.report(float(int(rate)))._replace(
+            rows[partition.assignment.destination] = row_of(partition, float(int(rate)))._replace(
                 source_seen_ms=self._source_seen_ms(partition, at), records_per_second=grown[2] if grown else None
             )
         self._rates, self._growth = rates, growth
@@ -51,7 +51,8 @@ class Reports:
 
         Time counts only while the source is seen: one that does not answer has not stopped growing.
         """
-        seen, offset, before = self._seen_at(partition), partition.last_stable_offset, self._growth.get(partition)
+        seen, before = self._seen_at(partition), self._growth.get(partition)
+        offset = partition.source.last_stable_offset
         if seen is None or offset is None:
             return before
         if before is None or offset < before[1]:
@@ -66,3 +67,40 @@ class Reports:
         """Return when the source was last asked about a partition; None within the last moments, or never."""
         seen = self._seen_at(partition)
         return None if seen is None or at - seen < FRESH_SECONDS else int(self._epoch_ms + seen * 1000)
+
+
+def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
+    """Say how a partition stands; when its source was seen, and how it grows, is left open."""
+    assignment, progress, source = copy.assignment, copy.progress, copy.source
+    failed = copy.retry.failure
+    why = failed or copy.retry.trouble
+    state = PartitionState.LOG_ALIGNMENT
+    if failed:
+        state = PartitionState.FAILED
+    elif progress.is_aligned and not copy.is_to_be_trimmed:
+        state = PartitionState.MIRRORING
+    lost_from, lost_until = progress.lost or (None, None)
+    again_from, again_until = progress.again or (None, None)
+    return ProgressRow(
+        topic=assignment.topic,
+        partition=assignment.partition,
+        source_offset=source.last_stable_offset,
+        source_high_watermark=source.high_watermark,
+        source_log_start=source.log_start,
+        destination_offset=progress.acknowledged if progress.is_aligned else None,
+        last_timestamp_ms=progress.timestamp,
+        state=state,
+        reason=why.reason if why else None,
+        message=why.message if why else None,
+        bytes_per_second=bytes_per_second,
+        begun=progress.begun,
+        aligned_to=copy.log_start.aligned_to,
+        lost_from=lost_from,
+        lost_until=lost_until,
+        again_from=again_from,
+        again_until=again_until,
+        last_epoch=progress.epoch if progress.epoch >= 0 else None,
+        retry_attempt=copy.retry.attempt,
+        recovery=assignment.recovery.number if assignment.recovery else None,
+        failed_offset=failed.offset if failed else None,
+    )

@@ -34,7 +34,7 @@ class Rounds:
         if self._is_under_way or at < self._next_at:
             return
         self._next_at = at + ROUND_SECONDS
-        idle = {p.assignment.destination: (p, p.acknowledged) for p in partitions if p.is_idle}
+        idle = {p.assignment.destination: (p, p.progress.acknowledged) for p in partitions if p.is_idle}
         if not idle:
             return
         self._is_under_way = True
@@ -42,7 +42,7 @@ class Rounds:
         def seen(ends: Mapping[TopicPartition, int | None], now: float) -> None:
             self._is_under_way = False
             for place, (partition, expected) in idle.items():
-                if place in ends and ends[place] != expected and partition.acknowledged == expected:
+                if place in ends and ends[place] != expected and partition.progress.acknowledged == expected:
                     _tell(partition, expected, ends[place], now)
 
         self._background_requests.look_at_ends(list(idle), lambda ends: self._post(lambda now: seen(ends, now)))

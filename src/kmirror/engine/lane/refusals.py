@@ -1,0 +1,66 @@
+"""What brokers' refusals of a fetch or an append mean for a partition. Pure."""
+
+from __future__ import annotations
+
+from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.judge import Fail, Trouble
+from kmirror.errors import Reason
+
+#: Refusals of the batch itself.
+_REJECTED = {
+    Code.MESSAGE_TOO_LARGE,
+    Code.RECORD_LIST_TOO_LARGE,
+    Code.INVALID_RECORD,
+    Code.INVALID_TIMESTAMP,
+    Code.CORRUPT_MESSAGE,
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+}
+#: Refusals that say for certain that nothing was appended.
+_NOT_APPENDED = (
+    LEADER_MOVED
+    | _REJECTED
+    | {
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Code.UNKNOWN_TOPIC_ID,
+        Code.INCONSISTENT_TOPIC_ID,
+        Code.NOT_ENOUGH_REPLICAS,
+        Code.THROTTLING_QUOTA_EXCEEDED,
+        Code.UNKNOWN_PRODUCER_ID,
+    }
+)
+
+
+def fetch_refused(source: TopicPartition, code: int) -> Trouble:
+    """Say what the refusal of a fetch means."""
+    if code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return Trouble(Reason.NOT_AUTHORIZED, f"no right to READ source topic {source.topic}", True)
+    return Trouble(Reason.SOURCE_UNREACHABLE, f"fetching {source}: {code_name(code)} ({code})")
+
+
+def append_refused(destination: TopicPartition, offset: int, code: int, what: str) -> Fail | Trouble:
+    """Say what the refusal of a batch means; `what` is the broker's answer in words."""
+    if code in _REJECTED:
+        what = f"the destination does not take the batch at offset {offset} of {destination}: {what}"
+        return Fail(Reason.RECORD_REJECTED, what, offset)
+    if code == Code.INVALID_PRODUCER_EPOCH:
+        return Fail(Reason.FENCED, f"{destination} is no longer written by this engine: it was fenced ({what})", offset)
+    if code == Code.TOPIC_AUTHORIZATION_FAILED:
+        return Trouble(Reason.NOT_AUTHORIZED, f"no right to WRITE topic {destination.topic}", True)
+    return Trouble(Reason.DESTINATION_UNREACHABLE, f"appending to {destination}: {what}")
+
+
+def may_be_appended(code: int) -> bool:
+    """Tell whether a refused batch may have been appended all the same, or may yet be."""
+    return code not in _NOT_APPENDED
+
+
+def misplaced(destination: TopicPartition, offset: int, base_offset: int) -> Fail:
+    """Say what it means that a batch landed at another offset than it was meant for."""
+    message = (
+        f"a batch for offset {offset} of {destination} was appended at {base_offset}: another client writes to it; "
+        "copying has stopped and nothing was repaired"
+    )
+    return Fail(Reason.OFFSET_MISMATCH, message, offset)
