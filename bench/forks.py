@@ -29,7 +29,7 @@ from bench.measure import CopyFailedError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, find_forks, fork_shares
+from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
 from kmirror.engine.histories.stretches import Ends
 
 PARTITIONS = 1000
@@ -93,7 +93,7 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         begun_at = time.monotonic()
         with SparkRuntime(options) as spark:
             started_at = time.monotonic()
-            searched = list(find_forks(spark, fork_shares(questions, _SLOTS, *properties)))
+            searched = list(spark.map("forks", search_share, fork_shares(questions, _SLOTS, *properties)))
             ended_at = time.monotonic()
         found = [one for share in searched for one in share.found]
         for one in found:

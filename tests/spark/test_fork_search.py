@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, find_forks, fork_shares
+from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spark.application import SparkRuntime
@@ -42,6 +42,6 @@ def test_many_partitions_in_several_tasks(cluster_pair: ClusterPair, tmp_path: P
     shares = fork_shares(questions, 2, *properties)
     assert len(shares) == 2
     with SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")) as spark:
-        found = [one for searched in find_forks(spark, shares) for one in searched.found]
+        found = [one for searched in spark.map("forks", search_share, shares) for one in searched.found]
     forks = {one.question.destination.partition: one.fork for one in found}
     assert forks == {n: Fork(n, True, n - 1 if n else None) for n in range(PARTITIONS)}

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.archive.archive_topic import (
@@ -16,12 +16,12 @@ from kmirror.engine.archive.archive_topic import (
     archive_producer_id,
     archive_settings,
     checked_ranges,
-    is_archive,
     origin_headers,
     origin_of,
 )
 from kmirror.engine.archive.archiving import ArchiveResult, ArchiveSpec, PartitionOutcome, PartitionRanges, divided
 from kmirror.errors import RefusedError, UsageError
+from kmirror.sync.discovery import is_internal
 
 LONGEST = 249
 
@@ -63,7 +63,7 @@ def test_no_archive_has_a_name_that_is_too_long(length: int) -> None:
     assert later.endswith(".kmirror-archive.99999999")
     assert len(later) <= LONGEST
     assert re.fullmatch("[a-zA-Z0-9._-]+", later)
-    assert is_archive(first)
+    assert is_internal(TopicMetadata(first, 0, bytes(16), False, {}))
     assert first.startswith(topic[:200])
 
 
@@ -75,22 +75,6 @@ def test_two_long_topics_never_share_their_archives() -> None:
     # nor does a topic whose name is what another's was shortened to
     shortened = first.removesuffix(".kmirror-archive.1")
     assert not archive_name(shortened, []).startswith(shortened + ".")
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("orders.kmirror-archive.1", True),
-        ("orders.kmirror-archive.1.kmirror-archive.12", True),
-        ("orders.kmirror-archive.0", False),
-        ("orders.kmirror-archive.1.", False),
-        (".kmirror-archive.1", False),
-        ("orders.kmirror-archives.1", False),
-        ("orders", False),
-    ],
-)
-def test_archives_are_known_by_their_names(name: str, answer: bool) -> None:
-    assert is_archive(name) is answer
 
 
 def test_an_archive_keeps_everything_for_ever() -> None:

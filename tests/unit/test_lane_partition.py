@@ -105,7 +105,7 @@ class Shell:
         """Hand over one Fetch answer."""
         frame = Frame(memoryview(bytearray(b"".join(batches))), self)
         self.frames.append(frame)
-        usual = FetchedPartition(KEY, 0, 1 << 40, 1 << 40, 0, (), frame.view, None, None)
+        usual = FetchedPartition(KEY, 0, 1 << 40, 1 << 40, 0, (), frame.view, None)
         self.copy.fetched(replace(usual, **fields), frame, self.now)  # type: ignore[arg-type]
         if self.status == "copying" and self.copy.blocked_by:
             self.copy.advance(self.now)

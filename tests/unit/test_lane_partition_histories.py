@@ -225,7 +225,7 @@ class Writer:
         )
         end = self.world.source.end
         key = FetchKey(ID, 0)
-        copy.fetched(FetchedPartition(key, 0, end, end, 0, (), frame.view, None, None), frame, self.world.now)
+        copy.fetched(FetchedPartition(key, 0, end, end, 0, (), frame.view, None), frame, self.world.now)
         frame.release()
 
     def arrive(self) -> None:

@@ -39,11 +39,10 @@ def grant_line(config: ClientConfig, operations: Iterable[str], resource: str) -
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Rights on one resource, as `kafka-acls` takes it: `--topic orders`; `what_for` in a few words."""
+    """Rights on one resource, as `kafka-acls` takes it: `--topic orders`."""
 
     resource: str
     operations: tuple[str, ...]
-    what_for: str
     prefixed: bool = False
 
     def line(self, config: ClientConfig) -> str:

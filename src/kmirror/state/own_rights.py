@@ -10,10 +10,8 @@ OWN_TOPICS = "__kmirror_"
 OWN_TRANSACTIONAL_IDS = "kmirror-"
 
 #: What reading and writing what kmirror remembers takes.
-OWN_MEMORY = Grant(
-    f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), "kmirror's memory", prefixed=True
-)
-OWN_LOCKS = Grant(f"--transactional-id {OWN_TRANSACTIONAL_IDS}", ("WRITE",), "its locks", prefixed=True)
+OWN_MEMORY = Grant(f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)
+OWN_LOCKS = Grant(f"--transactional-id {OWN_TRANSACTIONAL_IDS}", ("WRITE",), prefixed=True)
 
 
 def lacking_grant(code: int) -> Grant:

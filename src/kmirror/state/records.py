@@ -433,10 +433,8 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Keep a record that this version cannot read, and why; `key` is empty when not even that can be read."""
+    """Stand for a record that this version cannot read, and say why; `key` is empty when not even that can be read."""
 
-    key_bytes: bytes
-    value_bytes: bytes
     key: Key
     problem: str
 
@@ -463,12 +461,12 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
     try:
         names = _key_of(key)
     except UNREADABLE as error:
-        return Unknown(key, value or b"", (), f"its key cannot be read: {error}")
+        return Unknown((), f"its key cannot be read: {error}")
     if value is None:
         return Removed(names)
     kind = KINDS.get(str(names[0]))
     if kind is None:
-        return Unknown(key, value, names, f"records of kind {names[0]!r} are not known to this version")
+        return Unknown(names, f"records of kind {names[0]!r} are not known to this version")
     try:
         stored = parse(value)
         if rows := _ROWS.get(str(names[0])):
@@ -479,7 +477,7 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
             raise ValueError(f"its key has {len(names)} parts")
         return record
     except UNREADABLE as error:
-        return Unknown(key, value, names, str(error))
+        return Unknown(names, str(error))
 
 
 def _fields_of(record: Any, skip: int = 0) -> dict[str, Any]:

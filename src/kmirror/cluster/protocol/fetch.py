@@ -41,7 +41,6 @@ _ANSWER_HEAD = struct.Struct(">ihi")
 _ANSWER_PARTITION = struct.Struct(">ihqqq")
 _ABORTED = struct.Struct(">qq")
 _EPOCH_END = struct.Struct(">iq")
-_LEADER = struct.Struct(">ii")
 _INT32 = struct.Struct(">i")
 _NO_TAGS = b"\x00"
 
@@ -81,7 +80,6 @@ class FetchedPartition:
     aborted_transactions: tuple[AbortedTransaction, ...]
     records: memoryview
     diverging_epoch: tuple[int, int] | None
-    current_leader: tuple[int, int] | None
     #: The replica that a leader wants the partition to be fetched from; None in the normal case.
     preferred_read_replica: int | None = None
 
@@ -230,7 +228,7 @@ def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[Fetch
     if end > len(frame):
         raise FrameError("a Fetch answer ends in the middle of its records")
     records = frame[position:end]
-    diverging = leader = None
+    diverging = None
     if frame[end] == 0:
         position = end + 1
     else:
@@ -238,8 +236,6 @@ def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[Fetch
         if 0 in tags:
             diverging = _EPOCH_END.unpack_from(tags[0])
             diverging = None if diverging[0] < 0 and diverging[1] < 0 else diverging
-        if 1 in tags:
-            leader = _LEADER.unpack_from(tags[1])
     known = code == Code.NONE
     return (
         FetchedPartition(
@@ -251,7 +247,6 @@ def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[Fetch
             tuple(aborted),
             records,
             diverging,
-            leader,
             preferred if known and preferred >= 0 else None,
         ),
         position,

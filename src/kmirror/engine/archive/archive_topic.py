@@ -53,12 +53,6 @@ def archive_name(topic: str, existing_names: Iterable[str]) -> str:
     return f"{base}{_INFIX}{max(numbers, default=0) + 1}"
 
 
-def is_archive(name: str) -> bool:
-    """Tell whether a topic of this name is an archive."""
-    topic, infix, number = name.rpartition(_INFIX)
-    return bool(topic) and _ARCHIVE.fullmatch(infix + number) is not None
-
-
 def _base_of(topic: str) -> str:
     if len(topic) < _BASE:
         return topic

@@ -99,11 +99,6 @@ def fork_shares(
     ]
 
 
-def find_forks(runtime: Runtime, shares: Iterable[WorkUnit]) -> Iterator[Searched]:
-    """Search in Spark and yield what is found, each share as it comes."""
-    yield from runtime.map("forks", search_share, shares)
-
-
 def search_share(share: WorkUnit, attempt: int) -> Searched:
     """Search the forks of a share: the body of one Spark task, at each attempt. What goes wrong is an answer too."""
     with ExitStack() as stack:

@@ -140,7 +140,7 @@ def _protect(destination: Destination, work: Work) -> None:
     ]
     if adopted:
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-            still_open = settle(destination, adopted, _TRANSACTIONS_S).open_transactions
+            still_open = settle(destination, adopted, _TRANSACTIONS_S)
         for place, producers in sorted(still_open.items()):
             ids = ", ".join(str(producer.producer_id) for producer in producers)
             work.warnings.append(

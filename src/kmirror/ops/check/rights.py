@@ -39,13 +39,12 @@ class ProtectionView:
 def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Grant, ...]:
     """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known."""
     cluster = ("ALTER",) if _changes_acls(settings) else ("CLUSTER_ACTION", "DESCRIBE")
-    what_for = "protection by ACLs, filling by markers" if _changes_acls(settings) else "filling by markers"
-    groups = [Grant("--group '*'", ("READ",), "group offsets")] if settings.sync_group_offsets_enabled else []
+    groups = [Grant("--group '*'", ("READ",))] if settings.sync_group_offsets_enabled else []
     return (
         OWN_MEMORY,
         OWN_LOCKS,
-        *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS, "mirror topics") for name in _named(topics)),
-        Grant("--cluster", cluster, what_for),
+        *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS) for name in _named(topics)),
+        Grant("--cluster", cluster),
         *groups,
     )
 
@@ -55,11 +54,11 @@ def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: b
 
     With `has_mirrors` it is itself the destination of mirrors, whose memory tells what they hold back.
     """
-    memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",), "settings behind mirror topics")] if has_mirrors else []
-    groups = [Grant("--group '*'", ("DESCRIBE",), "group offsets")] if settings.sync_group_offsets_enabled else []
-    acls = [Grant("--cluster", ("DESCRIBE",), "taking ACLs over")] if settings.sync_topic_acls_enabled else []
+    memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
+    groups = [Grant("--group '*'", ("DESCRIBE",))] if settings.sync_group_offsets_enabled else []
+    acls = [Grant("--cluster", ("DESCRIBE",))] if settings.sync_topic_acls_enabled else []
     return (
-        *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS, "copying") for name in _named(topics)),
+        *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)),
         *groups,
         *acls,
         *memory,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from kmirror.cluster.acl_commands import admin_options, grant_line, login_principal
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
 from kmirror.cluster.authorized import cluster_operations, lacks, missing_rights
-from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.principal_probe import Standing, find_standing
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -183,16 +183,10 @@ def write_rights(destination: Destination, mirror: str, records: Mapping[str, Ri
     change(destination, mirror, decide)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What stands in partitions after they were protected: log ends (None: not told), and transactions still open."""
-
-    log_ends: Mapping[TopicPartition, int | None]
-    open_transactions: Mapping[TopicPartition, tuple[ProducerState, ...]]
-
-
-def settle(destination: Destination, partitions: Collection[TopicPartition], timeout_s: float) -> Settled:
-    """Wait until no transaction is open in partitions, `timeout_s` at most, and then read the log ends.
+def settle(
+    destination: Destination, partitions: Collection[TopicPartition], timeout_s: float
+) -> dict[TopicPartition, tuple[ProducerState, ...]]:
+    """Wait until no transaction is open in partitions, `timeout_s` at most; return those that still are.
 
     A denial does not end a transaction that is open: its producer may commit it. Call it after `protect`.
 
@@ -209,10 +203,8 @@ def settle(destination: Destination, partitions: Collection[TopicPartition], tim
         still_open = {partition: producers for partition, producers in found.items() if producers}
         waiting = set(still_open)
         if not waiting or time.monotonic() > deadline:
-            break
+            return still_open
         time.sleep(_PAUSE_S)
-    ends = destination.client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
-    return Settled({partition: answer.offset for partition, answer in ends.items()}, still_open)
 
 
 def _carry_out(
