@@ -170,4 +170,4 @@ def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
     assert without == {"demo", "completion"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "Each verb but `demo` and `completion` takes `--json`" in " ".join(readme.split())
+    assert "Every command except `demo` and `completion` takes `--json`" in " ".join(readme.split())
