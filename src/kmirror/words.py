@@ -1,21 +1,24 @@
-"""How counts, times and texts are written for people."""
+"""How counts, times and texts are written for people. Pure: no clock."""
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 
 #: What stands where something is not known.
 UNKNOWN = "-"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 topic`, `2,000 topics`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return `1 topic`, `2,000 topics`; a `plural` that is not the noun and an s is given."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def at_time(epoch_ms: int) -> str:
-    """Return a moment as `2026-11-22T18:59:13Z`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch_ms / 1000))
+    """Return a moment as `2026-11-22T18:59:13Z`; one that no calendar has, such as a record may carry, as it is."""
+    try:
+        return f"{datetime.fromtimestamp(epoch_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (OverflowError, ValueError):
+        return f"{epoch_ms} ms"
 
 
 def one_line(text: str | None) -> str:

@@ -34,10 +34,10 @@ def test_a_mirror_that_works_is_well_on_both_sides(cluster_pair: ClusterPair) ->
     for side, cluster in (("source", cluster_pair.source), ("destination", cluster_pair.destination)):
         assert cluster.cluster_id in said[side, "reachable"]
         assert "Kafka 4.0 or later (Produce up to" in said[side, "broker 1"]
-        assert "1 topics" in said[side, "rights on topics"]
+        assert "on 1 topic" in said[side, "rights on topics"]
     assert name in said["destination", "kmirror's memory"]
     assert said["destination", "filling offsets"] == "by markers"
-    assert said["destination", "trimming logs"] == "we have DELETE on 1 topics"
+    assert said["destination", "trimming logs"] == "we have DELETE on 1 topic"
     assert [line.what for line in report.lines if line.hint] == []  # nothing to warn of
     assert list(report.to_json()) == ["exitCode", "checks"]
     assert list(CHECKS.document(report.lines[0])) == ["cluster", "check", "ok", "message", "hint", "reason"]

@@ -236,11 +236,11 @@ def test_how_offsets_will_be_filled_is_told(
         assert told("filling offsets") == ("by markers", [])
 
     message, hint = told("trimming logs")
-    assert message.startswith("we lack DELETE on 1 of 1 topics: it is needed where the log is to begin above 0")
+    assert message.startswith("we lack DELETE on 1 of 1 topic: it is needed where the log is to begin above 0")
     assert "for compact-only topics ALTER_CONFIGS too" in message
     assert hint == [f"{acls} --operation Delete --topic {topic}"]
     grant(topic, "DELETE")
-    assert told("trimming logs") == ("we have DELETE on 1 topics", [])
+    assert told("trimming logs") == ("we have DELETE on 1 topic", [])
     only()
 
 

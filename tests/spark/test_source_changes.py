@@ -130,7 +130,7 @@ def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     end = bounds_of(mirror.destination, topic).end
     assert 1000 < end < 8990
     told = mirror.rows()[topic, 0]["errorMessage"]
-    assert f"its {8990 - end} records {end} to 8989 were deleted before they were copied" in told
+    assert f"its {8990 - end:,} records {end} to 8989 were deleted before they were copied" in told
     # the other topic does not notice
     write(mirror.source, other, 50)
     mirror.wait_until_equal(engine, [other])

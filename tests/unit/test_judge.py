@@ -102,7 +102,7 @@ def verdict(facts: Facts, acknowledged: int | None = None, **others: object) -> 
         (OVERGROWN, None, Reason.DESTINATION_WRITTEN, 98, "it ends at offset 100, and its source at 98"),
         (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "(producer id 7): the last records are not this"),
         (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost offsets 100 to 119"),
-        (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 records 100 to 100 were deleted"),
+        (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 record 100 was deleted"),
     ],
 )
 def test_each_misfit_has_its_reason(

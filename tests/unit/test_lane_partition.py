@@ -639,7 +639,7 @@ CANNOT_BE_CARRIED: dict[str, tuple[Callable[[], bytes | bytearray], Reason, str]
     "log append time": (
         lambda: changed(changed(stored(12), ">h", 21, 0x08), ">i", 57, 0x7FFF),
         Reason.CORRUPT_BATCH,
-        "32767 records",
+        "32,767 records",
     ),
     "codec": (lambda: changed(stored(12), ">h", 21, 5), Reason.UNSUPPORTED_MESSAGE_FORMAT, "compression type 5"),
     "checksum": (lambda: changed(stored(12), ">q", 35, 99, sound=False), Reason.CORRUPT_BATCH, "checksum"),

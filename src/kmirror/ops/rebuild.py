@@ -63,6 +63,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan, as_first_source, settings_for, settings_made
+from kmirror.words import counted
 
 _HOUR_MS = 3_600_000
 _CREATION_S = 60.0
@@ -123,7 +124,7 @@ class TopicRebuilder:
         recent = [t for t in state.topics(self._mirror) if t.rebuild is not None or (t.rebuilt_at_ms or 0) > since]
         if len(recent) >= limit:
             raise RefusedError(
-                f"{len(recent)} topics of mirror {self._mirror} were rebuilt within the last hour; no more are "
+                f"{counted(len(recent), 'topic')} of mirror {self._mirror} rebuilt within the last hour: no more are "
                 f"rebuilt automatically (source.reset.auto.max.topics={limit})",
                 f"check the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
             )

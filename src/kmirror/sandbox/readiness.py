@@ -11,6 +11,7 @@ from kmirror.errors import TimedOutError, UnreachableError
 from kmirror.sandbox.clients import Probe, in_metadata, may_log_in
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
+from kmirror.words import counted
 
 _POLL_S = 0.03
 
@@ -24,7 +25,7 @@ def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float) -
     for node in nodes:
         _wait(node, partial(listens, node.spec.port), deadline, "has not opened its port")
     for node in nodes:
-        _wait(node, in_metadata(node, brokers), deadline, f"does not know {brokers} broker(s) of its cluster")
+        _wait(node, in_metadata(node, brokers), deadline, f"does not know {counted(brokers, 'broker')} of its cluster")
 
 
 def wait_until_logged_in(nodes: Sequence[Node], user: str, password: str, deadline: float) -> None:

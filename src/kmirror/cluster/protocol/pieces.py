@@ -44,6 +44,7 @@ from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.records import compress, decompress
 from kmirror.cluster.protocol.varint import read_varint, varint
 from kmirror.errors import Reason
+from kmirror.words import counted
 
 #: Records of one batch shrink alike only roughly; a part that would just fit is aimed this much smaller.
 _CAUTION = 0.9
@@ -122,7 +123,7 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
     if crc_of(batch) != crc:
         raise CorruptBatchError(base, f"its checksum is {crc_of(batch):08x}, its header says {crc:08x}")
     if last_delta < 0 or not 0 <= count <= last_delta + 1:
-        raise CorruptBatchError(base, f"it has {count} records at {last_delta + 1} offsets")
+        raise CorruptBatchError(base, f"it has {counted(count, 'record')} at {counted(last_delta + 1, 'offset')}")
     next_offset = base + last_delta + 1
     if start >= next_offset:
         return []

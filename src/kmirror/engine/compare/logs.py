@@ -36,6 +36,7 @@ from kmirror.engine.compare.difference import (
 )
 from kmirror.engine.compare.log_walk import BEYOND, Log, Side
 from kmirror.engine.compare.visible_log import Batch, UnknownFormatError, VisibleLog
+from kmirror.words import counted
 
 #: How many keys may wait for a later record before the log is searched for them: some 40 MB.
 _MOST_WAITING = 100_000
@@ -318,15 +319,13 @@ class _Comparison:
     def _notes(self, difference: Difference | None) -> Iterator[str]:
         for side, other in ((self._source, self._destination), (self._destination, self._source)):
             if side.below_floor:
-                yield (
-                    f"{side.below_floor} records below offset {side.log.floor} were not compared: "
-                    f"the {side.name}'s log has come to start there"
-                )
+                where = f"below offset {side.log.floor}"
+                many = counted(side.below_floor, f"record {where} was", f"records {where} were")
+                yield f"{many} not compared: the {side.name}'s log has come to start there"
             if side.missing.count and difference is None:
-                yield (
-                    f"{side.missing.count} records of the {other.name} are missing in the {side.name}, "
-                    "superseded by later ones of their keys"
-                )
+                of = f"of the {other.name}"
+                many = counted(side.missing.count, f"record {of} is", f"records {of} are")
+                yield f"{many} missing in the {side.name}, superseded by later ones of their keys"
 
     def _tell(self, least: int) -> None:
         done = self._source.size_in_bytes

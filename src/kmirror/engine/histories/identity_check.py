@@ -15,6 +15,7 @@ from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Trouble
 from kmirror.engine.spec import Assignment
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.words import counted
 
 #: Reasons for which the link to a source is refused as a whole: nothing of any topic can be copied.
 LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
@@ -114,7 +115,9 @@ def _missing_partition(side: Side, assignment: Assignment, found: ClusterMetadat
     name, topic = side.topic(assignment), found.topics[side.topic(assignment)]
     if assignment.partition not in topic.partitions:
         if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.topic_id):
-            fewer = f"source topic {name} was deleted and created again, with {len(topic.partitions)} partitions"
+            fewer = (
+                f"source topic {name} was deleted and created again, with {counted(len(topic.partitions), 'partition')}"
+            )
             return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)
         return Trouble(side.gone, f"{side.name} topic {name} has no partition {assignment.partition}", True)
     if found.leader(side.partition(assignment)) is None:

@@ -47,6 +47,7 @@ from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.words import counted
 
 
 class Tail(Enum):
@@ -248,7 +249,7 @@ def _written(assignment: Assignment, facts: Facts, at: int | None, why: str) -> 
     many = ""
     if foreign_writers is not None and foreign_writers.records:
         bound = "" if foreign_writers.is_complete else "at least "
-        many = f"{bound}{foreign_writers.records} {'record' if foreign_writers.records == 1 else 'records'}, "
+        many = f"{bound}{counted(foreign_writers.records, 'record')}, "
     from_there = f"from offset {at} on, " if at is not None else ""
     return Fail(
         Reason.DESTINATION_WRITTEN,
@@ -277,7 +278,7 @@ def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the history of {assignment.source} was rewritten: from offset {at} on it does not hold what was copied, "
-        f"{end - at} records up to offset {end - 1}{proved}",
+        f"{counted(end - at, 'record')} up to offset {end - 1}{proved}",
         at,
     )
 
@@ -291,7 +292,7 @@ def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the source ends at offset {source_end}, but {end} had been copied from it: "
-        f"{end - source_end} {'record is' if end - source_end == 1 else 'records are'} no longer there",
+        f"{counted(end - source_end, 'record is', 'records are')} no longer there",
         source_end,
     )
 
@@ -347,11 +348,14 @@ def _source_too_late(assignment: Assignment, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
     if facts.source_log_start <= end or assignment.follows_truncation or _is_accepted(assignment, end):
         return None
-    lost = facts.source_log_start - end
     return Fail(
         Reason.SOURCE_TRUNCATED,
-        f"the source starts at offset {facts.source_log_start}: its {lost} records "
-        f"{end} to {facts.source_log_start - 1} were deleted before they were copied",
+        f"the source starts at offset {facts.source_log_start}: its "
+        + counted(
+            facts.source_log_start - end,
+            f"record {end} was deleted before it was copied",
+            f"records {end} to {facts.source_log_start - 1} were deleted before they were copied",
+        ),
         end,
     )
 

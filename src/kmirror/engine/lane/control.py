@@ -44,6 +44,7 @@ from kmirror.state.records import (
     decode,
     encode,
 )
+from kmirror.words import counted
 
 STATE_PARTITION = TopicPartition("__kmirror_state", 0)
 _POLL_MS = 500
@@ -177,7 +178,7 @@ class LaneControl:
             return False
         self._behind_since = self._behind_since or now()
         if now() - self._behind_since > _BEHIND_SECONDS:
-            self._end("OUTDATED", f"its work was changed {number} times, of which it knows {self.revision}")
+            self._end("OUTDATED", f"its work was changed {counted(number, 'time')}, of which it knows {self.revision}")
         return True
 
     def _meet(self, record: Record) -> None:

@@ -24,6 +24,7 @@ from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
 from kmirror.sync.topic_settings import SettingsPlan
+from kmirror.words import counted
 
 _LONGEST_TOPIC_NAME = 249
 
@@ -303,7 +304,7 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
     if len(here.partitions) != len(there.partitions):
         return _refused(
             topic,
-            f"topic {topic} already exists with {len(here.partitions)} partitions; {source_topic} has "
+            f"topic {topic} already exists with {counted(len(here.partitions), 'partition')}; {source_topic} has "
             f"{len(there.partitions)}",
             "delete or rename it, or create the mirror with another topic.prefix",
         )

@@ -41,6 +41,7 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.topic_settings import settings_made
+from kmirror.words import counted
 
 #: The one lock for claims of all mirrors; no mirror can have this name.
 _CLAIMS = "*"
@@ -163,7 +164,7 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
 
 
 def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
-    many = f"{plan.partitions} partition{'s' if plan.partitions != 1 else ''}"
+    many = counted(plan.partitions, "partition")
     infinitive, past, shown = {
         Action.CREATE: (f"create with {many}", f"created with {many}", plan.settings.now),
         Action.FINISH: ("finish what was started", "finished what was started", work.changes.get(plan.topic, {})),

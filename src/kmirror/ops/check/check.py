@@ -36,6 +36,7 @@ from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.own_rights import OWN_TRANSACTIONAL_IDS
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.words import counted
 
 _SOURCE, _DESTINATION = "source", "destination"
 _SILENT = {_SOURCE: Reason.SOURCE_UNREACHABLE, _DESTINATION: Reason.DESTINATION_UNREACHABLE}
@@ -293,12 +294,12 @@ def _check_trimming(sheet: _Sheet, client: ClusterClient, topics: list[str]) -> 
         sheet.warn(
             _DESTINATION,
             "trimming logs",
-            f"we lack {needed} on {len(lacking)} of {len(topics)} topics: it is needed where the log is to begin above "
-            "0, now or later; for compact-only topics ALTER_CONFIGS too",
+            f"we lack {needed} on {len(lacking)} of {counted(len(topics), 'topic')}: it is needed where the log is to "
+            "begin above 0, now or later; for compact-only topics ALTER_CONFIGS too",
             grant_line(client.config, ("DELETE",), _topic_options(lacking)),
         )
     elif topics:
-        sheet.add(_DESTINATION, "trimming logs", True, f"we have {needed} on {len(topics)} topics", "")
+        sheet.add(_DESTINATION, "trimming logs", True, f"we have {needed} on {counted(len(topics), 'topic')}", "")
 
 
 def _topic_options(topics: list[str]) -> str:
@@ -400,12 +401,12 @@ def _check_groups(sheet: _Sheet, cluster: str, client: ClusterClient, groups: li
             cluster,
             "rights on groups",
             False,
-            f"we lack {needed} on {len(lacking)} of {len(some)} groups: their offsets cannot be synced",
+            f"we lack {needed} on {len(lacking)} of {counted(len(some), 'group')}: their offsets cannot be synced",
             grant_line(client.config, (needed,), names),
             Reason.NOT_AUTHORIZED,
         )
     elif some:
-        sheet.add(cluster, "rights on groups", True, f"we have {needed} on {len(some)} groups", "")
+        sheet.add(cluster, "rights on groups", True, f"we have {needed} on {counted(len(some), 'group')}", "")
 
 
 def _check_schemas(sheet: _Sheet, client: ClusterClient, mirrored: Collection[str]) -> None:
@@ -437,4 +438,6 @@ def _check_topics(
             Reason.NOT_AUTHORIZED,
         )
     if topics and not lacking:
-        sheet.add(cluster, "rights on topics", True, f"we have {', '.join(needed)} on {len(topics)} topics", "")
+        sheet.add(
+            cluster, "rights on topics", True, f"we have {', '.join(needed)} on {counted(len(topics), 'topic')}", ""
+        )

@@ -21,6 +21,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY, OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import writers_of
+from kmirror.words import counted
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
 _ON_SOURCE_TOPICS = ("READ", "DESCRIBE_CONFIGS")
@@ -117,7 +118,7 @@ def protection_view(
     if weak:
         names = ", ".join(one.topic for one in weak[:_MOST_TOPICS])
         return ProtectionView(f"detected only on {names}: {weak[0].detected_only}", weak[0].hint)
-    many = f" ({len(found)} topics)" if found else ""
+    many = f" ({counted(len(found), 'topic')})" if found else ""
     return ProtectionView(f"enforced: ACLs allow only kmirror and super users to write{many}", None)
 
 

@@ -23,7 +23,7 @@ from kmirror.ops.show.rows import engine_in_charge, is_gone
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.words import at_time
+from kmirror.words import at_time, counted
 
 _MOST_NAMES = 10
 #: The code of this verb, in results and in events.
@@ -44,8 +44,9 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         found = destination.client.metadata([topic.topic for topic in state.topics(mirror)]).topics
     require_deletable(state, mirror, found, now_ms())
+    whole = f"mirror {mirror} and its {counted(len(state.topics(mirror)), 'topic')}"
     if dry_run:
-        return _result(mirror, f"would delete mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+        return _result(mirror, f"would delete {whole}", dry_run)
 
     def decide(now: State) -> Changes:
         if now.mirror(mirror) is None:
@@ -58,7 +59,7 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     if not change(destination, mirror, decide):
         # somebody else has done it since
         return delete(destination, mirror)
-    return _result(mirror, f"deleted mirror {mirror} and its {len(state.topics(mirror))} topics", dry_run)
+    return _result(mirror, f"deleted {whole}", dry_run)
 
 
 def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetadata], now_ms: int) -> None:
@@ -75,8 +76,9 @@ def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetada
         )
     alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, found)]
     if alive:
+        many = counted(len(alive), "topic that is", "topics that are")
         raise RefusedError(
-            f"mirror {mirror} still has {len(alive)} topics that are neither stopped nor gone: {_some(alive)}",
+            f"mirror {mirror} still has {many} neither stopped nor gone: {_some(alive)}",
             "`kmirror promote`, `failover` or `remove` stops them; a topic that its owner has deleted counts as gone",
         )
 

@@ -27,6 +27,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
 from kmirror.state.records import PartitionState, ProgressRow, Recovery, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.words import counted
 
 #: How long an engine in charge is waited for.
 _WAIT_S = 60.0
@@ -118,7 +119,7 @@ def _decide(row: PartitionRow, consent: Consent) -> _Wish | TopicResult:
     start, end = row.source_log_start, row.destination_offset
     if row.reason not in _WHYS or start is None or end is None or start <= end:
         return _Wish(place, "")
-    what = f"{start - end} records, {end} to {start - 1}, {_WHYS[row.reason]}"
+    what = f"{counted(start - end, 'record')}, {end} to {start - 1}, {_WHYS[row.reason]}"
     if not consent.loss:
         message = f"{place} can continue only without {what}"
         hint = next_step(row.reason, row.mirror, row.topic)

@@ -32,6 +32,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acls import SyncPlan, sync_plan, wanted_acls
+from kmirror.words import counted
 
 _MOST_NAMES = 100
 _WHAT = "rights"
@@ -95,10 +96,10 @@ class RightsJob:
                 return
         self._told = None
         failed = carry_out(destination, self._mirror, plan)
-        done = {"created": _names(plan.create - failed.keys()), "deleted": _names(plan.delete - failed.keys())}
-        if any(done.values()):
-            said = f"{len(plan.create - failed.keys())} ACLs taken over, {len(plan.delete - failed.keys())} deleted"
-            yield _told(said, "OK", **done)
+        created, deleted = plan.create - failed.keys(), plan.delete - failed.keys()
+        if created or deleted:
+            said = f"{counted(len(created), 'ACL')} taken over, {len(deleted)} deleted"
+            yield _told(said, "OK", created=_names(created), deleted=_names(deleted))
         for error in failed.values():
             raise error
 

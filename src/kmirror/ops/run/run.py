@@ -34,6 +34,7 @@ from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.settings.table import parse_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord, PartitionState
+from kmirror.words import counted
 
 #: How long a lane may go on writing after it last saw that nobody took its place.
 LEASE_TTL_MS = 5_000
@@ -400,7 +401,7 @@ def _outcome(request: RunRequest, engines: Sequence[MirrorEngine], ending: Endin
                 )
             elif ending is Ending.TIMED_OUT and lag != 0:
                 unknown = "the number of missing records is unknown"
-                missing = unknown if lag is None else f"{lag} records are missing"
+                missing = unknown if lag is None else counted(lag, "record is missing", "records are missing")
                 message = f"{partition} has not caught up in time: {missing}{told}"
                 rows.append(
                     TopicResult(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.state.records import PartitionState
+from kmirror.words import counted
 
 _NOBODY_COPIES = NOT_COPYING | {Reason.PAUSED_BY_OPERATOR}
 
@@ -29,6 +30,6 @@ def with_kept(
     if copied or state is PartitionState.STOPPED or not kept:
         return message
     least = "" if source_answers else "at least "
-    offsets = "1 offset" if kept == 1 else f"{kept} offsets"
+    offsets = counted(kept, "offset")
     told = f"the mirror keeps {least}{offsets} that the source has deleted, until an engine copies it again"
     return f"{message}; {told}" if message else told

@@ -23,6 +23,7 @@ from kmirror.ops.show.describe import look_at
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionState
+from kmirror.words import counted
 
 _PAUSE_S = 0.5
 
@@ -148,7 +149,7 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
 def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> str:
     """Return how many partitions lack something, in a few words."""
     lacking = sum(_missing(condition, row, targets) is not None for row in rows)
-    return f"{lacking:,} of {len(rows):,} partition{'s' if len(rows) != 1 else ''} not {condition}"
+    return f"{lacking:,} of {counted(len(rows), 'partition')} not {condition}"
 
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
@@ -172,7 +173,7 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     behind = target - row.destination_offset
     told = f"; {row.error_message}" if row.error_message else ""
     if behind > 0 or row.state is PartitionState.FAILED:
-        return f"{max(0, behind)} offsets behind{told}"
+        return f"{counted(max(0, behind), 'offset')} behind{told}"
     if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
         return f"its log is still being aligned with the source's{told}"
     return None

@@ -15,7 +15,7 @@ from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
 from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.results import ErrorInfo, Outcome
-from kmirror.words import one_line
+from kmirror.words import counted, one_line
 
 #: Where a difference tells what happened; elsewhere either side may have been changed.
 _REASONS = {Kind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, Kind.CORRUPT: Reason.CORRUPT_BATCH}
@@ -197,7 +197,7 @@ def _sentence(subject: Subject, verdict: Verdict) -> str:
     if offsets <= 0:
         return f"nothing to compare{lag}"
     if verdict.offsets < offsets:
-        return f"equal in {verdict.offsets} of {offsets} offsets up to {subject.end}{lag}"
+        return f"equal in {verdict.offsets:,} of {counted(offsets, 'offset')} up to {subject.end}{lag}"
     return f"equal up to offset {subject.end}{lag}"
 
 
@@ -227,7 +227,7 @@ def error_of(rows: Iterable[VerifyRow], code: ExitCode) -> ErrorInfo | None:
         message = f"{where} {first.message}"
     else:
         counts = [
-            f"{len(of)} of {len(all_rows)} partitions {what}"
+            f"{len(of):,} of {counted(len(all_rows), 'partition')} {what}"
             for of, what in ((different, "differ"), (failed, "could not be compared"))
             if of
         ]
