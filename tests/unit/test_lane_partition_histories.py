@@ -9,8 +9,10 @@ It stands for no broker in any other test; what real ones do is tested against r
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 
@@ -37,6 +39,19 @@ SETTLE = 10.0
 #: A predecessor stops sending at its deadline; what it sent by then is through, or gone, this much later.
 THROUGH = 1.0
 BATCHES = 60
+#: What may happen next, and how likely it is.
+_CHANCES = {
+    "send": 4,
+    "fill": 6,
+    "fetch": 4,
+    "arrive": 6,
+    "answer": 6,
+    "look": 4,
+    "lose": 0.2,
+    "lose_source": 0.2,
+    "drift": 1,
+}
+_DEEDS, _CUMULATED = list(_CHANCES), list(accumulate(_CHANCES.values()))
 
 
 def sequence_of(batch: Batch) -> int:
@@ -87,7 +102,9 @@ class Source:
     def read(self, offset: int, batches: int) -> bytes:
         if offset == self.end:
             return b""
-        first = next(i for i, batch in enumerate(self.batches) if self.starts[i] + counted(batch) > offset)
+        first = max(0, bisect_right(self.starts, offset) - 1)
+        if self.starts[first] + counted(self.batches[first]) <= offset:
+            first += 1
         return b"".join(self.batches[first : first + batches])
 
 
@@ -329,18 +346,7 @@ class World:
         if self.now >= writer.deadline:
             writer.requests.clear()  # it hangs up at its deadline
             writer.asked = writer.told = None
-        chances = {
-            "send": 4,
-            "fill": 6,
-            "fetch": 4,
-            "arrive": 6,
-            "answer": 6,
-            "look": 4,
-            "lose": 0.2,
-            "lose_source": 0.2,
-            "drift": 1,
-        }
-        getattr(writer, rng.choices(list(chances), list(chances.values()))[0])()
+        getattr(writer, rng.choices(_DEEDS, cum_weights=_CUMULATED)[0])()
         if rng.random() < 0.2:
             self.destination.forget(self.wall)
         if self.source.missing and rng.random() < 0.02 and len(self.source.batches) > BATCHES // 2:
