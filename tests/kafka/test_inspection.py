@@ -29,9 +29,9 @@ from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Verdict, Wait, judge
 from kmirror.engine.histories.tail_reader import Obstacle, TailReader
 from kmirror.engine.histories.tails import Ends
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.assignment import Assignment
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.logs import BuiltLog
 from tests.support.mirrors import create_anew
@@ -67,7 +67,14 @@ class Pair:
         return topic if self.source is not self.destination else f"copy-of-{topic}"
 
     def assignment(self, topic: str, partition: int = 0) -> Assignment:
-        return Assignment(self.copy_of(topic), partition, topic, None, None, OWN_ID)
+        return Assignment(
+            topic=self.copy_of(topic),
+            partition=partition,
+            source_topic=topic,
+            source_topic_id=None,
+            destination_topic_id=None,
+            producer_id=OWN_ID,
+        )
 
     def look(self, topic: str) -> tuple[Facts, Verdict]:
         """Inspect partition 0, and judge it."""

@@ -20,8 +20,9 @@ from kmirror.engine.lane.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import row_of
-from kmirror.engine.spec import Assignment, LaneResult, LaneSpec, own_producer_id
+from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.assignment import Assignment
 from kmirror.state.records import (
     EngineRecord,
     EngineState,
@@ -75,12 +76,12 @@ class Mirror:
         destination = self.at_destination.metadata([mirror_topic]).topics[mirror_topic]
         new = [
             Assignment(
-                mirror_topic,
-                index,
-                topic,
-                source.topic_id,
-                destination.topic_id,
-                own_producer_id(self.name, mirror_topic, index),
+                topic=mirror_topic,
+                partition=index,
+                source_topic=topic,
+                source_topic_id=source.printed_topic_id,
+                destination_topic_id=destination.printed_topic_id,
+                producer_id=own_producer_id(self.name, mirror_topic, index),
             )
             for index in range(partitions)
         ]
@@ -141,8 +142,7 @@ class Mirror:
     ) -> None:
         """Tell the lane a change as the engine does: partition 0 of these topics, and what else it is to copy."""
         places = tuple((self.mirror_of(topic), 0) for topic in given_up)
-        told = tuple(assignment.told() for assignment in taken)
-        self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, places, told, in_doubt))
+        self.write(LaneChangeRecord(self.name, 0, self.lease, 1, revision, places, tuple(taken), in_doubt))
         self.claim(revisions={0: revision})
 
     def write(self, record: StateRecord) -> None:

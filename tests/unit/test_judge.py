@@ -11,6 +11,7 @@ import pytest
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
 from kmirror.cluster.protocol.producer_state import ProducerState
+from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.judge import (
     AdvanceStart,
@@ -24,13 +25,19 @@ from kmirror.engine.histories.judge import (
     Wait,
     judge,
 )
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
-from kmirror.state.records import Recovery
+from kmirror.state.assignment import Assignment, Recovery
 from tests.support.histories import OWN_ID, WHOLE, History, build, compare
 
 SOURCE_ID, DESTINATION_ID, ANOTHER_ID = b"\x01" * 16, b"\x02" * 16, b"\x03" * 16
-ASSIGNMENT = Assignment("mirrored", 3, "orders", SOURCE_ID, DESTINATION_ID, OWN_ID)
+ASSIGNMENT = Assignment(
+    topic="mirrored",
+    partition=3,
+    source_topic="orders",
+    source_topic_id=format_topic_id(SOURCE_ID),
+    destination_topic_id=format_topic_id(DESTINATION_ID),
+    producer_id=OWN_ID,
+)
 AWAY = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
 FOREIGN_ID = 7
 

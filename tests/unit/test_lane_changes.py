@@ -11,14 +11,22 @@ from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.changes import Changes
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import row_of
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 from kmirror.state.records import LaneChangeRecord
 from tests.unit.test_lane_partition import ASSIGNMENT, SETTLE, Shell, copying, facts, shell, stored
 
 __all__ = ["copying", "shell"]
 
-NEW = Assignment("another", 0, "payments", b"\x02" * 16, None, (1 << 62) + 6, known_end=4)
+NEW = Assignment(
+    topic="another",
+    partition=0,
+    source_topic="payments",
+    source_topic_id="another id",
+    destination_topic_id=None,
+    producer_id=(1 << 62) + 6,
+    known_end=4,
+)
 
 
 class Lane:
@@ -54,7 +62,7 @@ class Lane:
         in_doubt: bool = False,
     ) -> None:
         places = tuple((one.topic, one.partition) for one in given_up)
-        told = tuple(one.told() for one in taken)
+        told = tuple(taken)
         self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, told, in_doubt), at)
 
     @property

@@ -14,18 +14,26 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
 from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.intake import Batch, Frame
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, QUEUE_BYTES, PartitionCopy
 from kmirror.engine.lane.report import row_of
 from kmirror.engine.lane.states import Status
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 
 ID = b"\x01" * 16
 KEY = FetchKey(ID, 3)
-ASSIGNMENT = Assignment("mirrored", 3, "orders", ID, ID, (1 << 62) + 5)
+ASSIGNMENT = Assignment(
+    topic="mirrored",
+    partition=3,
+    source_topic="orders",
+    source_topic_id=format_topic_id(ID),
+    destination_topic_id=format_topic_id(ID),
+    producer_id=(1 << 62) + 5,
+)
 #: The wall clock when the machine's clock shows 0.
 EPOCH_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

@@ -23,15 +23,23 @@ from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, Tail, Trouble, judge
 from kmirror.engine.lane.intake import Batch, Frame
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 from kmirror.engine.lane.states import Status
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 
 ID = b"\x01" * 16
-ASSIGNMENT = Assignment("mirrored", 0, "orders", ID, ID, (1 << 62) + 5)
+ASSIGNMENT = Assignment(
+    topic="mirrored",
+    partition=0,
+    source_topic="orders",
+    source_topic_id=format_topic_id(ID),
+    destination_topic_id=format_topic_id(ID),
+    producer_id=(1 << 62) + 5,
+)
 EPOCH_MS = 1_700_000_000_000
 EXPIRATION_MS = 600_000
 OLD_MS = 86_400_000

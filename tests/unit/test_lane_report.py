@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports
-from kmirror.engine.spec import Assignment
+from kmirror.state.assignment import Assignment
 
 
 def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
-    copy = PartitionCopy(Assignment("orders", 0, "orders", None, None, 1 << 62))
+    copy = PartitionCopy(
+        Assignment(
+            topic="orders",
+            partition=0,
+            source_topic="orders",
+            source_topic_id=None,
+            destination_topic_id=None,
+            producer_id=1 << 62,
+        )
+    )
     seen: list[float | None] = [None]
     reports = Reports(lambda _: seen[0])
 

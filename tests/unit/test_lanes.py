@@ -11,7 +11,8 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.control.lanes import Lanes
-from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.records import (
     EngineRecord,
     EngineState,
@@ -20,7 +21,6 @@ from kmirror.state.records import (
     PartitionState,
     ProgressRecord,
     ProgressRow,
-    Recovery,
 )
 
 TTL = 5.0
@@ -109,7 +109,9 @@ class Engine:
 
 
 def one(topic: str) -> Assignment:
-    return Assignment(topic, 0, topic, b"s" * 16, b"d" * 16, 1 << 62)
+    return Assignment(
+        topic=topic, partition=0, source_topic=topic, source_topic_id="s", destination_topic_id="d", producer_id=1 << 62
+    )
 
 
 def changes(told: LaneChangeRecord) -> tuple[int, str, str]:

@@ -8,11 +8,18 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.control.driver import link_state
 from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, Side, require_cluster, topic_trouble
-from kmirror.engine.spec import Assignment
 from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.state.assignment import Assignment
 
 SOURCE_ID, MIRROR_ID = b"\1" * 16, b"\2" * 16
-ASSIGNMENT = Assignment("a.orders", 0, "orders", SOURCE_ID, MIRROR_ID, 1 << 62)
+ASSIGNMENT = Assignment(
+    topic="a.orders",
+    partition=0,
+    source_topic="orders",
+    source_topic_id=format_topic_id(SOURCE_ID),
+    destination_topic_id=format_topic_id(MIRROR_ID),
+    producer_id=1 << 62,
+)
 FORBIDDEN, UNKNOWN, GONE = (
     Code.TOPIC_AUTHORIZATION_FAILED,
     Code.UNKNOWN_TOPIC_OR_PARTITION,

@@ -7,12 +7,18 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.plan import Change, Held, assign, changes
-from kmirror.engine.spec import Assignment
-from kmirror.state.records import Recovery
+from kmirror.state.assignment import Assignment, Recovery
 
 
 def one(topic: str, partition: int = 0) -> Assignment:
-    return Assignment(topic, partition, f"b.{topic}", b"s" * 16, b"d" * 16, 1 << 62)
+    return Assignment(
+        topic=topic,
+        partition=partition,
+        source_topic=f"b.{topic}",
+        source_topic_id="s",
+        destination_topic_id="d",
+        producer_id=1 << 62,
+    )
 
 
 def some(names: str) -> list[Assignment]:

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.events import Event, decode_event, encode_event
 from kmirror.state.records import (
     PENDING_REBUILD,
-    AssignedPartition,
     AtStop,
     DesiredState,
     EngineRecord,
@@ -26,7 +26,6 @@ from kmirror.state.records import (
     Rebuild,
     RebuildStep,
     Record,
-    Recovery,
     Removed,
     TopicOrigin,
     TopicRecord,
@@ -173,10 +172,30 @@ CHANGE = LaneChangeRecord(
     4,
     (("orders", 1),),
     (
-        AssignedPartition(
-            "pay", 0, "b.pay", "sId", "dId", 1 << 62, 0, 7, True, Recovery(3, 5, 7), False, 9, 8, "8 is at 9"
+        Assignment(
+            topic="pay",
+            partition=0,
+            source_topic="b.pay",
+            source_topic_id="sId",
+            destination_topic_id="dId",
+            producer_id=1 << 62,
+            first_offset=7,
+            begun=True,
+            recovery=Recovery(3, 5, 7),
+            known_end=9,
+            mismatch_offset=8,
+            mismatch="8 is at 9",
         ),
-        AssignedPartition("pay", 1, "b.pay", None, None, 5, 1, 0, False, None, True, None, None, None),
+        Assignment(
+            topic="pay",
+            partition=1,
+            source_topic="b.pay",
+            source_topic_id=None,
+            destination_topic_id=None,
+            producer_id=5,
+            producer_epoch=1,
+            follows_truncation=True,
+        ),
     ),
     False,
     (1, 3),

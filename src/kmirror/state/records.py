@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmirror.errors import Reason
+from kmirror.state.assignment import COLUMNS, Assignment, Recovery
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
@@ -100,24 +101,6 @@ class MirrorRecord:
     @property
     def key(self) -> Key:
         return ("mirror", self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """Say what an operator wants of a partition that FAILED: to be tried again, and what may be lost on the way.
-
-    `number` grows with every request, so that an engine tells a new one from one it knows. The loss that is accepted
-    begins at `lost_from`, where the copy stood, and ended at `lost_until` when it was accepted; both None: none is.
-    """
-
-    number: int
-    lost_from: int | None = None
-    lost_until: int | None = None
-    #: True: the destination's log is to begin behind the loss. False: what it holds before it is kept.
-    trims: bool = False
-    #: The topic may be archived and rebuilt where it FAILED for this reason; None: it may not.
-    rebuilds: Reason | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,25 +306,6 @@ class ProgressRecord:
         return ("progress", self.mirror, self.lane)
 
 
-class AssignedPartition(NamedTuple):
-    """One partition that a running lane is to copy too; the names are also the columns of the stored form."""
-
-    topic: str
-    partition: int
-    source_topic: str
-    source_topic_id: str | None
-    destination_topic_id: str | None
-    producer_id: int
-    producer_epoch: int
-    first_offset: int
-    begun: bool
-    recovery: Recovery | None
-    follows_truncation: bool
-    known_end: int | None
-    mismatch_offset: int | None
-    mismatch: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class LaneChangeRecord:
     """Tell one run of a lane what changes of its work; `revision` counts such changes from 1, without a gap.
@@ -356,7 +320,7 @@ class LaneChangeRecord:
     revision: int
     #: Topics and partitions to send nothing to any more.
     given_up: tuple[tuple[str, int], ...]
-    taken: tuple[AssignedPartition, ...]
+    taken: tuple[Assignment, ...]
     #: False when nobody can be left who still writes to what is taken under an older claim.
     predecessor_may_write: bool
     #: The lanes that may have left transactions open in what is taken.
@@ -446,9 +410,9 @@ def encode(record: Record) -> tuple[bytes, bytes]:
     if isinstance(record, ProgressRecord):
         value["columns"] = ProgressRow._fields
     elif isinstance(record, LaneChangeRecord):
-        value["columns"] = AssignedPartition._fields
+        value["columns"] = COLUMNS
     value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
-    return encode_key(key), dump(value, _fields_of)
+    return encode_key(key), dump(value, _stored)
 
 
 def encode_key(key: Key) -> bytes:
@@ -478,6 +442,10 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
         return record
     except UNREADABLE as error:
         return Unknown(names, str(error))
+
+
+def _stored(part: Any) -> dict[str, Any] | list[Any]:
+    return [getattr(part, name) for name in COLUMNS] if isinstance(part, Assignment) else _fields_of(part)
 
 
 def _fields_of(record: Any, skip: int = 0) -> dict[str, Any]:

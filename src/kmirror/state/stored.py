@@ -25,8 +25,8 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
-def dump(value: Any, fields_of: Callable[[Any], dict[str, Any]] | None = None) -> bytes:
-    """Return compact JSON, the same bytes for the same content; `fields_of` turns objects into mappings.
+def dump(value: Any, fields_of: Callable[[Any], dict[str, Any] | list[Any]] | None = None) -> bytes:
+    """Return compact JSON, the same bytes for the same content; `fields_of` turns objects into mappings or arrays.
 
     NaN and infinity are refused with ValueError.
     """

@@ -24,7 +24,8 @@ from kmirror.engine.control.health import LANE_SILENCE_SECONDS
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.plan import Change, Held, changes
 from kmirror.engine.lane.lane import run_lane
-from kmirror.engine.spec import Assignment, LaneResult, LaneSpec
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord, ProgressRow
 
@@ -206,7 +207,7 @@ class Lanes:
                     handle.generation,
                     handle.revision,
                     tuple((place.topic, place.partition) for place in given_up),
-                    tuple(self._orders.as_it_stands(assignment).told() for assignment in taken),
+                    tuple(self._orders.as_it_stands(assignment) for assignment in taken),
                     in_doubt,
                     self._unsettled_lanes(handle.lane) if taken else (),
                 )

@@ -27,7 +27,7 @@ from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJob
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, Replica
-from kmirror.engine.control.topics import MirrorTopics, destination_topic_id, is_copied
+from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
@@ -228,13 +228,13 @@ class MirrorEngine:
         for row, assignment in words:
             topic = self._topics.by_name.get(row.topic)
             # a lane's late word on a topic that was given up, or on its namesake, is nobody's any more
-            if topic is None or not is_copied(topic) or assignment.destination_topic_id != destination_topic_id(topic):
+            if topic is None or not is_copied(topic) or assignment.destination_topic_id != topic.destination_topic_id:
                 continue
             if self.partitions.take_report(assignment.destination, record, row, now()):
                 self._want_rebuild(topic, row)
         for row, assignment in last_words:
             topic = self._topics.by_name.get(row.topic)
-            if topic is not None and assignment.destination_topic_id == destination_topic_id(topic):
+            if topic is not None and assignment.destination_topic_id == topic.destination_topic_id:
                 self.partitions.take_last_report(assignment.destination, row)
 
     def _want_rebuild(self, topic: TopicRecord, row: ProgressRow) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.control.partitions import MirrorPartitions
-from kmirror.engine.control.topics import MirrorTopics, destination_topic_id, is_copied
-from kmirror.engine.spec import Assignment, LaneSpec, own_producer_id
+from kmirror.engine.control.topics import MirrorTopics, is_copied
+from kmirror.engine.spec import LaneSpec, own_producer_id
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease
 
 
@@ -40,13 +40,15 @@ class LaneOrders:
                 guard = record.guard if record else None
                 found.append(
                     Assignment(
-                        topic.topic,
-                        partition,
-                        topic.source_topic,
-                        parse_topic_id(topic.source_topic_id) if topic.source_topic_id else None,
-                        destination_topic_id(topic),
-                        guard.producer_id if guard else own_producer_id(self.mirror, topic.topic, partition),
-                        guard.producer_epoch if guard else 0,
+                        topic=topic.topic,
+                        partition=partition,
+                        source_topic=topic.source_topic,
+                        source_topic_id=topic.source_topic_id,
+                        destination_topic_id=topic.destination_topic_id,
+                        producer_id=guard.producer_id
+                        if guard
+                        else own_producer_id(self.mirror, topic.topic, partition),
+                        producer_epoch=guard.producer_epoch if guard else 0,
                         first_offset=(record.first_offset or 0) if record else 0,
                         recovery=(topic.recoveries or {}).get(partition),
                         follows_truncation=follows,

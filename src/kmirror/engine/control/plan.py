@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.spec import Assignment
+from kmirror.state.assignment import Assignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic
@@ -100,8 +99,3 @@ class MirrorTopics:
 def is_copied(topic: TopicRecord) -> bool:
     """Tell whether lanes are to copy a topic now."""
     return topic.desired is DesiredState.ACTIVE and topic.pending_operation in (None, PENDING_PROMOTE)
-
-
-def destination_topic_id(topic: TopicRecord) -> bytes | None:
-    """Return the id of a topic's mirror topic; None where there is none yet."""
-    return parse_topic_id(topic.destination_topic_id) if topic.destination_topic_id else None

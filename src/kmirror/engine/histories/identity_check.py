@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.engine.histories.judge import Trouble
-from kmirror.engine.spec import Assignment
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 #: Reasons for which the link to a source is refused as a whole: nothing of any topic can be copied.
@@ -29,7 +29,7 @@ class Side:
 
     name: str
     topic: Callable[[Assignment], str]
-    topic_id: Callable[[Assignment], bytes | None]
+    topic_id: Callable[[Assignment], str | None]
     partition: Callable[[Assignment], TopicPartition]
     gone: Reason
     unreachable: Reason
@@ -72,8 +72,8 @@ def troubles(
 ) -> dict[Assignment, Trouble]:
     """Return why there is nothing to look up of partitions, for those of which there is not."""
     codes = {a: found.topics[name].error_code for a in assignments if (name := side.topic(a)) in found.topics}
-    doubtful = {side.topic_id(a) for a, code in codes.items() if code in _GONE_OR_FORBIDDEN} - {None}
-    ids = [topic_id for topic_id in doubtful if topic_id is not None]
+    doubtful = {side.topic_id(a) for a, code in codes.items() if code in _GONE_OR_FORBIDDEN}
+    ids = [parse_topic_id(topic_id) for topic_id in doubtful if topic_id is not None]
     try:
         by_id = client.topic_errors(ids, timeout=_TIMEOUT)
     except (KmirrorError, OutcomeUnknown):
@@ -83,7 +83,9 @@ def troubles(
         code = codes.get(assignment, Code.UNKNOWN_SERVER_ERROR)
         if code:
             topic_id = side.topic_id(assignment)
-            told[assignment] = topic_trouble(side, assignment, code, by_id.get(topic_id) if topic_id else None)
+            told[assignment] = topic_trouble(
+                side, assignment, code, by_id.get(parse_topic_id(topic_id)) if topic_id else None
+            )
         elif missing := _missing_partition(side, assignment, found):
             told[assignment] = missing
     return told
@@ -99,7 +101,7 @@ def topic_trouble(side: Side, assignment: Assignment, by_name: int, by_id: int |
     if by_name not in _GONE_OR_FORBIDDEN:
         return Trouble(side.unreachable, f"{topic}: {_named(by_name)}")
     if by_id == Code.UNKNOWN_TOPIC_ID and topic_id is not None:
-        return Trouble(side.gone, f"{topic} ({format_topic_id(topic_id)}) does not exist any more", True)
+        return Trouble(side.gone, f"{topic} ({topic_id}) does not exist any more", True)
     if by_id is None and by_name == Code.UNKNOWN_TOPIC_OR_PARTITION:
         return Trouble(side.gone, f"{topic} does not exist", True)
     if by_name == Code.TOPIC_AUTHORIZATION_FAILED and by_id in (None, Code.TOPIC_AUTHORIZATION_FAILED):
@@ -114,7 +116,7 @@ def _missing_partition(side: Side, assignment: Assignment, found: ClusterMetadat
     """Return what is wrong with a partition of a topic that is there: it is not, or has no leader."""
     name, topic = side.topic(assignment), found.topics[side.topic(assignment)]
     if assignment.partition not in topic.partitions:
-        if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.topic_id):
+        if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.printed_topic_id):
             fewer = (
                 f"source topic {name} was deleted and created again, with {counted(len(topic.partitions), 'partition')}"
             )

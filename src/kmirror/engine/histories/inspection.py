@@ -18,8 +18,8 @@ from kmirror.engine.histories.fork_search import Question, search_forks
 from kmirror.engine.histories.judge import Facts, Tail, Trouble
 from kmirror.engine.histories.tail_reader import Obstacle, TailReader
 from kmirror.engine.histories.tails import DamagedLogError, Ends, Finding
-from kmirror.engine.spec import Assignment
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.assignment import Assignment
 
 _EXPIRATION = "producer.id.expiration.ms"
 _LOOK_UP_TIMEOUT = 10.0

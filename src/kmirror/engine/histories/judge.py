@@ -45,8 +45,8 @@ from kmirror.cluster.protocol.batch import SEQUENCE_MASK
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 
@@ -204,19 +204,19 @@ def judge(
 def _wrong_identity(assignment: Assignment, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
     known, now = assignment.source_topic_id, facts.source_topic_id
-    if known and now and known != now:
+    if known and now and known != format_topic_id(now):
         return Fail(
             Reason.SOURCE_TOPIC_RECREATED,
             f"source topic {assignment.source_topic} was deleted and created again: "
-            f"its id was {format_topic_id(known)} and is {format_topic_id(now)}",
+            f"its id was {known} and is {format_topic_id(now)}",
             end,
         )
     known, now = assignment.destination_topic_id, facts.destination_topic_id
-    if known and now and known != now:
+    if known and now and known != format_topic_id(now):
         return Fail(
             Reason.DESTINATION_TOPIC_DELETED,
             f"mirror topic {assignment.topic} was deleted and created again: "
-            f"its id was {format_topic_id(known)} and is {format_topic_id(now)}",
+            f"its id was {known} and is {format_topic_id(now)}",
             end,
         )
     return None

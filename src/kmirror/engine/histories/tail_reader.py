@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.histories.tails import Finding, compare_tails
-from kmirror.engine.spec import Assignment
+from kmirror.state.assignment import Assignment
 
 __all__ = ["Obstacle", "TailReader"]
 

@@ -24,9 +24,10 @@ from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.links import Side
-from kmirror.engine.spec import Assignment, LaneSpec
+from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.assignment import Assignment
 
 BackgroundRequest = Callable[[], None]
 _SOURCE_RECEIVE_BUFFER = 4 << 20

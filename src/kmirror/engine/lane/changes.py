@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.work import Work
-from kmirror.engine.spec import Assignment
 from kmirror.state.records import LaneChangeRecord
 
 #: A broker that answers so late is hung up on, as by a lane that ends.
@@ -67,7 +66,7 @@ class Changes:
         for copy in going:
             copy.leave(at)
         self._release(going)
-        new = work.copies_of([Assignment.of(told) for told in change.taken], at, in_doubt=change.predecessor_may_write)
+        new = work.copies_of(change.taken, at, in_doubt=change.predecessor_may_write)
         self._leave([*self._leaving, *(_Leaving(copy, change.revision, at) for copy in going)])
         work.partitions = [copy for copy in work.partitions if copy.assignment.destination not in places] + new
         work.revision = change.revision

@@ -12,8 +12,8 @@ from kmirror.cluster.protocol.fill_plan import Ask, Done, Failed, FillPlan, Look
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.lane.intake import Gap, Intake
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 
 #: What came of a request: the gap is filled; why it is not; None where there is more to ask.
 Filled = Gap | Fail | Trouble | None

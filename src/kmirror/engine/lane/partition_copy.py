@@ -31,8 +31,8 @@ from kmirror.engine.lane.refusals import append_refused, fetch_refused, may_be_a
 from kmirror.engine.lane.retry import Retry
 from kmirror.engine.lane.source_view import SourceView
 from kmirror.engine.lane.states import Permission, Status
-from kmirror.engine.spec import Assignment
 from kmirror.errors import Reason
+from kmirror.state.assignment import Assignment
 
 MAX_IN_FLIGHT = 5
 #: A partition whose unsent batches exceed this is not fetched until they are sent.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.engine.lane.intake import Batch, Gap
-from kmirror.engine.spec import Assignment
+from kmirror.state.assignment import Assignment
 
 
 class Progress:

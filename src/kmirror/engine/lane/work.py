@@ -11,7 +11,8 @@ from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import DestinationLink, FillLink, SourceLink
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.spec import Assignment, LaneSpec
+from kmirror.engine.spec import LaneSpec
+from kmirror.state.assignment import Assignment
 
 _CLOCK_MARGIN_SECONDS = 0.5
 

@@ -24,8 +24,9 @@ from kmirror.ops.show.describe import look_at
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.assignment import Recovery
 from kmirror.state.events import Event
-from kmirror.state.records import PartitionState, ProgressRow, Recovery, TopicRecord
+from kmirror.state.records import PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted
 
