@@ -1,4 +1,4 @@
-"""Verbs as tables of steps: how a table is carried out, and what must have been recorded before something is lost."""
+"""Verbs as tables of steps: how a table is carried out, and what must be recorded before something is lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_step_that_is_reached_twice_is_counted_as_one() -> None:
     ("table", "loses"),
     [
         pytest.param(RECREATED, "delete the topic", id="failback --recreate"),
-        pytest.param(PLANNED, "find where the batches begin", id="failback --offline"),
+        pytest.param(PLANNED, "find the batches", id="failback --offline"),
         pytest.param(STOP, "delete filler", id="stop"),
     ],
 )
@@ -62,9 +62,7 @@ def test_what_loses_something_comes_right_after_a_record(table: Sequence[Step[An
 
 
 def test_a_stop_begins_with_a_record_fences_before_the_next_and_ends_with_one() -> None:
-    durable = [step.does.split()[0:3] for step in (*CLAIM, *STOP) if step.durable]
-    assert durable == [["record", "which", "topics"], ["record", "where", "the"], ["record", "that", "the"]]
     assert CLAIM[0].durable
-    assert STOP[0].does.startswith("shut out")
+    assert STOP[0].does.startswith("fence")
     assert STOP[1].durable
     assert STOP[-1].durable

@@ -1,4 +1,4 @@
-"""Carry out the plan of a failback. What goes wrong with one topic does not keep the others from theirs."""
+"""Carry out the plan of a failback. An error with one topic does not stop the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kmirror.state.snapshot import Changes, State
 
 
 def carry_out_plan(course: Course) -> None:
-    """Do all of it."""
+    """Run the table that the plan asks for, between the records of its beginning and its end."""
     plan, request = course.plan, course.plan.request
     if plan.looks or plan.deleted or course.progress.is_under_way:
         course.progress.begin(
@@ -170,9 +170,9 @@ def _plan_cuts(course: Course) -> str:
 
 _MIRROR = (
     Step("record the mirror of the new primary", _record_mirror, durable=True),
-    # before somebody syncs them: whoever is killed in between does the same again
-    Step("give topics missing partitions, and make what groups committed kmirror's own", _take_over_groups),
-    Step("adopt topics that are the beginning of the new primary's, create those that are not there", _adopt),
+    # before the group sync runs; after a kill in between, the next run does the same again
+    Step("create missing partitions, and take over the groups' committed offsets", _take_over_groups),
+    Step("adopt topics that need no cut, and create those that do not exist", _adopt),
     Step("recreate the others, one by one", _recreate_all),
 )
 _CUT = (Step("archive topics one by one, and write the plan by which they are cut", _plan_cuts),)

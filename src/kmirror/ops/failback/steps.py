@@ -1,6 +1,6 @@
-"""What a failback does with one topic of which something lies beyond the fork.
+"""What a failback does with one topic that has records after the fork.
 
-Nothing is deleted before its archive has been found complete, and nothing that was written to after that.
+Nothing is deleted before its archive was compared with it, and nothing that was written to after that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AGAIN = "run the same command again to continue"
 
 @dataclass(slots=True)
 class Course:
-    """A plan, and what has become of it."""
+    """A plan that is carried out, and its results so far."""
 
     destination: Destination
     mirror: MirrorRecord
@@ -66,7 +66,7 @@ class Course:
         return parse_settings(self.mirror.settings)
 
     def attempt(self, topic: str, do: Callable[[], None]) -> None:
-        """Do what belongs to one topic; what goes wrong becomes its row."""
+        """Do the part of one topic; an error becomes its row."""
         try:
             do()
         except (KmirrorError, OutcomeUnknown) as error:
@@ -77,7 +77,7 @@ class Course:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic of which something lies beyond; `known` is what is recorded of it, `look` None where it was deleted."""
+    """A topic with records after the fork; `known` is its recorded progress, `look` None once it was deleted."""
 
     course: Course
     known: TopicWork | None
@@ -273,17 +273,17 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
 
 _SAVED = (
     Step("decide what goes into which archive", _begin_archive, durable=True),
-    Step("archive records beyond the fork, and compare the archive with the log", _save, durable=True),
+    Step("archive the records after the fork, and compare the archive with the log", _save, durable=True),
 )
 #: All that is left to do with a topic that was deleted before.
 CREATED = (
     Step("create the topic as a mirror topic", _create),
-    Step("commit again what groups had committed, and forget the topic's progress", _put_back_groups),
+    Step("restore the groups' committed offsets, and delete the recorded progress", _put_back_groups),
 )
 RECREATED = (
     *_SAVED,
-    Step("delete the topic, by its id, unless somebody wrote to it since", _delete),
+    Step("delete the topic, by its id, unless another client wrote to it since", _delete),
     Step("record that it was deleted", _note_deleted, durable=True),
     *CREATED,
 )
-PLANNED = (*_SAVED, Step("find where the batches begin at which its logs are cut", _plan_cut))
+PLANNED = (*_SAVED, Step("find the batches at which its logs are cut", _plan_cut))

@@ -1,7 +1,7 @@
-"""Shut out whoever could still write to topics that are stopped.
+"""Fence the engines that could still write to topics that are stopped.
 
-An engine that gives the topics up says that nothing is on its way any more. Where it does not, or where that is wanted
-anyway, its producer ids are shut out at every leader (`cluster.fence`), and its lease is taken.
+An engine that releases the topics reports that nothing is in flight any more. Where it does not, or where the verb
+always fences, its lease is taken and its producer ids are fenced at every leader (`cluster.fence`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFUSED = (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 def take_charge(work: StopWork) -> str | None:
-    """Have the engine let go of the topics, or end it; learn whether the brokers have to shut it out."""
+    """Have the engine release the topics, or take its lease; find out whether the brokers have to fence it."""
     request = work.request
     work.must_fence = request.always_fence
     if not work.topics:
@@ -50,7 +50,7 @@ def take_charge(work: StopWork) -> str | None:
 
 
 def _end_engine(work: StopWork) -> bool:
-    """Take the lease from whoever has it; return whether somebody may have had it."""
+    """Take the lease from the engine that has it; return whether there may have been one."""
     mirror = work.request.mirror
     engine = work.destination.state().engine(mirror)
     if engine is None or (engine.state is EngineState.RELEASED and not engine.settle_ms):
@@ -65,10 +65,10 @@ def _end_engine(work: StopWork) -> bool:
     return True
 
 
-def shut_out(work: StopWork) -> str:
-    """Shut the mirror's producers out where that is to be, and learn where the logs end; the source is asked meanwhile.
+def fence_writers(work: StopWork) -> str:
+    """Fence the mirror's producers where that is needed, and look up where the logs end; the source is asked meanwhile.
 
-    What ended before, and is recorded, is left alone.
+    Partitions whose end is recorded already are left out.
     """
     client = work.destination.client
     work.look.ask_source()
@@ -88,7 +88,7 @@ def shut_out(work: StopWork) -> str:
     if refused and work.request.fence_with_record:
         found |= fence(client, refused, with_record=True)
     elif refused:
-        # nobody is shut out at the brokers: what is on its way arrives until their lease has run out
+        # the brokers fence no one: what is in flight arrives until the lease has expired
         engine = work.destination.state().engine(work.request.mirror)
         time.sleep((engine.settle_ms if engine else 0) / 1000)
         found |= log_ends(client, refused)
@@ -102,7 +102,7 @@ def shut_out(work: StopWork) -> str:
 
 
 def _writer(work: StopWork, topic: TopicRecord, place: TopicPartition) -> Writer | None:
-    """Return who wrote to a partition; None where it is recorded already where it ends."""
+    """Return the producer of a partition's copy; None where its end is recorded already."""
     record, seen = work.state.partition(topic.mirror, *place), work.look.seen.get(place)
     if record is not None and record.last_mirrored_offset is not None:
         return None

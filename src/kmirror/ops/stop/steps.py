@@ -1,7 +1,7 @@
 """A verb as a table of steps, and the runner that carries one out.
 
-Killed anywhere, the same command walks the same table from its beginning: what is recorded is not done again, and what
-was true of a moment only is looked at again.
+After a kill, the same command runs the same table from its beginning: what is recorded is not done again, and what was
+true only for a moment is checked again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Work(Protocol):
-    """What the steps of a table work on; `is_over` when the rest of them is left out."""
+    """What the steps of a table share; `is_over` skips the remaining steps."""
 
     is_over: bool
 
@@ -42,10 +42,10 @@ W = TypeVar("W", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[W]):
-    """One step: what it `does` in words, and `run`, which returns the name of what it reached, None where that is done.
+    """One step: what it `does`, in words, and `run`, which returns the name of what it reached, or None.
 
-    A `durable` step records its outcome before it returns, and does not do again what is recorded. Any other one is
-    done again by each run.
+    A `durable` step records its outcome before it returns, and does not repeat what is recorded. Each run repeats any
+    other step.
     """
 
     does: str
@@ -54,7 +54,7 @@ class Step(Generic[W]):
 
 
 def carry_out(steps: Sequence[Step[W]], work: W, clock: Clock) -> None:
-    """Do these steps in their order, until the work is over."""
+    """Run these steps in order until the work is over."""
     for step in steps:
         if work.is_over:
             return

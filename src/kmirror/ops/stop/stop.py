@@ -19,7 +19,7 @@ from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.rows import is_gone
 from kmirror.ops.stop.aftermath import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
 from kmirror.ops.stop.facts import StopLook
-from kmirror.ops.stop.fencing import shut_out, take_charge
+from kmirror.ops.stop.fencing import fence_writers, take_charge
 from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, stopped_row, unmirrored_row
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, Stopping, StopRequest, StopWork, is_stopped
@@ -138,7 +138,7 @@ def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
 
 
 def _leave_out_gone(work: StopWork) -> None:
-    """Have done with topics that were deleted, or are somebody else's by now."""
+    """Finish topics that were deleted, or deleted and created again, and leave them out."""
     found = work.destination.client.metadata([topic.topic for topic in work.topics]).topics
     left = []
     for topic in work.topics:
@@ -289,18 +289,18 @@ def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapp
 
 
 CLAIM = (
-    Step("record which topics are stopped, and why: engines let go, other verbs keep away", _claim, durable=True),
-    Step("have the engine let go of the topics, or take its lease", take_charge),
-    Step("leave out topics that were deleted, or are somebody else's by now", _leave_out_gone),
+    Step("record which topics are stopped, and why: engines release them", _claim, durable=True),
+    Step("have the engine release the topics, or take its lease", take_charge),
+    Step("finish topics that were deleted, or deleted and created again", _leave_out_gone, durable=True),
 )
 STOP = (
-    Step("shut out, at every leader, whoever could still write, while the source is asked where it ends", shut_out),
+    Step("fence the mirror's producers at every leader; meanwhile the source is asked for its ends", fence_writers),
     Step("record where the source's records end (LMO); from here on they can be written", _record_ends, durable=True),
     Step("delete filler of a first copy that was never finished", trim_fillers),
     Step("bring the offsets that were synced for groups into the logs", clamp_group_offsets),
     Step("apply the settings that were held back", apply_settings),
     Step("lift the write protection, and prove it", lift_protection),
-    Step("take what the source has answered by now", _hear_source),
+    Step("take what the source has answered so far", _hear_source),
     Step("record that the topics are STOPPED, and what the source was known to have", _finish, durable=True),
 )
 

@@ -56,7 +56,7 @@ class Stopping:
 
 @dataclass(slots=True)
 class StopWork:
-    """A stop under way; `topics` are those that have been claimed and are still there, `failed` what became of some."""
+    """A stop in progress; `topics` are claimed and still exist, `failed` are rows of those that cannot be stopped."""
 
     destination: Destination
     request: StopRequest
@@ -67,10 +67,10 @@ class StopWork:
     topics: Sequence[TopicRecord] = ()
     #: As it was read last: with the claim, then with the recorded ends.
     state: State = field(default_factory=State)
-    #: True when nobody knows what the engine still sends.
+    #: True when the engine may still send something.
     must_fence: bool = False
     look: StopLook = field(init=False)
-    #: Where the logs ended of which that was not recorded before.
+    #: Log ends that were not recorded before.
     log_ends: Mapping[TopicPartition, Fenced] = field(default_factory=dict)
     first_source: FirstSource = field(init=False)
     source: SourceEnds = field(init=False)
