@@ -58,7 +58,7 @@ def test_it_asks_after_it_has_shown_what_goes(
     assert terminal.getvalue().startswith(
         f"cluster:      {CLUSTER_ID}, broker 1\n"
         f"log dirs:     {log_dir}\n"
-        "orders-0: log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut off\n"
+        "orders-0: log end 30 -> 10: 20 records (2 batches, 862 bytes) cut off\n"
         "orders-1: not in these log directories\n"
         "Truncate these logs? [y/N] "
     )
@@ -71,7 +71,7 @@ def test_yes_and_undo(run: Run, log_dir: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert shown.out == (
         "TOPIC   PARTITION  RESULT  MESSAGE\n"
-        "orders          0  DONE    log end 30 -> 10: 20 records (2 batches, 862 bytes) are cut off\n"
+        "orders          0  DONE    log end 30 -> 10: 20 records (2 batches, 862 bytes) cut off\n"
         "orders          1  NOOP    not in these log directories\n"
         f"what was cut off is kept in {log_dir}/kmirror-cut-1.*: --undo restores it until the broker starts;"
         " delete the files when they are no longer needed\n"

@@ -120,7 +120,7 @@ def test_both_have_written_and_cleaned_and_the_topic_is_created_again(trip: Trip
     topic.at(trip.b).overwrite()
     refused = trip.back(topic.topic)
     assert refused.result.exit_code == ExitCode.REFUSED
-    assert f"{len(lost)} records of 1 topics exist only on the old source" in str(refused.result.error)
+    assert f"{len(lost)} records of 1 topic that the new primary lacks" in str(refused.result.error)
     done = trip.back(topic.topic, way=Way.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert archives_of(done)[topic.topic]["records"] == len(lost)

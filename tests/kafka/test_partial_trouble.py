@@ -151,7 +151,7 @@ def test_promote_waits_for_a_leader_and_gives_its_topics_back(
             "away": {Outcome.TIMED_OUT},
         }
         missing = [row for row in done.results if row.result is Outcome.TIMED_OUT]
-        assert all("1 partitions have no leader" in str(row.message) for row in missing), missing
+        assert all("1 partition has no leader" in str(row.message) for row in missing), missing
         stage.regain_broker()
         finished = promote(stage.destination, PromoteRequest(stage.mirror, idle_ms=None, timeout_ms=90_000)).result
         assert finished.exit_code == 0, finished

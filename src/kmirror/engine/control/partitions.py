@@ -13,6 +13,7 @@ from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
+from kmirror.words import counted
 
 
 class MirrorPartitions:
@@ -209,7 +210,8 @@ class MirrorPartitions:
         first, until = row.lost_from, row.lost_until
         if first is None or until is None or (record and record.lost_until == until):
             return
-        note = f"{partition} goes on without {until - first} records that its source had lost: {first} to {until - 1}"
+        lost = counted(until - first, "record")
+        note = f"{partition} goes on without {lost} that its source had lost: {first} to {until - 1}"
         details = {"from": first, "until": until, "records": until - first}
         self._announce(note, partition, "LOSS_ACCEPTED", **details)
 

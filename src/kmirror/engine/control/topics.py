@@ -9,6 +9,7 @@ from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import PENDING_PROMOTE, PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
+from kmirror.words import counted
 
 
 class MirrorTopics:
@@ -63,7 +64,7 @@ class MirrorTopics:
         for topic, count in counts.items():
             record = self.by_name.get(topic)
             if record and count > (known := self.partition_count(record)):
-                self._journal.note(f"{topic} has {count - known} more partitions at the source: they are copied too")
+                self._journal.note(f"{topic} has {counted(count - known, 'more partition')} at the source: copied too")
                 self._journal.record("partitions", "added", {"topic": topic, "partitions": count})
                 self._counts[topic] = count
                 is_news = True

@@ -1,6 +1,4 @@
-"""The copy of one partition, as a state machine without I/O: events in, what may be done next out.
-
-Time arrives in events.
+"""The copy of one partition, as a state machine without I/O: events in (with the time), what may be done next out.
 
     INSPECTING --verdict Copy--> COPYING --trouble--> DRAINING --nothing in flight--> WAITING --pause over--> INSPECTING
     any of them --verdict Fail, or a batch that cannot be carried--> FAILED --pause over--> INSPECTING
@@ -33,6 +31,7 @@ from kmirror.engine.lane.source_view import SourceView
 from kmirror.engine.lane.states import Permission, Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
+from kmirror.words import counted
 
 MAX_IN_FLIGHT = 5
 #: A partition whose unsent batches exceed this is not fetched until they are sent.
@@ -313,7 +312,7 @@ class PartitionCopy:
     def outcome_unknown(self, message: str, now: float) -> None:
         """Take the loss of the connection to the destination's leader: what was in flight may have been appended."""
         if self.in_flight:
-            self._tell(f"{len(self.in_flight)} batches without an answer: {message}")
+            self._tell(f"{counted(len(self.in_flight), 'batch', 'batches')} without an answer: {message}")
             self._memory.unanswered(self.in_flight, now)
         while self.in_flight:
             self._release(self.in_flight.popleft().frame)

@@ -34,6 +34,7 @@ from kmirror.settings.table import parse_settings
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
+from kmirror.words import counted
 
 _THREADS = 4
 _NAMED = 5
@@ -168,9 +169,9 @@ def require_still(destination: Destination, topics: Mapping[str, TopicMetadata],
     groups = live_groups(destination, topics)
     if groups:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        more = f"; and {len(groups) - _NAMED} more groups" if len(groups) > _NAMED else ""
+        more = f"; and {counted(len(groups) - _NAMED, 'more group')}" if len(groups) > _NAMED else ""
         raise RefusedError(
-            f"{len(groups)} {'group has' if len(groups) == 1 else 'groups have'} members at {at} that consume from "
+            f"{counted(len(groups), 'group has', 'groups have')} members at {at} that consume from "
             f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
             "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
             "not tell how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "

@@ -71,7 +71,7 @@ class Divergence:
         logs = self.logs
         at = f"{self.place}: the two logs are the same up to offset {self.shared_end}"
         if not self.lies_beyond:
-            return f"{at}, where this one ends; {self.offsets_to_copy} offsets to copy"
+            return f"{at}, where this one ends; {counted(self.offsets_to_copy, 'offset')} to copy"
         what = f"{counted(self.records, 'record')} after it, up to {logs.here_end}"
         if self.never_copied is not None and self.never_copied != self.records:
             what += f" ({self.never_copied} of them from the last mirrored offset {logs.last_mirrored_offset} on)"

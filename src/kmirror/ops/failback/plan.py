@@ -25,6 +25,7 @@ from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.words import counted
 
 #: How long the old source's log ends are watched.
 WATCH_S = 2.0
@@ -90,7 +91,7 @@ class Plan:
             rows.append(TopicResult(work.topic, None, Outcome.DONE, told))
         for one in self.looks:
             if one.here is None:
-                told = f"{one.topic} is to be created: {len(one.there.partitions)} partitions"
+                told = f"{one.topic} is to be created: {counted(len(one.there.partitions), 'partition')}"
                 rows.append(TopicResult(one.topic, None, Outcome.DONE, told))
             rows += rows_of(one)
         return rows
@@ -101,14 +102,14 @@ class Plan:
         if beyond and self.request.way is None:
             records = sum(divergence.records for one in beyond for divergence in one.divergences)
             return RefusedError(
-                f"{records} records of {len(beyond)} topics exist only on the old source, after the fork of the two"
-                " logs",
+                f"the old source has {counted(records, 'record')} of {counted(len(beyond), 'topic')} that the new "
+                "primary lacks, after the fork of the two logs",
                 _HOW,
             )
         stuck = [one.topic for one in beyond if one.must_recreate]
         if stuck and self.cuts:
             return RefusedError(
-                f"{stuck[0]}: truncating its logs is not enough ({len(stuck)} topics), as their rows say",
+                f"{stuck[0]}: truncating its logs is not enough ({counted(len(stuck), 'topic')}), as their rows say",
                 "use --recreate for these topics, and --topics to handle the others separately",
             )
         return None
@@ -275,7 +276,7 @@ def _cleaned(destination: Destination, looks: list[TopicLook]) -> list[str]:
     names = [name for name in cut if "compact" in (policies.get(name) or "")]
     if not names:
         return []
-    more = f" and {len(names) - 1} more topics" if len(names) > 1 else ""
+    more = f" and {counted(len(names) - 1, 'more topic')}" if len(names) > 1 else ""
     return [
         f"{names[0]}{more}: cleanup.policy is compact. Because of records after the fork the cleaner here"
         " may have removed earlier ones, which a truncation does not restore: if so, the same command"

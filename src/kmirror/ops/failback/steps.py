@@ -35,6 +35,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.client import Deadline
 from kmirror.state.records import MirrorRecord
+from kmirror.words import counted
 
 _THREADS = 2
 #: How long brokers may take to create or delete a topic.
@@ -231,7 +232,7 @@ def _put_back_groups(topic: Topic) -> str:
     name, mirror = work.topic, course.mirror.name
     course.groups += put_back(course.destination, mirror, course.settings, name, work.groups, work.places)
     course.progress.forget([name])
-    kept = f"{work.records} records from after the fork are in {work.archive}"
+    kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
     done = f"{name} was recreated and is copied in full; {kept if work.archive else 'nothing was archived'}"
     course.rows.append(TopicResult(name, None, Outcome.DONE, done))
     return "groups put back"

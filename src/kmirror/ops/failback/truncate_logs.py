@@ -17,6 +17,7 @@ from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, P
 from kmirror.offline.truncate import Checkpoint, begin, carry_out, require_possible, standing, sweep, take_back
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.words import counted
 
 VERB = "truncate-logs"
 
@@ -86,7 +87,7 @@ def truncate_logs(
         found = survey(dirs, [cut for cut in plan.partitions if cut.place not in half_done])
         if not half_done and all(isinstance(one.finding, NotHere) for one in found):
             raise RefusedError(
-                f"none of the plan's {len(plan.partitions)} partitions is in these log directories",
+                "these log directories hold no partition of the plan",
                 "give all directories of the broker's log.dirs; a broker without any of these partitions needs no"
                 " truncation",
             )
@@ -231,8 +232,8 @@ def _row(place: TopicPartition, finding: Finding | None, half_done: CutSummary |
 
 def _amount(summary: CutSummary) -> str:
     told = (
-        f"log end {summary.log_end_before} -> {summary.log_end_after}: {summary.records:,} records"
-        f" ({summary.batches:,} batches, {summary.size_in_bytes:,} bytes) are cut off"
+        f"log end {summary.log_end_before} -> {summary.log_end_after}: {counted(summary.records, 'record')}"
+        f" ({counted(summary.batches, 'batch', 'batches')}, {counted(summary.size_in_bytes, 'byte')}) cut off"
     )
     if summary.cut_offset == summary.planned_offset:
         return told
@@ -240,7 +241,7 @@ def _amount(summary: CutSummary) -> str:
 
 
 def _undone(summary: CutSummary) -> TopicResult:
-    told = f"log end {summary.log_end_after} -> {summary.log_end_before}: {summary.records:,} records are restored"
+    told = f"log end {summary.log_end_after} -> {summary.log_end_before}: {counted(summary.records, 'record')} restored"
     return TopicResult(summary.topic, summary.partition, Outcome.DONE, told)
 
 

@@ -26,6 +26,7 @@ from kmirror.ops.stop.report import places_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import settings_at_stop
+from kmirror.words import counted
 
 
 def trim_fillers(work: StopWork) -> str:
@@ -56,7 +57,7 @@ def trim_fillers(work: StopWork) -> str:
             if trimmed.error_code:
                 troubles[place.topic] = KmirrorError(
                     f"the filler in {place} could not be deleted (error {trimmed.error_code})",
-                    f"until then readers are shown {trims[place]} empty records; DELETE on the topic is needed",
+                    f"until then readers see {counted(trims[place], 'empty record')}; DELETE on the topic is needed",
                 )
             else:
                 work.done.warnings.append(f"{place} held no record of its source yet, and is empty at {trims[place]}")

@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.reader import PartitionReader, read_batches
 from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.words import counted
 
 #: All reading ends after so long: a stop does not wait for it. So much of one partition is read at most.
 _READING_S = 4.0
@@ -124,7 +125,7 @@ def _look(client: ClusterClient, place: TopicPartition, evidence: Evidence, star
         seen += len(section)
         if seen > _MOST_BYTES:
             if first is None:
-                return _unread(evidence, f"{end - low} records have to be read")
+                return _unread(evidence, f"{counted(end - low, 'offset')} would have to be read")
             return MirroredEnd(first, records, producer, is_complete=False)
     if first is None:
         return MirroredEnd(end if evidence.failed_offset is None else min(end, evidence.failed_offset))

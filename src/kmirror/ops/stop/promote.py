@@ -40,6 +40,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.words import counted
 
 IDLE_MS = 10_000
 _STEP_S = 0.5
@@ -109,7 +110,7 @@ def promote(
         completeness = Completeness(destination, mirror, request.idle_ms)
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
         show.say(f"the source answers: cluster {mirror.source_cluster_id}")
-        show.say(f"destination: cluster {destination.cluster_id}; {len(chosen)} topics to promote")
+        show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
         engine, event = _Engine(own, mirror.name, show), stopping or threading.Event()
         one = _Promotion(destination, request, source, completeness, claim, engine, show, event, until, waiting)
         for topic in chosen:

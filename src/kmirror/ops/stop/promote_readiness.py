@@ -17,6 +17,7 @@ from kmirror.ops.stop.report import Seen, last_seen
 from kmirror.ops.stop.work import Stopping
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.words import counted
 
 _SOURCE_S = 10.0
 
@@ -137,19 +138,19 @@ class Completeness:
                 doubtful.append(p)
         what, passes = None, False
         if unknown:
-            what = f"{unknown} partitions have no leader, or do not return their end offset"
+            what = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
         elif lag:
-            what = f"{lag:,} records"
+            what = counted(lag, "record")
         elif open_partitions:
             what = self._open_told(topic, open_partitions)
         elif incomplete:
-            what = f"the first copy is not complete ({len(incomplete)} partitions)"
+            what = f"the first copy is not complete ({counted(len(incomplete), 'partition')})"
         elif self._idle_ms is not None and (still := time.monotonic() - moved_at) < self._idle_ms / 1000:
             passes = True
             what = f"producers: the source's end moved {still:.0f} s ago, required: {self._idle_ms / 1000:g} s"
         elif doubtful:
             passes = True
-            what = f"the engine has not yet confirmed that everything is copied ({len(doubtful)} partitions)"
+            what = f"the engine has not yet confirmed that everything is copied ({counted(len(doubtful), 'partition')})"
         return Missing(topic.topic, None if unknown else lag, what, passes)
 
     def _is_copied(self, seen: Seen | None, end: int) -> bool:
@@ -222,8 +223,8 @@ def _written_after(row: TopicResult, place: TopicPartition, count: int) -> Topic
     return TopicResult(
         *place,
         Outcome.FAILED,
-        f"{place} is stopped at {row.last_mirrored_offset}, and {count} records came at the source after that; they "
-        "are not in the copy",
+        f"{place} is stopped at {row.last_mirrored_offset}; after that, the source received "
+        f"{counted(count, 'record')} that the copy lacks",
         Reason.SOURCE_WRITTEN_AFTER_STOP,
         last_mirrored_offset=row.last_mirrored_offset,
         lag=count,
