@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli import tables
 from kmirror.cli.options import (
     MASTER,
     Call,
@@ -18,11 +17,11 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.cli.report import Report
+from kmirror.cli.stopping import tell_stopped
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.failback.failback import FailbackPreview
-    from kmirror.ops.stop.failover import Stopped
     from kmirror.settings.patterns import TopicSelector
 
 _TOPICS = "Topics. Default: all topics of the mirror."
@@ -89,7 +88,7 @@ def failback_verb(
     request = FailbackRequest(mirror, read_properties(mirror_config), topics, way, plan, discard)
     with call.destination() as destination:
         done = failback(destination, request, agree, dry_run=call.dry_run)
-    return _tell(call, done, evidence)
+    return tell_stopped(call, done, evidence)
 
 
 @verb(
@@ -127,14 +126,4 @@ def switchover_verb(
     request = SwitchoverRequest(mirror, read_properties(mirror_config), topics, timeout_ms, master=master)
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = switchover(destination, request, show, stop, dry_run=call.dry_run)
-    return _tell(call, done, evidence)
-
-
-def _tell(call: Call, done: Stopped, evidence: Report | None) -> int:
-    if evidence:
-        evidence.write(done.evidence)
-    call.output.result(done.result)
-    if not call.dry_run and done.result.exit_code == 0:
-        seconds = (done.evidence["endedMs"] - done.evidence["beganMs"]) / 1000
-        call.output.screen.tell(f"done in {tables.elapsed(seconds)}")
-    return done.result.exit_code
+    return tell_stopped(call, done, evidence)

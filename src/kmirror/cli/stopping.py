@@ -111,7 +111,7 @@ def promote_verb(
     request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together)
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = promote(destination, request, show, stop, dry_run=call.dry_run)
-    return _tell(call, done, evidence)
+    return tell_stopped(call, done, evidence)
 
 
 @verb(
@@ -146,7 +146,7 @@ def failover_verb(
             preview = failover(destination, mirror, topics, dry_run=True)
             _ask(call, destination, mirror, preview, "Stop mirroring these topics now?")
         done = failover(destination, mirror, topics, fence_with_record=fence_with_record, dry_run=call.dry_run)
-    return _tell(call, done, evidence)
+    return tell_stopped(call, done, evidence)
 
 
 @verb(
@@ -172,7 +172,7 @@ def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | No
             preview = remove(destination, mirror, topics, dry_run=True)
             _ask(call, destination, mirror, preview, "Stop mirroring these topics?")
         done = remove(destination, mirror, topics, dry_run=call.dry_run)
-    return _tell(call, done, evidence)
+    return tell_stopped(call, done, evidence)
 
 
 def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, question: str) -> None:
@@ -200,7 +200,8 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, qu
         raise RefusedError("not confirmed: nothing was changed")
 
 
-def _tell(call: Call, done: Stopped, evidence: Report | None) -> int:
+def tell_stopped(call: Call, done: Stopped, evidence: Report | None) -> int:
+    """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
         evidence.write(done.evidence)
     call.output.result(done.result)
