@@ -23,6 +23,7 @@ from kmirror.cluster.protocol.batch import (
     BatchHeader,
     CorruptBatchError,
 )
+from kmirror.cluster.protocol.varint import read_varint
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
@@ -98,21 +99,8 @@ def _snappy(data: memoryview) -> bytes:
     return bytes(out)
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has more than ten bytes")
-
-
 def _bytes(data: memoryview, position: int) -> tuple[bytes | None, int]:
-    length, position = _varint(data, position)
+    length, position = read_varint(data, position)
     if length < 0:
         return None, position
     end = position + length
@@ -133,14 +121,14 @@ def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
         body = decompress(section, header.compression_type)
         position = 0
         for _ in range(header.record_count):
-            length, position = _varint(body, position)
+            length, position = read_varint(body, position)
             end = position + length
             position += 1
-            timestamp_delta, position = _varint(body, position)
-            offset_delta, position = _varint(body, position)
+            timestamp_delta, position = read_varint(body, position)
+            offset_delta, position = read_varint(body, position)
             key, position = _bytes(body, position)
             value, position = _bytes(body, position)
-            header_count, position = _varint(body, position)
+            header_count, position = read_varint(body, position)
             if header_count < 0:
                 raise ValueError("a record has a negative number of headers")
             headers = []
