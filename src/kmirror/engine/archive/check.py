@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.archive.archive_topic import Origin, Range, checked_ranges, origin_of
 from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
+from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import RefusedError, UnreachableError
 
@@ -72,12 +73,7 @@ class _DamagedArchiveError(Exception):
 
 
 def _records_of_archive(client: ClusterClient, archive: TopicPartition, executor: Executor) -> Iterator[Record]:
-    bounds = []
-    for which, log_end in ((EARLIEST, False), (LATEST, True)):
-        answer = client.list_offsets({archive: which}, log_end=log_end)[archive]
-        require(answer.error_code, f"looking up the offsets of {archive}")
-        bounds.append(answer.offset or 0)
-    start, end = bounds
+    start, end = offset_of(client, archive, EARLIEST), offset_of(client, archive, LATEST)
     log = VisibleLog(client, archive, start, end, executor)
     try:
         for batch in log.batches():

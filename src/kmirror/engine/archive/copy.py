@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,
     COMPRESSION_TYPES,
@@ -45,6 +45,7 @@ from kmirror.engine.archive.archive_topic import (
     origin_of,
 )
 from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
+from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import Batch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError, UnreachableError
 
@@ -192,12 +193,7 @@ def _codec_of(batch: Batch) -> str:
 
 def _end_of(client: ClusterClient, archive: TopicPartition) -> _End:
     """Read the end of an archive backwards, in stretches that double, until there is a record."""
-    bounds = []
-    for which, log_end in ((EARLIEST, False), (LATEST, True)):
-        answer = client.list_offsets({archive: which}, log_end=log_end)[archive]
-        require(answer.error_code, f"looking up the offsets of {archive}")
-        bounds.append(answer.offset or 0)
-    start, end = bounds
+    start, end = offset_of(client, archive, EARLIEST), offset_of(client, archive, LATEST)
     producer_id = archive_producer_id(archive)
     epoch, distance = -1, _LOOK_BACK
     while True:

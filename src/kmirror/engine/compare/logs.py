@@ -67,11 +67,11 @@ def compare_partition(
     notes: tuple[str, ...] = ()
     if end is None:
         # before anything is asked of the source, which must be ahead
-        end = _offset(destination, destination_partition, LATEST, log_end=True)
+        end = offset_of(destination, destination_partition, LATEST)
     if start is None:
         ours, theirs = (
-            _offset(destination, destination_partition, EARLIEST),
-            _offset(source, source_partition, EARLIEST),
+            offset_of(destination, destination_partition, EARLIEST),
+            offset_of(source, source_partition, EARLIEST),
         )
         start = max(ours, theirs)
         if ours != theirs:
@@ -108,8 +108,9 @@ def _is_filler(record: Record) -> bool:
     return record.key == FILLER_KEY and record.value is None
 
 
-def _offset(client: ClusterClient, partition: TopicPartition, which: int, *, log_end: bool = False) -> int:
-    answer = client.list_offsets({partition: which}, log_end=log_end)[partition]
+def offset_of(client: ClusterClient, partition: TopicPartition, which: int) -> int:
+    """Return where a log starts (EARLIEST) or truly ends (LATEST); raises UnreachableError, BrokerError."""
+    answer = client.list_offsets({partition: which}, log_end=which == LATEST)[partition]
     require(answer.error_code, f"looking up the offsets of {partition}")
     return answer.offset or 0
 

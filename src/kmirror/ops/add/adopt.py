@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.compare.logs import compare_partition
+from kmirror.engine.compare.logs import compare_partition, offset_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.context import told
@@ -29,9 +29,9 @@ def refusal(
         here, there = TopicPartition(plan.topic, partition), TopicPartition(plan.source_topic, partition)
         try:
             # what is asked of the destination first, the source has to be ahead of
-            held = _offset(destination, here, LATEST)
+            held = offset_of(destination, here, LATEST)
             found = compare_partition(source, destination, there, here)
-            source_start, source_end = _offset(source, there, EARLIEST), _offset(source, there, LATEST)
+            source_start, source_end = offset_of(source, there, EARLIEST), offset_of(source, there, LATEST)
         except (KmirrorError, OutcomeUnknown) as error:
             return TopicResult(
                 plan.topic,
@@ -74,10 +74,3 @@ def refusal(
         for note in found.notes:
             warn(f"{here}: {note}")
     return None
-
-
-def _offset(client: ClusterClient, partition: TopicPartition, which: int) -> int:
-    """Return where a log starts or truly ends."""
-    found = client.list_offsets({partition: which}, log_end=which == LATEST)[partition]
-    require(found.error_code, f"looking up the offsets of {partition}")
-    return found.offset or 0
