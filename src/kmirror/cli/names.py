@@ -29,7 +29,7 @@ MOST_DESTINATIONS = 5
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def remember_names(destination: Destination, environ: Mapping[str, str] | None = None) -> None:
+def remember_names(destination: Destination) -> None:
     """Write down which mirrors and mirror topics the destination has now.
 
     It is a convenience: whatever stands in its way is passed over.
@@ -38,7 +38,7 @@ def remember_names(destination: Destination, environ: Mapping[str, str] | None =
         state = destination.state()
         topics = [(mirror.name, topic.topic) for mirror in state.mirrors for topic in state.topics(mirror.name)]
         text = lines_of((mirror.name for mirror in state.mirrors), topics)
-        write_names(names_folder(os.environ if environ is None else environ), destination.cluster_id, text)
+        write_names(names_folder(os.environ), destination.cluster_id, text)
 
 
 def names_folder(environ: Mapping[str, str]) -> Path:

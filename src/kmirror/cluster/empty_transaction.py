@@ -51,10 +51,10 @@ _LONGEST_STEP_S = 0.2
 class EmptyTransactions:
     """Write markers under one transactional id, which nobody else may use meanwhile."""
 
-    def __init__(self, client: ClusterClient, transactional_id: str, *, timeout_s: float | None = None) -> None:
+    def __init__(self, client: ClusterClient, transactional_id: str) -> None:
         self._client = client
         self._transactional_id = transactional_id
-        self._timeout_s = timeout_s or client.config.request_timeout_ms / 1000
+        self._timeout_s = client.config.request_timeout_ms / 1000
         #: The coordinator's node id, host and port.
         self._coordinator: tuple[int, str, int] | None = None
         #: Producer id and epoch; None while something of an earlier transaction may be left.

@@ -114,9 +114,7 @@ def delete_records(
     return {p: Trimmed(code, None if code else low_watermark) for p, (code, low_watermark) in found.items()}
 
 
-def trim_compacted(
-    client: ClusterClient, offsets: Mapping[TopicPartition, int], *, timeout_s: float = _TIMEOUT_S
-) -> dict[TopicPartition, Trimmed]:
+def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Trimmed]:
     """Delete the records below these offsets whatever the topics' cleanup policy; it is the same again afterwards.
 
     Raises:
@@ -124,8 +122,8 @@ def trim_compacted(
         RefusedError: a setting that could not be put back exactly; nothing was changed.
         UnreachableError: the cluster does not answer; `unfinished_trims` tells what is left to be put back.
     """
-    deadline = time.monotonic() + timeout_s
-    found = delete_records(client, offsets, timeout_s=timeout_s)
+    deadline = time.monotonic() + _TIMEOUT_S
+    found = delete_records(client, offsets)
     refused = {p: offsets[p] for p, trimmed in found.items() if trimmed.error_code == POLICY_VIOLATION}
     # a trim that did not end has left its settings, with which nothing is refused
     unfinished = unfinished_trims(client, {p.topic for p in offsets})

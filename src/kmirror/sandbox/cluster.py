@@ -183,13 +183,13 @@ class SandboxCluster:
                 node.start(java, jars, self._environ)
         wait_until_answering(self._nodes(), len(self.spec.nodes), deadline)
 
-    def start_broker(self, node_id: int, timeout_s: float = _START_TIMEOUT_S) -> None:
+    def start_broker(self, node_id: int) -> None:
         """Start one broker and wait until it answers."""
         node = self._node(node_id)
         java, jars = self._java_and_jars()
         if node.process() is None:
             node.start(java, jars, self._environ)
-        wait_until_answering([node], 1, time.monotonic() + timeout_s)
+        wait_until_answering([node], 1, time.monotonic() + _START_TIMEOUT_S)
 
     def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop every broker cleanly; by force those that have not ended after the grace. Data and ports stay."""

@@ -180,7 +180,6 @@ def up(
     kafka_version: str | None = None,
     base_port: int | None = None,
     secured: bool = False,
-    environ: Mapping[str, str] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Have both clusters run: create what is not there, start what is down, leave what runs.
@@ -190,7 +189,6 @@ def up(
     `report` receives a line for each step as it begins. Raises what `plan_up` raises before anything is changed, and
     the errors of fetching Kafka and of starting brokers.
     """
-    environ = os.environ if environ is None else environ
 
     def plan() -> tuple[Step, ...]:
         return plan_up(directory, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
@@ -200,8 +198,7 @@ def up(
         steps = plan()
         concerned = sorted({step.cluster for step in steps})
         clusters = [
-            _cluster(directory, name, brokers, kafka_version, base_port, environ, report, secured=secured)
-            for name in concerned
+            _cluster(directory, name, brokers, kafka_version, base_port, report, secured=secured) for name in concerned
         ]
         for cluster in clusters:
             cluster.fetch()
@@ -242,7 +239,6 @@ def _cluster(
     brokers: int | None = None,
     kafka_version: str | None = None,
     base_port: int | None = None,
-    environ: Mapping[str, str] | None = None,
     report: Callable[[str], None] = lambda line: None,
     *,
     secured: bool = False,
@@ -256,7 +252,6 @@ def _cluster(
         secured=secured,
         authorizer=secured,
         users={user: secrets.token_urlsafe(16) for user in USERS},
-        environ=environ,
         report=report,
     )
 

@@ -128,25 +128,23 @@ class Lease:
         identity: EngineIdentity,
         ttl_ms: int = 10_000,
         should_stop: Callable[[], bool] = lambda: False,
-        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Self | None:
         """Wait until the engine in charge ends or falls silent for its whole ttl, then take charge; None if stopped.
 
-        `timeout` bounds each single look and the taking, in seconds. Raises as `acquire` does, except for the engine
-        in charge.
+        Raises as `acquire` does, except for the engine in charge.
         """
-        state = store.read(timeout)
+        state = store.read()
         _require_mirror(state, mirror)
         found, seen_at = state.engine(mirror), boottime()
         while not should_stop():
             if found is None or _is_over(found, identity) or boottime() - seen_at > found.ttl_ms / 1000:
                 try:
-                    return cls._take(store, mirror, identity, ttl_ms, found, False, timeout)
+                    return cls._take(store, mirror, identity, ttl_ms, found, False, DEFAULT_TIMEOUT_S)
                 except RefusedError as error:
                     if error.reason is not Reason.FENCED:
                         raise
             time.sleep(_LOOK_STEP_S)
-            now_found = store.read(timeout).engine(mirror)
+            now_found = store.read().engine(mirror)
             if now_found != found:
                 found, seen_at = now_found, boottime()
         return None

@@ -1,14 +1,11 @@
-"""Search the forks of many partitions in Spark: shared out, searched side by side in workers (`fork`).
-
-This module runs in workers: it knows Spark's runtime only by what it is given.
-"""
+"""Search the forks of many partitions in Spark: shared out, searched side by side in workers (`fork`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED
@@ -75,14 +72,6 @@ class Searched:
 
     found: tuple[Found, ...]
     requests: int
-
-
-class Runtime(Protocol):
-    """What is asked of Spark."""
-
-    def map(
-        self, name: str, function: Callable[[WorkUnit, int], Any], arguments: Iterable[WorkUnit]
-    ) -> Iterator[Any]: ...
 
 
 def fork_shares(

@@ -74,7 +74,6 @@ def recover(
     consent: Consent | None = None,
     *,
     dry_run: bool = False,
-    wait_s: float = _WAIT_S,
 ) -> VerbResult:
     """Have the FAILED partitions of these topics tried again; one result each.
 
@@ -103,7 +102,7 @@ def recover(
         hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
         results += [_done(wish, f"will be retried{wish.told}") for wish in wishes]
         return _result(mirror, results, dry_run, warnings=[hint])
-    results += _wait(destination.state, mirror, wishes, numbers, asked_ms, time.monotonic() + wait_s)
+    results += _wait(destination.state, mirror, wishes, numbers, asked_ms, time.monotonic() + _WAIT_S)
     return _result(mirror, results, dry_run)
 
 

@@ -55,8 +55,6 @@ class RunRequest:
     standby: bool = False
     take_over: bool = False
     spark_conf: Mapping[str, str] = field(default_factory=dict)
-    #: Where Spark's own words go; None for a file in the user's cache folder.
-    log_file: Path | None = None
 
 
 def run(open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher) -> VerbResult:
@@ -322,9 +320,8 @@ class _Taking:
 
 def _spark_options(request: RunRequest, records: Sequence[MirrorRecord]) -> SparkOptions:
     lanes = sum(parse_settings(record.settings).copy_lanes for record in records)
-    log_file = request.log_file or new_log_file()
     name = f"kmirror {','.join(request.mirrors)} on {socket.gethostname()}"
-    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf))
+    return SparkOptions(lanes + 1, new_log_file(), name, request.master, dict(request.spark_conf))
 
 
 def new_log_file() -> Path:
