@@ -73,7 +73,7 @@ WRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 5, FOREIGN_ID)
 OVERWRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
 SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": Tail.NOTHING}
 OVERGROWN = SHORTER | {"tail_producer_id": FOREIGN_ID, "unproven": True}
-HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": -1, "high_watermark": 80, "last_stable_offset": 80}
+HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": None, "high_watermark": 80, "last_stable_offset": 80}
 UNPROVEN = {"tail": Tail.NOTHING, "tail_producer_id": FOREIGN_ID, "unproven": True}
 LOST = {"tail": Tail.NOTHING, "source_log_start": 100}
 TRIMMED = {"source_log_start": 101, "tail": Tail.NOTHING}

@@ -289,7 +289,7 @@ def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
     shell.inspect(facts(5, source_log_start=20, producer=remembered(5, shell.wall)), Copy(5, skip_to=20))
     assert queued(shell) == [("g", 5, 20)]
     # epochs of before the loss say nothing of what comes behind it
-    assert shell.copy.fetch_position(1000)[:2] == (20, -1)
+    assert shell.copy.fetch_position(1000)[:2] == (20, None)
     while shell.copy.gap_to_fill():
         fill(shell)
     shell.fetch(stored(20))

@@ -753,7 +753,7 @@ def test_without_a_comparison_no_epoch_is_claimed(copying: Shell) -> None:
     copying.fetch(error_code=Code.NOT_LEADER_OR_FOLLOWER)
     copying.now += 1
     copying.inspect(facts(8, tail=Tail.NOTHING))
-    assert copying.copy.fetch_position(1).last_fetched_epoch == -1
+    assert copying.copy.fetch_position(1).last_fetched_epoch is None
 
 
 # -- patience ---------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_messages_of_old_formats_are_read_too(codec: str) -> None:
     copy = LogBatch(0, 3, tuple(plain[:4]), plain[3].timestamp, producer_id=OWN_ID)
     assert found(Log([old]), Log([copy])).tail is Tail.SAME
     wrong = replace(copy, records=(*plain[:3], record(3, "another")._replace(headers=())))
-    assert found(Log([old]), Log([wrong])) == Finding(Tail.DIFFERENT, -1, OWN_ID, 3)
+    assert found(Log([old]), Log([wrong])) == Finding(Tail.DIFFERENT, None, OWN_ID, 3)
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_below_a_log_start_nothing_is_compared() -> None:
 
 def test_what_the_source_does_not_show_yet_is_not_compared() -> None:
     source = Log([batch(0, 5), batch(5, 5, "x")], visible=5, epochs=[(0, 3)])
-    assert found(source, Log([ours(0, 5), ours(5, 5)])) == Finding(Tail.SAME, -1, OWN_ID)
+    assert found(source, Log([ours(0, 5), ours(5, 5)])) == Finding(Tail.SAME, None, OWN_ID)
 
 
 def test_an_epoch_is_named_only_where_the_source_has_a_batch_at_the_end() -> None:
@@ -182,7 +182,7 @@ def test_an_epoch_is_named_only_where_the_source_has_a_batch_at_the_end() -> Non
     epochs = [(0, 1), (5, 2)]
     destination = Log([ours(0, 5), ours(5, 5)])
     assert found(Log([batch(0, 5), batch(5, 5)], epochs=epochs), destination).epoch == 2
-    assert found(Log([batch(0, 5), batch(10, 5)], epochs=epochs), destination) == Finding(Tail.SAME, -1, OWN_ID)
+    assert found(Log([batch(0, 5), batch(10, 5)], epochs=epochs), destination) == Finding(Tail.SAME, None, OWN_ID)
 
 
 def test_the_walk_back_doubles_its_steps() -> None:
@@ -210,34 +210,34 @@ def test_records_of_others_are_not_excused_by_holes_of_the_source() -> None:
     """They came behind what we wrote, so nobody copied them, though the source no longer says what stood there."""
     source = Log([batch(0, 5), batch(9, 2)])
     foreign = batch(5, 2, "foreign", producer_id=FOREIGN_ID)
-    assert found(source, Log([ours(0, 5), foreign])) == Finding(Tail.DIFFERENT, -1, FOREIGN_ID, 5)
+    assert found(source, Log([ours(0, 5), foreign])) == Finding(Tail.DIFFERENT, None, FOREIGN_ID, 5)
     assert found(source, Log([ours(0, 5), ours(5, 2)])).tail is Tail.SAME
 
 
 def test_an_adopted_log_is_of_others_all_through() -> None:
     source = Log([batch(0, 5), batch(9, 2)])
-    assert found(source, Log([batch(0, 5), batch(5, 2)])) == Finding(Tail.SAME, -1, -1)
+    assert found(source, Log([batch(0, 5), batch(5, 2)])) == Finding(Tail.SAME, None, -1)
     another_mirrors = [replace(ours(0, 5), producer_id=OLD_ID), replace(ours(5, 2), producer_id=OLD_ID)]
-    assert found(source, Log(another_mirrors)) == Finding(Tail.SAME, -1, OLD_ID)
+    assert found(source, Log(another_mirrors)) == Finding(Tail.SAME, None, OLD_ID)
 
 
 def test_what_was_adopted_lies_below_what_was_copied() -> None:
     source = Log([batch(4, 2), batch(10)])
     markers = [marker(offset) for offset in range(6, 10)]
-    assert found(source, Log([batch(0, 4), ours(4, 2), *markers])) == Finding(Tail.SAME, -1, OWN_ID)
+    assert found(source, Log([batch(0, 4), ours(4, 2), *markers])) == Finding(Tail.SAME, None, OWN_ID)
 
 
 def test_records_of_others_with_nothing_to_compare_are_unproven() -> None:
     source = Log([batch(9, 2)])
-    assert found(source, Log([batch(0, 5)])) == Finding(Tail.NOTHING, -1, -1, unproven=True)
-    assert found(source, Log([ours(0, 5)])) == Finding(Tail.NOTHING, -1, OWN_ID)
+    assert found(source, Log([batch(0, 5)])) == Finding(Tail.NOTHING, None, -1, unproven=True)
+    assert found(source, Log([ours(0, 5)])) == Finding(Tail.NOTHING, None, OWN_ID)
 
 
 def test_records_of_others_beyond_what_the_source_shows_are_noticed() -> None:
     source = Log([batch(0, 5)])
     foreign = batch(5, 2, "foreign", producer_id=FOREIGN_ID)
-    assert found(source, Log([ours(0, 5), foreign])) == Finding(Tail.DIFFERENT, -1, FOREIGN_ID, 5)
-    assert found(source, Log([ours(0, 5), ours(5, 2)])) == Finding(Tail.SAME, -1, OWN_ID)
+    assert found(source, Log([ours(0, 5), foreign])) == Finding(Tail.DIFFERENT, None, FOREIGN_ID, 5)
+    assert found(source, Log([ours(0, 5), ours(5, 2)])) == Finding(Tail.SAME, None, OWN_ID)
 
 
 def test_markers_of_others_are_as_good_as_ours() -> None:

@@ -53,7 +53,9 @@ class PartitionReader:
                 node_id, host, port, topic_id = self._leader()
                 connection = self._client.connect(node_id, host, port)
                 session = FetchSession(self._client.config.client_id, incremental=False)
-                session.want(FetchKey(topic_id, self._partition.partition), FetchPosition(offset, -1, -1, max_bytes))
+                session.want(
+                    FetchKey(topic_id, self._partition.partition), FetchPosition(offset, None, None, max_bytes)
+                )
                 connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
                 connection.wait_for_throttle()
                 correlation_id = connection.next_correlation_id()

@@ -72,7 +72,7 @@ class Tail:
             self._connection = self._open()
             self._session = FetchSession(self._client.config.client_id)
         connection, session, offset = self._connection, self._session, self._offset or 0
-        session.want(self._key, FetchPosition(offset, -1, -1, _FETCH_BYTES))
+        session.want(self._key, FetchPosition(offset, None, None, _FETCH_BYTES))
         connection.wait_for_throttle()
         correlation_id = connection.next_correlation_id()
         request = session.request(

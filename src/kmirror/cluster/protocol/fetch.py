@@ -34,6 +34,7 @@ VERSION = 13
 _READ_COMMITTED = 1
 _NEW_SESSION = 0
 _NO_SESSION = -1
+_NO_EPOCH = -1
 
 _REQUEST_HEAD = struct.Struct(">iiiibii")
 _PARTITION = struct.Struct(">iiqiqiB")
@@ -53,11 +54,11 @@ class FetchKey(NamedTuple):
 
 
 class FetchPosition(NamedTuple):
-    """Say from where to fetch a partition."""
+    """Say from where to fetch a partition; leader epochs are None where they are not known."""
 
     fetch_offset: int
-    last_fetched_epoch: int
-    current_leader_epoch: int
+    last_fetched_epoch: int | None
+    current_leader_epoch: int | None
     partition_max_bytes: int
 
 
@@ -146,9 +147,9 @@ class FetchSession:
             by_topic.setdefault(key.topic_id, bytearray()).extend(
                 _PARTITION.pack(
                     key.partition,
-                    at.current_leader_epoch,
+                    _NO_EPOCH if at.current_leader_epoch is None else at.current_leader_epoch,
                     at.fetch_offset,
-                    at.last_fetched_epoch,
+                    _NO_EPOCH if at.last_fetched_epoch is None else at.last_fetched_epoch,
                     -1,
                     at.partition_max_bytes,
                     0,

@@ -30,6 +30,7 @@ HIGHEST_VERSION = 9
 #: What brokers allow to tools that are no replica.
 _DEBUGGING_REPLICA = -2
 _LATEST = -1
+_ANY_EPOCH = -1
 _READ_UNCOMMITTED = 0
 
 _INT32 = struct.Struct(">i")
@@ -39,10 +40,13 @@ _PARTITION_ANSWER = struct.Struct(">ihqqi")
 _NO_TAGS = b"\x00"
 
 
-def request(correlation_id: int, version: int, client_id: str, leader_epochs: Mapping[TopicPartition, int]) -> bytes:
-    """Encode one framed request for partitions led by one broker, each with its current leader epoch (−1: any)."""
+def request(
+    correlation_id: int, version: int, client_id: str, leader_epochs: Mapping[TopicPartition, int | None]
+) -> bytes:
+    """Encode one framed request for partitions led by one broker, each with its current leader epoch (None: any)."""
     by_topic: dict[str, bytearray] = {}
-    for (topic, partition), leader_epoch in leader_epochs.items():
+    for (topic, partition), known in leader_epochs.items():
+        leader_epoch = _ANY_EPOCH if known is None else known
         by_topic.setdefault(topic, bytearray()).extend(_PARTITION.pack(partition, leader_epoch, _LATEST, 0))
     out = bytearray(4)
     out += request_header(API_KEY, version, correlation_id, client_id)

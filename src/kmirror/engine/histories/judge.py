@@ -100,8 +100,8 @@ class Facts:
     #: What the destination's leader remembers of our producer.
     producer: ProducerState | None = None
     tail: Tail = Tail.NOTHING
-    #: Epoch of the source's batch that holds the offset before the destination's end; −1 when there is none.
-    tail_epoch: int = -1
+    #: Epoch of the source's batch that holds the offset before the destination's end; None when there is none.
+    tail_epoch: int | None = None
     producer_id_expiration_ms: int | None = None
     #: Who wrote the destination's batch that differs, or else its last one; None when it holds no batch.
     tail_producer_id: int | None = None

@@ -177,7 +177,7 @@ class SectionReader:
                 continue
             key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition)
             led[leader.leader_id][key] = partition
-            positions[key] = FetchPosition(offset, -1, leader.leader_epoch, max_bytes)
+            positions[key] = FetchPosition(offset, None, leader.leader_epoch, max_bytes)
         is_committed = side == "source" or self._read_limits.is_destination_committed
         for node_id, partitions in led.items():
             broker = metadata.brokers[node_id]

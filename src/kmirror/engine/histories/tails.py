@@ -52,7 +52,7 @@ class Finding:
     """How the ends compare; the fields as in `judge.Facts`."""
 
     tail: Tail = Tail.NOTHING
-    epoch: int = -1
+    epoch: int | None = None
     producer_id: int | None = None
     differs_at: int | None = None
     only_filler: bool = False
@@ -147,12 +147,12 @@ class _Comparison:
         self._destination: list[Stretch] = []
         self._last: Batch | None = None
         #: Of the source's batch that holds the last offset: that of one that stands lower may be too low.
-        self._epoch = -1
+        self._epoch: int | None = None
         #: True when a record of the destination has been seen.
         self._has_data = False
         #: The lowest offset so far with a record of another writer that nothing speaks for.
         self._strange: int | None = None
-        self._strange_producer_id = -1
+        self._strange_producer_id: int | None = None
 
     def run(self) -> Comparing:
         """Walk until something is found."""
@@ -194,7 +194,8 @@ class _Comparison:
             last = self._ends.destination_end - 1
             for batch in self._source[-1].batches:
                 if batch.base_offset <= last < batch.next_offset:
-                    self._epoch = batch.header.partition_leader_epoch
+                    epoch = batch.header.partition_leader_epoch
+                    self._epoch = epoch if epoch >= 0 else None
 
     def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[Batch]]:
         """Return one side's batches with offsets from `low` to `high`, read where they are not known yet."""

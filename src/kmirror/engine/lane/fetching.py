@@ -102,9 +102,9 @@ class Fetching:
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
                 self._lose(link, "no answer in time")
         for partition in self._work.partitions if self._work.source_config.rack else ():
-            until = partition.source.follows_until
-            if until is not None and at >= until and partition.wants_records:
-                self._move_fetch(partition, partition.facts.source_leader[0] if partition.facts else -1, None)
+            until, facts = partition.source.follows_until, partition.facts
+            if facts is not None and until is not None and at >= until and partition.wants_records:
+                self._move_fetch(partition, facts.source_leader[0], None)
 
     def _connect(self, node_id: int) -> None:
         post = self._loop.post

@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     base_offset: int
     next_offset: int
     max_timestamp: int
-    leader_epoch: int
+    leader_epoch: int | None
     data: memoryview
     frame: Frame
 
@@ -94,7 +94,7 @@ class Gap(NamedTuple):
 
     base_offset: int
     next_offset: int
-    leader_epoch: int
+    leader_epoch: int | None
 
 
 class Intake:
@@ -125,11 +125,11 @@ class Intake:
         self.queued_bytes = 0
         #: What the next batch to fetch begins with, and the leader epoch of the one before.
         self.next_offset = 0
-        self.leader_epoch = -1
+        self.leader_epoch: int | None = None
         #: True while the gap at the head is being filled, so that it must stay as it is.
         self.head_is_taken = False
 
-    def restart(self, offset: int, leader_epoch: int, filled_offsets: int, *, producer_is_known: bool) -> None:
+    def restart(self, offset: int, leader_epoch: int | None, filled_offsets: int, *, producer_is_known: bool) -> None:
         """Begin anew at an offset; the queue is empty."""
         self.next_offset, self.leader_epoch = offset, leader_epoch
         self._filled_offsets = filled_offsets
@@ -247,7 +247,7 @@ class Intake:
             self.next_offset, self.leader_epoch = part.next_offset, leader_epoch
         return None
 
-    def _queue_run(self, run: Run, leader_epoch: int, frame: Frame) -> None:
+    def _queue_run(self, run: Run, leader_epoch: int | None, frame: Frame) -> None:
         sequence = (run.base_offset - self._filled_offsets) & SEQUENCE_MASK
         guard(run.data, self._producer_id, self._producer_epoch, sequence)
         frame.pending += 1
@@ -255,7 +255,7 @@ class Intake:
         self.queued_bytes += len(run.data)
         self._begins_at_gap = False
 
-    def _queue_gap(self, base_offset: int, next_offset: int, leader_epoch: int) -> None:
+    def _queue_gap(self, base_offset: int, next_offset: int, leader_epoch: int | None) -> None:
         if self._begins_at_gap:
             self._filled_offsets, self._begins_at_gap = next_offset & SEQUENCE_MASK, False
         else:
@@ -274,7 +274,7 @@ class Intake:
 
     def take_in_loss(self, until: int) -> None:
         """Queue a gap for what the source has lost below `until`: under which epochs it was written, nobody knows."""
-        self.leader_epoch = -1
+        self.leader_epoch = None
         self.take_in_nothing(until)
 
     def take_in_filler(self, until: int, timestamp_ms: int) -> None:
@@ -284,7 +284,7 @@ class Intake:
             data = memoryview(filler_batch(count, timestamp_ms))
             frame = Frame(memoryview(b""))
             run = Run(self.next_offset, self.next_offset + count, timestamp_ms, data)
-            self._queue_run(run, -1, frame)
+            self._queue_run(run, None, frame)
             frame.pending -= 1  # nobody but the batch holds it
             self.next_offset += count
 

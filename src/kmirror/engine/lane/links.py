@@ -133,7 +133,7 @@ class FillLink:
         """Encode one look at the log ends of several partitions, and note that it is on its way."""
         correlation_id = self.stream.connection.next_correlation_id()
         copies = [copy for copy, _ in steps]
-        epochs = {c.assignment.destination: c.facts.destination_leader[1] if c.facts else -1 for c in copies}
+        epochs = {c.assignment.destination: c.facts.destination_leader[1] if c.facts else None for c in copies}
         self._note(correlation_id, at, copies, is_look=True)
         return log_end.request(correlation_id, self._log_end_version, client_id, epochs)
 

@@ -122,14 +122,14 @@ class PartitionCopy:
         known = facts.producer is not None
         if isinstance(verdict, AdvanceStart):
             self.log_start.fill_then_trim(verdict.to, now_ms)
-            self.intake.restart(facts.destination_log_end, -1, verdict.filled_offsets, producer_is_known=known)
+            self.intake.restart(facts.destination_log_end, None, verdict.filled_offsets, producer_is_known=known)
         else:
             self.log_start.trim(None)
             progress.is_aligned = True
             progress.begun = progress.begun or facts.destination_log_end > facts.destination_log_start
             if facts.tail is Tail.SAME:
                 progress.epoch = facts.tail_epoch
-            epoch = -1 if facts.tail is Tail.NOTHING else progress.epoch
+            epoch = None if facts.tail is Tail.NOTHING else progress.epoch
             self.intake.restart(verdict.offset, epoch, verdict.filled_offsets, producer_is_known=known)
         if memory.looked_at < memory.quiet_until:
             self._hold(memory.quiet_until)
@@ -195,7 +195,7 @@ class PartitionCopy:
 
     def fetch_position(self, partition_max_bytes: int) -> FetchPosition:
         """Say from where to fetch next."""
-        epoch = self.facts.source_leader[1] if self.facts else -1
+        epoch = self.facts.source_leader[1] if self.facts else None
         return FetchPosition(self.intake.next_offset, self.intake.leader_epoch, epoch, partition_max_bytes)
 
     def fetched(self, answer: FetchedPartition, frame: Frame, now: float) -> None:

@@ -15,7 +15,7 @@ class Progress:
         #: The end of what is known to be appended; None where that is not known before the first inspection.
         self.acknowledged: int | None = assignment.known_end
         #: Source leader epoch and maximum timestamp of the last batch known to be appended.
-        self.epoch = -1
+        self.epoch: int | None = None
         self.timestamp: int | None = None
         self.bytes_copied = 0
         #: True once some of the source's records were in the destination; once an inspection found that they may come.

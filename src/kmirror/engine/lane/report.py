@@ -99,7 +99,7 @@ def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
         lost_until=lost_until,
         again_from=again_from,
         again_until=again_until,
-        last_epoch=progress.epoch if progress.epoch >= 0 else None,
+        last_epoch=progress.epoch if (progress.epoch or 0) >= 0 else None,
         retry_attempt=copy.retry.attempt,
         recovery=assignment.recovery.number if assignment.recovery else None,
         failed_offset=failed.offset if failed else None,
