@@ -41,7 +41,7 @@ from kmirror.cluster.protocol.batch import (
     guard,
 )
 from kmirror.cluster.protocol.old_format import read_messages
-from kmirror.cluster.protocol.records import compress, decompress
+from kmirror.cluster.protocol.records import compress, decompress, field
 from kmirror.cluster.protocol.varint import read_varint, varint
 from kmirror.errors import Reason
 from kmirror.words import counted
@@ -200,15 +200,11 @@ def _old_pieces(batch: memoryview, start: int, shown: bool, max_bytes: int) -> l
             message.offset,
             message.timestamp,
             b"\x00" + varint(message.timestamp - style.base_timestamp),
-            _field(message.key) + _field(message.value) + _NO_HEADERS,
+            field(message.key) + field(message.value) + _NO_HEADERS,
         )
         for message in messages
     ]
     return _cover(rows, start, next_offset, style, max_bytes)
-
-
-def _field(value: bytes | None) -> bytes:
-    return varint(-1) if value is None else varint(len(value)) + value
 
 
 def _cover(rows: list[_Row], start: int, next_offset: int, style: _Style, max_bytes: int) -> list[Run | Hole]:

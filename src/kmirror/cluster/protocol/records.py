@@ -23,7 +23,7 @@ from kmirror.cluster.protocol.batch import (
     BatchHeader,
     CorruptBatchError,
 )
-from kmirror.cluster.protocol.varint import read_varint
+from kmirror.cluster.protocol.varint import read_varint, varint
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
@@ -148,20 +148,9 @@ def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
         raise CorruptBatchError(header.base_offset, str(error) or "it ends too early") from None
 
 
-def _put_varint(out: bytearray, value: int) -> None:
-    value = (value << 1) ^ (value >> 63)
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _put_bytes(out: bytearray, value: bytes | None) -> None:
-    if value is None:
-        out.append(1)
-    else:
-        _put_varint(out, len(value))
-        out += value
+def field(value: bytes | None) -> bytes:
+    """Encode a key, a value, or a part of a header: its length, −1 for null, and its bytes."""
+    return varint(-1) if value is None else varint(len(value)) + value
 
 
 def make_batch(records: Iterable[Record], *, compression_type: str = "none", leader_epoch: int = -1) -> bytearray:
@@ -177,16 +166,11 @@ def make_batch(records: Iterable[Record], *, compression_type: str = "none", lea
     body = bytearray()
     for delta, record in enumerate(batch):
         out = bytearray(1)
-        _put_varint(out, record.timestamp - base_timestamp)
-        _put_varint(out, delta)
-        _put_bytes(out, record.key)
-        _put_bytes(out, record.value)
-        _put_varint(out, len(record.headers))
+        out += varint(record.timestamp - base_timestamp) + varint(delta) + field(record.key) + field(record.value)
+        out += varint(len(record.headers))
         for name, content in record.headers:
-            _put_bytes(out, name.encode())
-            _put_bytes(out, content)
-        _put_varint(body, len(out))
-        body += out
+            out += field(name.encode()) + field(content)
+        body += varint(len(out)) + out
     section = compress(bytes(body), compression_type)
     attributes = COMPRESSION_TYPES.index(compression_type) & COMPRESSION_MASK
     made = bytearray(BATCH_OVERHEAD) + section
