@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
@@ -21,12 +20,12 @@ from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import look_at
-from kmirror.ops.show.rows import engine_in_charge
+from kmirror.ops.show.rows import engine_in_charge, reports_of
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.assignment import Recovery
 from kmirror.state.events import Event
-from kmirror.state.records import PartitionState, ProgressRow, TopicRecord
+from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted
 
@@ -171,23 +170,6 @@ def _with_recoveries(record: TopicRecord, wishes: Sequence[_Wish], *, trims: boo
     return replace(record, recoveries=known)
 
 
-class _Report(NamedTuple):
-    """The last word on a partition: when it was said, and what."""
-
-    time_ms: int
-    row: ProgressRow
-
-
-def _reports(state: State, mirror: str) -> dict[TopicPartition, _Report]:
-    found: dict[TopicPartition, _Report] = {}
-    for progress in state.progress(mirror):
-        for row in progress.rows:
-            place = TopicPartition(row.topic, row.partition)
-            if place not in found or found[place].time_ms < progress.time_ms:
-                found[place] = _Report(progress.time_ms, row)
-    return found
-
-
 def _wait(
     read: Callable[[], State],
     mirror: str,
@@ -202,7 +184,7 @@ def _wait(
     said: dict[TopicPartition, str] = {}
     while True:
         state = read()
-        reports = _reports(state, mirror)
+        reports = reports_of(state, mirror)
         for place, wish in list(left.items()):
             report = reports.get(place)
             if report is None or not (wish.rebuilds or (report.row.recovery or 0) >= numbers.get(place, 0)):

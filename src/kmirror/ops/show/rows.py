@@ -81,7 +81,7 @@ def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
+class Report:
     """A lane's last word on a partition, and the record that it was said in."""
 
     record: ProgressRecord
@@ -120,7 +120,7 @@ def partition_rows(
 ) -> list[PartitionRow]:
     """Return the rows of these topics of a mirror, by topic and partition."""
     health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
-    reports = _reports(state, mirror.name)
+    reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
@@ -241,18 +241,19 @@ def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:
     return TopicState.LINK_FAILED if trouble is SourceTrouble.REFUSED else None
 
 
-def _reports(state: State, mirror: str) -> dict[TopicPartition, _Report]:
-    found: dict[TopicPartition, _Report] = {}
+def reports_of(state: State, mirror: str) -> dict[TopicPartition, Report]:
+    """Return the last report on each partition of a mirror."""
+    found: dict[TopicPartition, Report] = {}
     for progress in state.progress(mirror):
         for row in progress.rows:
             partition = TopicPartition(row.topic, row.partition)
             if partition not in found or found[partition].time_ms < progress.time_ms:
-                found[partition] = _Report(progress, row)
+                found[partition] = Report(progress, row)
     return found
 
 
 def _story(
-    topic: TopicRecord, record: PartitionRecord | None, report: _Report | None, destination: ClusterLook
+    topic: TopicRecord, record: PartitionRecord | None, report: Report | None, destination: ClusterLook
 ) -> _Story:
     """Return how the partition stands by record and report, and by what the look proves against them."""
     if record is not None and (report is None or report.time_ms <= record.state_time_ms):
@@ -283,7 +284,7 @@ def _explained(
     story: _Story,
     topic: TopicRecord,
     record: PartitionRecord | None,
-    report: _Report | None,
+    report: Report | None,
     source: ClusterLook | None,
     health: EngineHealth,
     now_ms: int,
@@ -340,7 +341,7 @@ def _link_story(story: _Story, source: ClusterLook | None, mirror: str) -> _Stor
     return None
 
 
-def _engine_link_story(story: _Story, report: _Report | None, health: EngineHealth, mirror: str) -> _Story | None:
+def _engine_link_story(story: _Story, report: Report | None, health: EngineHealth, mirror: str) -> _Story | None:
     """Return the story of a source that does not answer the engine, where the partition's lane does not know better."""
     engine = health.record
     lane_sees_it = report is not None and report.row.source_seen_ms is None
@@ -384,7 +385,7 @@ def _row(
     story: _Story,
     topic_state: TopicState,
     record: PartitionRecord | None,
-    report: _Report | None,
+    report: Report | None,
     destination: ClusterLook,
     source: ClusterLook | None,
     now_ms: int,
@@ -436,7 +437,7 @@ def _row(
     )
 
 
-def _reported_lag(report: _Report | None) -> int | None:
+def _reported_lag(report: Report | None) -> int | None:
     return _difference(report.row.source_offset, report.row.destination_offset) if report else None
 
 
@@ -447,7 +448,7 @@ def _difference(source_offset: int | None, destination_offset: int | None) -> in
     return max(0, source_offset - destination_offset)
 
 
-def _time_lag(lag: int | None, report: _Report | None, now_ms: int) -> int | None:
+def _time_lag(lag: int | None, report: Report | None, now_ms: int) -> int | None:
     if lag == 0:
         return 0
     if lag is None or report is None or report.row.last_timestamp_ms is None:
