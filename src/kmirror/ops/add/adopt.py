@@ -25,6 +25,11 @@ def refusal(
 
     `warn` hears of what could not be compared because one of the logs starts later.
     """
+
+    def refused(message: str, hint: str, reason: Reason | None = None) -> TopicResult:
+        return TopicResult(plan.topic, None, Outcome.REFUSED, message, reason, hint=hint)
+
+    add_again = "delete or rename the topic and add it again"
     for partition in range(plan.partitions):
         here, there = TopicPartition(plan.topic, partition), TopicPartition(plan.source_topic, partition)
         try:
@@ -33,43 +38,26 @@ def refusal(
             found = compare_partition(source, destination, there, here)
             source_start, source_end = offset_of(source, there, EARLIEST), offset_of(source, there, LATEST)
         except (KmirrorError, OutcomeUnknown) as error:
-            return TopicResult(
-                plan.topic,
-                None,
-                Outcome.REFUSED,
-                f"{here} could not be compared with its source: {error}",
-                told(error).reason,
-                hint=told(error).hint or "try again",
+            why = told(error)
+            return refused(
+                f"{here} could not be compared with its source: {error}", why.hint or "try again", why.reason
             )
         if found.obstacle is not None:
-            return TopicResult(
-                plan.topic,
-                None,
-                Outcome.REFUSED,
-                f"{here} could not be compared with its source: {found.obstacle}",
-                hint="delete or rename the topic and add it again",
-            )
+            return refused(f"{here} could not be compared with its source: {found.obstacle}", add_again)
         if source_start > held > 0:
-            return TopicResult(
-                plan.topic,
-                None,
-                Outcome.REFUSED,
+            return refused(
                 f"{here} cannot be compared: it ends at offset {held}, but its source starts at {source_start}",
+                add_again,
                 Reason.SOURCE_TRUNCATED,
-                hint="delete or rename the topic and add it again",
             )
         fork = found.first_difference.offset if found.first_difference else source_end
         if found.first_difference is not None or source_end < found.end:
             what = found.first_difference.what if found.first_difference else "the source's log ends there"
-            return TopicResult(
-                plan.topic,
-                None,
-                Outcome.REFUSED,
+            return refused(
                 f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
                 f" {counted(found.end - fork, 'record')} after it",
+                f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the fork",
                 Reason.DESTINATION_WRITTEN,
-                hint=f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the"
-                " fork",
             )
         for note in found.notes:
             warn(f"{here}: {note}")
