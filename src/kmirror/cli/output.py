@@ -102,10 +102,7 @@ class TableOutput:
             self.screen.line(headline)
         if result.dry_run:
             self.screen.tell("dry run: nothing was changed")
-        for warning in result.warnings:
-            self.screen.tell(f"kmirror: warning: {warning}")
-        if result.error:
-            tell_error(self.screen, result.error)
+        _tell_trouble(self.screen, result)
 
     def _stopped(self, totals: StopTotals, rows: list[TopicResult]) -> list[TopicResult]:
         """Show the totals; return the rows to show."""
@@ -147,10 +144,7 @@ class TableOutput:
         if outcome.rows:
             self._table(VERIFIED, outcome.rows)
         self.screen.line(headline)
-        for warning in outcome.warnings:
-            self.screen.tell(f"kmirror: warning: {warning}")
-        if outcome.error:
-            tell_error(self.screen, outcome.error)
+        _tell_trouble(self.screen, outcome)
 
     def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
         from kmirror.sandbox.registry import BROKERS
@@ -226,10 +220,7 @@ class JsonOutput:
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
         self._print(_document(result))
-        for warning in result.warnings:
-            self.screen.tell(f"kmirror: warning: {warning}")
-        if result.error:
-            tell_error(self.screen, result.error)
+        _tell_trouble(self.screen, result)
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         self._print([table.document(row) for row in rows])
@@ -242,10 +233,7 @@ class JsonOutput:
 
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
         self._print(outcome.to_json())
-        for warning in outcome.warnings:
-            self.screen.tell(f"kmirror: warning: {warning}")
-        if outcome.error:
-            tell_error(self.screen, outcome.error)
+        _tell_trouble(self.screen, outcome)
 
     def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
         self._print(document if done is None else {**_document(done), **document})
@@ -277,6 +265,13 @@ def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
 
 def _document(result: VerbResult) -> dict[str, Any]:
     return {**result.to_json(), "mirror": result.mirror or None}
+
+
+def _tell_trouble(screen: Screen, outcome: VerbResult | VerifyOutcome) -> None:
+    for warning in outcome.warnings:
+        screen.tell(f"kmirror: warning: {warning}")
+    if outcome.error:
+        tell_error(screen, outcome.error)
 
 
 def tell_error(screen: Screen, error: ErrorInfo) -> None:
