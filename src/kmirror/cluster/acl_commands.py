@@ -46,7 +46,7 @@ class Grant:
     prefixed: bool = False
 
     def line(self, config: ClientConfig) -> str:
-        """Return the command for an administrator that grants them to whoever `config` makes us."""
+        """Return the command for an administrator that grants them to the principal that `config` makes us."""
         pattern = " --resource-pattern-type prefixed" if self.prefixed else ""
         return grant_line(config, self.operations, f"{self.resource}{pattern}")
 

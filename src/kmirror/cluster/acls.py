@@ -2,7 +2,7 @@
 
 librdkafka's describe hides why it found nothing, so these go out through `ClusterClient`. What an error code means:
 
-* 54 (SECURITY_DISABLED): the cluster has no authorizer; whoever reaches it may do everything;
+* 54 (SECURITY_DISABLED): the cluster has no authorizer; any client may do everything;
 * 31: DESCRIBE on the cluster is lacking to see ACLs, or ALTER on it to change them.
 
 Creating a binding that is there and deleting one that is not do nothing, so either may be asked again.

@@ -11,11 +11,11 @@
             end = out.append([Record(100, 1_700_000_000_000, b"key", b"value")])   # 101
 
 Where the log ends below the first record's offset, the offsets between are filled with markers, which no consumer is
-shown; where it ends above, the append is refused and told the log end. So when `append` returns, the log ends exactly
-behind the records; or it says why not.
+shown; where it ends above, the append is refused with the log end. So when `append` returns, the log ends exactly
+after the records; or it says why not.
 
 The topic needs `compression.type=producer`, `message.timestamp.type=CreateTime` and wide
-`message.timestamp.before/after.max.ms`, as a mirror topic has them. Nobody else may write to it. The rights needed:
+`message.timestamp.before/after.max.ms`, as a mirror topic has them. No other client may write to it. The rights needed:
 WRITE, READ (which DescribeProducers asks for) and DESCRIBE on the topic; ALTER or CLUSTER_ACTION on the cluster, for
 filling only.
 """
@@ -52,7 +52,7 @@ from kmirror.errors import (
 
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
-#: After so long a request without an answer is not on its way any more.
+#: After so long a request without an answer cannot arrive any more.
 _SETTLE_S = 10.0
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
 _MARKERS_REFUSED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
@@ -82,7 +82,7 @@ class _Seen(NamedTuple):
 
 
 class OffsetAppender:
-    """Append to one partition. Its only writer meanwhile; the client is used by nobody else.
+    """Append to one partition. It must be the only writer, and the only user of the client.
 
     Entering reads where the log ends. After any exception but InvalidProduceOffsetError and CorruptBatchError use a new
     one; after OutcomeUnknown not before ten seconds have passed.
@@ -130,8 +130,8 @@ class OffsetAppender:
         Raises:
             InvalidProduceOffsetError: the log ends above the first offset; nothing was written.
             CorruptBatchError: the offsets are not consecutive, or the batch is broken; nothing was written.
-            HistoriesDifferError: somebody else wrote to the partition.
-            RefusedError: somebody else uses the producer id, or markers may not be written.
+            HistoriesDifferError: another client wrote to the partition.
+            RefusedError: another client uses the producer id, or markers may not be written.
             BrokerError: the records are refused.
             OutcomeUnknown: whether the records, or fillings, were or will be written is not known.
             UnreachableError: the partition's leader does not answer; nothing is on its way.
@@ -145,13 +145,13 @@ class OffsetAppender:
         return self.log_end_offset
 
     def take_over(self, *, above: int = -1) -> None:
-        """Shut out whoever else writes with this producer id, by one marker, and go on behind what they have written.
+        """Fence other writers with this producer id by one marker, and continue after what they have written.
 
         Their batches and markers are refused from then on (FENCED), for as long as the leader remembers the producer
         id. `above` is the highest producer epoch that is known to have been used; what the leader remembers counts too.
 
         Raises:
-            RefusedError: markers may not be written (NOT_AUTHORIZED; nothing was), or somebody took over from us.
+            RefusedError: markers may not be written (NOT_AUTHORIZED; nothing was), or another writer fenced us.
             BrokerError: refused for another reason.
             OutcomeUnknown: whether the marker was or will be written is not known.
             UnreachableError: the partition's leader does not answer; nothing is on its way.

@@ -63,7 +63,7 @@ def lacking_on_groups(client: ClusterClient, groups: Collection[str], needed: st
     if not groups:
         return []
     request = DescribeGroupsRequest(groups=sorted(groups), include_authorized_operations=True)
-    # later versions tell nothing of groups that do not exist
+    # later versions say nothing of groups that do not exist
     answer = client.ask_any(request, highest=5)
     return [
         one.group_id
@@ -79,7 +79,7 @@ def operations_of(told: Iterable[int] | int | None) -> frozenset[int]:
 
 
 def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool:
-    """Tell whether WRITE on a transactional id is granted that nobody uses; nothing comes of asking.
+    """Tell whether WRITE on an unused transactional id is granted; asking changes nothing.
 
     The end of a transaction is asked for that never began: who lacks the right is told so before brokers look at it.
     """

@@ -137,7 +137,7 @@ class ClusterClient:
             try:
                 self._bootstrap = self._open(host, port, timeout)
             except UnreachableError as error:
-                # one that refuses us says more than another that is silent, and that one more than a name nobody knows
+                # one that refuses us says more than one that is silent, and that one more than an unknown name
                 says_more = first is not None and (
                     (error.reason and not first.reason)
                     or (isinstance(first, UnknownHostError) and not isinstance(error, UnknownHostError))
@@ -402,7 +402,7 @@ class ClusterClient:
     def delete_topics(self, topics: Iterable[str | bytes]) -> None:
         """Delete topics, each given by its name, or by its id of 16 bytes; one that is not there is fine.
 
-        An id is safe where somebody may have deleted the topic and created another one of its name.
+        An id is safe where another client may have deleted the topic and created one of the same name.
 
         Raises:
             BrokerError: one is refused, the first of them; the others are deleted.

@@ -358,7 +358,7 @@ class Stream:
         return frame
 
     def _await(self, count: int) -> None:
-        """Have the selector told when so much is here, or all that the socket can hold: nobody can use less.
+        """Have the selector told when so much is here, or all that the socket can hold: less is of no use.
 
         socket(7) on SO_RCVLOWAT; Linux makes room for twice as much, and tells when the room is used up, too.
         """
@@ -401,7 +401,7 @@ class Stream:
         return memoryview(spare)[:size]
 
     def recycle(self, frame: memoryview) -> None:
-        """Take back a frame that nobody looks at any more; large buffers are used again."""
+        """Take back a frame that is no longer used; large buffers are used again."""
         owner = frame.obj
         if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)

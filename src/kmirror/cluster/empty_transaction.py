@@ -7,7 +7,7 @@ partitions in one transaction.
 What happened to a request that got no answer is found out, so that nothing stays on its way:
 
 * EndTxn is asked again: ending a transaction that has ended writes nothing more;
-* AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch shuts it out, and ends what
+* AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch fences it, and ends what
   it began: by one marker on each partition, or none. Whoever called compares the log ends.
 """
 
@@ -49,7 +49,7 @@ _LONGEST_STEP_S = 0.2
 
 
 class EmptyTransactions:
-    """Write markers under one transactional id, which nobody else may use meanwhile."""
+    """Write markers under one transactional id, which no other client may use meanwhile."""
 
     def __init__(self, client: ClusterClient, transactional_id: str) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class EmptyTransactions:
         self._producer: tuple[int, int] | None = None
 
     def settle(self) -> None:
-        """Shut out whoever used the transactional id before, and wait for the end of what they left open.
+        """Fence any client that used the transactional id before, and wait for the end of what they left open.
 
         That may write a marker on each partition of theirs: compare log ends after this, not before. To be called
         before the first `fill_once`, and after one that raised anything but OutcomeUnknown.

@@ -1,11 +1,11 @@
-"""Shut a producer out of partitions at their leaders, for good: whatever it sends later is refused there.
+"""Fence a producer from partitions at their leaders, for good: whatever it sends later is refused there.
 
 A COMMIT marker of the producer's own id with a higher producer epoch makes a leader refuse every later batch and marker
 of a lower epoch (INVALID_PRODUCER_EPOCH), also one that knew nothing of the producer before (KIP-360). It takes one
 offset, which no consumer is ever shown. Its coordinator epoch is the highest there is: a lower one than the leader
-remembers would be refused, and by this one a fence is known again. Nobody writes under that id afterwards.
+remembers would be refused, and by this one a fence is known again. No one writes under that id afterwards.
 
-Who may not write markers (ALTER or CLUSTER_ACTION on the cluster) can buy the same with a record: a batch of the higher
+Without the right to write markers (ALTER or CLUSTER_ACTION on the cluster) a record does it: a batch of the higher
 epoch, which consumers are shown.
 """
 
@@ -55,14 +55,14 @@ class Fenced:
 
     error_code: int
     end_offset: int | None
-    #: True when the writer is shut out at the leader.
+    #: True when the writer is fenced at the leader.
     is_shut_out: bool = False
     #: The writer's last sequence number before the fence; None where the leader did not know it, or was not asked.
     last_sequence: int | None = field(default=None, compare=False)
 
 
 def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Fenced]:
-    """Return where logs end, without shutting anybody out. Raises UnreachableError when no broker answers."""
+    """Return where logs end, without fencing a writer. Raises UnreachableError when no broker answers."""
     answers = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, timeout=_PATIENCE_S)
     return {
         p: Fenced(a.error_code or (Code.LEADER_NOT_AVAILABLE if a.offset is None else 0), a.offset)
@@ -73,7 +73,7 @@ def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dic
 def fence(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool = False
 ) -> dict[TopicPartition, Fenced]:
-    """Shut these writers out of their partitions; where one is already, return where its log ended then.
+    """Fence these writers; where one is fenced already, return where its log ended then.
 
     Partitions whose leader cannot be asked, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED where markers
     may not be written. It can be called again.
@@ -97,7 +97,7 @@ def _fence_once(
 ) -> dict[TopicPartition, Fenced]:
     before = log_ends(client, writers)
     found = {place: end for place, end in before.items() if end.error_code}
-    # in this order: whoever was shut out before the ends were read is remembered as such by the leader now
+    # in this order: a writer that was fenced before the ends were read is known as such to the leader now
     known = client.describe_producers([p for p in writers if p not in found], timeout=_PATIENCE_S)
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}

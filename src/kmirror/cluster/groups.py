@@ -34,7 +34,7 @@ _OFFSET_FETCH_OF_MANY = 8
 _BY_NAME = 9
 #: An answer holds every partition of these.
 _GROUPS_AT_ONCE = 50
-#: One of a group that nobody is in; every other state means members.
+#: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
 _COORDINATOR_MOVED = {
     Code.COORDINATOR_LOAD_IN_PROGRESS,

@@ -1,9 +1,9 @@
-"""How a cluster's authorizer takes us: as a super user, as which principal, and what it does where no ACL is.
+"""How a cluster's authorizer sees us: as a super user, as which principal, and its answer where no ACL is.
 
-Brokers tell nobody who he is, whose super user he is, or that everybody may do what no ACL speaks of
+Brokers do not say which principal a client is, whether it is a super user, or that all may do what no ACL covers
 (`allow.everyone.if.no.acl.found`: of settings they do not know the type of, they hide the value). But they act on it.
 So it is tried out on the names of topics that do not exist, and never will: an ACL is made for such a name, the name is
-asked for, the ACL is deleted. Nobody else is touched. Needs DESCRIBE and ALTER on the cluster.
+asked for, the ACL is deleted. No one else is affected. Needs DESCRIBE and ALTER on the cluster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kmirror.errors import KmirrorError
 
 #: Names that only this module makes ACLs for.
 PROBE_PREFIX = "kmirror-probe-"
-#: What is older was left by a process that died; nobody needs so long.
+#: What is older was left by a process that died; no check takes so long.
 _STALE_S = 3600
 _VISIBLE_WITHIN_S = 10.0
 _PAUSE_S = 0.02
@@ -43,7 +43,7 @@ class Standing:
     """What was found out. `principals`: those of the ones asked about whose ACLs apply to us, besides `User:*`."""
 
     is_super_user: bool
-    #: What no ACL speaks of everybody may do (`allow.everyone.if.no.acl.found`); true where that cannot be ruled out.
+    #: Everyone may do what no ACL covers (`allow.everyone.if.no.acl.found`); true where that cannot be ruled out.
     everyone_may: bool
     principals: frozenset[str]
 
@@ -61,7 +61,7 @@ def find_standing(client: ClusterClient, acls: Collection[AclBinding], candidate
     names = {f"{name}-{index}": principal for index, principal in enumerate(asked)}
     covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
     before = _seen(client, names)[f"{name}-0"]
-    # who is let in by default or by name is shut out by a DENY; who is not is let in by an ALLOW
+    # a DENY locks out a principal that is let in by default or by name; an ALLOW lets in one that is not
     permission = Permission.DENY if before else Permission.ALLOW
     tried = [_binding(place, principal, permission) for place, principal in names.items()]
     try:

@@ -1,9 +1,9 @@
 """Delete records below an offset, also where the topic's cleanup policy forbids it. Blocking.
 
 DeleteRecords is refused (44) while a topic's cleanup.policy lacks `delete`. So for the moment `delete` is added, with
-retention.ms and retention.bytes so large that nothing else is ever deleted by it; then everything is put back exactly.
+retention.ms and retention.bytes so large that it deletes nothing else; then the settings are restored exactly.
 
-These large values also are the memory of what to put back. Their upper bits are a mark that nobody sets by chance, the
+These large values also say what to restore. Their upper bits are a mark that no one sets by chance, the
 lower ones say what the setting was, and whether the topic had it of its own. So what a crash in the middle leaves is
 known by its mark, on any machine, without any other record: `unfinished_trims` finds it, `restore_settings` repairs it,
 and so does the next `trim_compacted` of that topic. Until then the topic keeps all its records, and goes on being
@@ -119,8 +119,8 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
 
     Raises:
         BrokerError: the settings of a topic may not be read or changed.
-        RefusedError: a setting that could not be put back exactly; nothing was changed.
-        UnreachableError: the cluster does not answer; `unfinished_trims` tells what is left to be put back.
+        RefusedError: a setting that could not be restored exactly; nothing was changed.
+        UnreachableError: the cluster does not answer; `unfinished_trims` lists what is left to restore.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     found = delete_records(client, offsets)
@@ -158,7 +158,7 @@ def unfinished_trims(client: ClusterClient, topics: Collection[str]) -> list[str
 
 
 def restore_settings(client: ClusterClient, topics: Collection[str]) -> list[str]:
-    """Put back the settings of those of the topics that a trim left half-way; return them.
+    """Restore the settings of those of the topics that a trim left half-way; return them.
 
     Brokers learn of it in their own time: asked again at once, they may name the same topics.
 

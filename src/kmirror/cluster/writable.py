@@ -1,7 +1,7 @@
 """May we write there? Asked of a partition's leader without writing anything.
 
-A batch with a wrong checksum is sent. Who lacks WRITE on the topic is told so (29) before the broker looks at it; who
-has it is told that it is corrupt (2).
+A batch with a wrong checksum is sent. Without WRITE on the topic the answer is 29, before the broker looks at it;
+with WRITE it is 2 (corrupt).
 """
 
 from __future__ import annotations

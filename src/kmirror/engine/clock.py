@@ -1,4 +1,4 @@
-"""The two clocks a lane lives by."""
+"""The two clocks that lanes use."""
 
 from __future__ import annotations
 

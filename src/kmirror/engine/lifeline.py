@@ -36,7 +36,7 @@ _libc.signal.restype = ctypes.c_void_p
 
 #: The process that is tied already: a fork of it is another process and starts untied.
 _tied_process: int | None = None
-#: The thread that may send; the main thread gives that up when its next task begins.
+#: The thread that may send; the main thread loses that when its next task begins.
 _sender: threading.Thread | None = None
 
 

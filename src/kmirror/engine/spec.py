@@ -1,4 +1,4 @@
-"""What a lane is told when it starts, and what it tells when it ends. Plain data: it crosses Spark."""
+"""What a lane is given when it starts, and what it reports when it ends. Plain data: it crosses Spark."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LaneSpec:
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
     assignments: tuple[Assignment, ...]
-    #: How long a lane may go on writing after it last saw that nobody took over.
+    #: How long a lane may still write after it last saw that no one took over.
     ttl_ms: int
-    #: False when nobody can be left who still writes to these partitions under an older claim.
+    #: False when no older claim can still write to these partitions.
     predecessor_may_write: bool
     retry_timeout_ms: int
     source_cluster_id: str | None = None

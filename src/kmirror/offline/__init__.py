@@ -1,1 +1,1 @@
-"""A stopped broker's log directories: read, cut and put back without any cluster."""
+"""A stopped broker's log directories: read, cut and restored without any cluster."""

@@ -2,7 +2,7 @@
 
 A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; what it saves lies beside it as
 `kmirror-cut-N.*`. It also holds size and time of every file below the log directory. With them it is known for certain
-whether anybody else was here since: a broker that starts looks through every partition, and leaves traces at once.
+whether another process was here since: a broker that starts looks through every partition, and leaves traces at once.
 """
 
 from __future__ import annotations

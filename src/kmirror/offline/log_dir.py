@@ -1,6 +1,6 @@
-"""A broker's log directory as it lies on disk: whose it is, its lock, its partition folders.
+"""A broker's log directory on disk: whose it is, its lock, its partition folders.
 
-A running broker holds a POSIX lock on the file `.lock` (Java's FileChannel.tryLock). Whoever works here holds the same
+A running broker holds a POSIX lock on the file `.lock` (Java's FileChannel.tryLock). A command here holds the same
 lock, so that no broker starts meanwhile. The file stays when we go: a broker that has opened it must not lock a file
 that is no longer there.
 """
@@ -107,7 +107,7 @@ def locked(dirs: Sequence[LogDir]) -> Iterator[None]:
     """Hold the locks of log directories, so that no broker and no second command uses them.
 
     Raises:
-        RefusedError: somebody holds one, or it cannot be had.
+        RefusedError: another process holds one, or it cannot be had.
     """
     with ExitStack() as stack:
         for one in dirs:
@@ -180,7 +180,7 @@ def segment_files(folder: Path) -> list[SegmentFile]:
     """Return the files of a partition's segments, by offset.
 
     Raises:
-        RefusedError: something lies there that is not known.
+        RefusedError: an unknown file is there.
         OSError: the folder cannot be read.
     """
     found: list[SegmentFile] = []

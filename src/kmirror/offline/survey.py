@@ -5,7 +5,7 @@ can still be rebuilt.
 
 A transaction of which the records stay and the end goes would never end: its coordinator holds it for finished, and
 consumers with read_committed would wait there for ever. So such a log is cut where the transaction begins. What that
-takes more, both clusters have: it lies before the offset where they part.
+takes more, both clusters have: it is before the offset where they fork.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kmirror.offline.log_dir import (
 )
 from kmirror.offline.segments import RECOVER_FIRST, Amount, KeptPart, amount, kept_part, open_transactions
 
-#: The files of a segment beside its `.log`, which the broker makes anew from it.
+#: The files of a segment beside its `.log`, which the broker makes again from it.
 _INDEXES = frozenset({"index", "timeindex", "txnindex"})
 
 
@@ -243,7 +243,7 @@ def _partition_cut(log_dir: LogDir, cut: PlannedCut, files: Sequence[SegmentFile
     kept, last_kept, removed = at.kept, at.last_kept, at.removed
     is_whole = kept.size_in_bytes == at.size_in_bytes
     segment = None if is_whole else CutSegment(last_kept.name, kept.size_in_bytes, at.size_in_bytes)
-    # The last goes first, and snapshots before all: a broker that starts in the midst finds a log that just ends.
+    # The last goes first, and snapshots before all: a broker that starts in between finds a log that just ends.
     moved = [file.name for file in reversed(files) if file.kind == "snapshot" and file.offset > last_kept.offset]
     moved += [file.name for file in reversed(files) if file.kind != "snapshot" and file.offset > last_kept.offset]
     if segment:

@@ -1,7 +1,7 @@
 """Cut a stopped broker's logs, take a cut back, finish either after it was interrupted.
 
-The order of the changes is such that a broker started in their midst (nobody should) finds logs that are sound: first
-it is taken from it that it stopped cleanly, so that it reads the logs' ends again; then the offsets it remembers are
+The order of the changes is such that a broker started in between (none should be) finds logs that are sound: first
+it is taken from it that it stopped cleanly, so that it reads the logs' ends again; then the offsets it has stored are
 lowered; then each log loses its snapshots, its later segments, last first, and the end of the one that stays.
 """
 
@@ -92,7 +92,7 @@ def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None
 
 
 def take_back(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None:
-    """Put back what a journal took away, from wherever it was left, and forget the journal.
+    """Restore what a journal took away, from wherever it was left, and remove the journal.
 
     Raises:
         PartlyDoneError: a file could not be changed; it can be tried again.
@@ -154,7 +154,7 @@ def _sync(log_dir: LogDir, journal: Journal) -> None:
 
 @contextmanager
 def _telling(log_dir: LogDir) -> Iterator[None]:
-    """Say of what interrupts changes how to go on."""
+    """Say how to continue after an interruption."""
     try:
         yield
     except OSError as error:

@@ -16,7 +16,7 @@ _PLAIN_SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _DURATION_HINT = "give a duration such as 500ms, 10s, 5m or 1h30m"
 _TIMESTAMP_HINT = "give a time such as 2026-03-01T12:00:00Z, epoch milliseconds, or 2h for two hours ago"
 
-#: Nobody waits longer; a larger number is a slip of the keyboard.
+#: No one waits longer; a larger number is a typing error.
 LONGEST_DURATION_MS = 365 * _UNITS_MS["d"]
 
 

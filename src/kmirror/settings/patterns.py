@@ -2,7 +2,7 @@
 
 A pattern made only of the characters a topic name may have (letters, digits, `.`, `_`, `-`) is a **plain name**: it
 means that topic alone, and its dots are dots. Anything else is a **regular expression**, which has to match the whole
-name. Expressions are RE2's: they take linear time whatever somebody types, and so know neither look-around nor back
+name. Expressions are RE2's: they take linear time for any input, and so know neither look-around nor back
 references (https://github.com/google/re2/wiki/Syntax).
 
 Commas separate patterns, except within `[]`, `()` or `{}` or after a backslash: `a{1,3},b` is `a{1,3}` and `b`.

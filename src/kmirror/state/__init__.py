@@ -1,1 +1,1 @@
-"""What is remembered on the destination cluster: typed records, the internal topics, the operators' lock, the lease."""
+"""What kmirror keeps on the destination cluster: typed records, the internal topics, the operators' lock, the lease."""

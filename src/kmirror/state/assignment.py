@@ -1,4 +1,4 @@
-"""What a lane is told of a partition that it is to copy, at its start or later. Plain data: it crosses Spark."""
+"""One partition that a lane is to copy, assigned at its start or later. Plain data: it crosses Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kmirror.errors import Reason
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Say what an operator wants of a partition that FAILED: to be tried again, and what may be lost on the way.
+    """Hold an operator's request for a FAILED partition: retry it, and accept which loss.
 
     `number` grows with every request, so that an engine tells a new one from one it knows. The loss that is accepted
     begins at `lost_from`, where the copy stood, and ended at `lost_until` when it was accepted; both None: none is.
@@ -21,7 +21,7 @@ class Recovery:
     number: int
     lost_from: int | None = None
     lost_until: int | None = None
-    #: True: the destination's log is to begin behind the loss. False: what it holds before it is kept.
+    #: True: the destination's log will start after the loss. False: its older records are kept.
     trims: bool = False
     #: The topic may be archived and rebuilt where it FAILED for this reason; None: it may not.
     rebuilds: Reason | None = None
@@ -43,13 +43,13 @@ class Assignment:
     first_offset: int = 0
     #: True when records of the source have been in the destination: an empty log is not the beginning then.
     begun: bool = False
-    #: What an operator wanted when the partition FAILED; None when that never was.
+    #: The operator's last request for the partition when it FAILED; None: there was none.
     recovery: Recovery | None = None
-    #: True when records that the source has lost before they were copied are gone past (source.truncation.policy).
+    #: True: skip records that the source lost before they were copied (source.truncation.policy).
     follows_truncation: bool = False
-    #: The destination's log end as a lane before last told it; None where that is not known.
+    #: The destination's log end as an earlier lane last reported it; None where that is not known.
     known_end: int | None = None
-    #: The offset for which a batch was appended elsewhere by a lane before, and what it said; None where none was.
+    #: The offset of a batch that an earlier lane saw appended elsewhere, and its message; None: there was none.
     mismatch_offset: int | None = None
     mismatch: str | None = None
 

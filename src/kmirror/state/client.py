@@ -1,8 +1,8 @@
 """The one door to librdkafka: how its clients are made, how long one waits for them, and which errors leave.
 
-librdkafka tells wrong passwords, dead addresses and failed handshakes only through its error callback, while the
+librdkafka reports wrong passwords, dead addresses and failed handshakes only through its error callback, while the
 call that suffers from it runs into its time-out. So every wait here goes in short steps, between which the callback
-is served; what it heard becomes the error at once. No `KafkaException` leaves the package.
+is served; what it received becomes the error at once. No `KafkaException` leaves the package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError, 
 
 Answer = TypeVar("Answer")
 
-#: Between two looks at the error callback.
+#: Seconds between two checks of the error callback.
 STEP_S = 0.02
 
 _REFRESH_S = 1.0
@@ -45,7 +45,7 @@ def boottime() -> float:
 
 
 class Deadline:
-    """A moment after which nobody waits any longer, `seconds` from now."""
+    """A moment after which no one waits any longer, `seconds` from now."""
 
     __slots__ = ("_end", "seconds")
 
@@ -63,7 +63,7 @@ class Deadline:
 
 
 class Watch:
-    """Keep what librdkafka's error callback says about one store's clients until somebody can raise it.
+    """Keep what librdkafka's error callback says about one store's clients until it can be raised.
 
     `reached` is set at the first answer of any broker: before, all brokers being down is final for these clients;
     after, they may be restarting and waiting is worth while. A refused password ends any wait.
@@ -125,7 +125,7 @@ def ask(
     what: str,
     grant: str | None = None,
 ) -> Answer:
-    """Make an admin request and wait for its answer; while leaders and brokers change, make it again.
+    """Make an admin request and wait for its answer; retry while leaders and brokers change.
 
     `grant` is the command that gives the right it takes.
 
@@ -156,7 +156,7 @@ def ask(
 
 
 def refresh(admin: Any) -> None:
-    """Have the client learn the leaders anew: an admin client keeps those it knows, however often they refuse it."""
+    """Make the client look up the leaders again: an admin client keeps those it knows, however often they refuse it."""
     from confluent_kafka import KafkaException
 
     time.sleep(STEP_S)

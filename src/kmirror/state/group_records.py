@@ -1,7 +1,7 @@
-"""What is remembered of groups: the offsets that kmirror has set, so that a local consumer's are told from them.
+"""What is stored of groups: the offsets that kmirror has set, which tells them from a local consumer's.
 
-Of each partition the offsets are kept that may stand at the destination and are kmirror's, the newest first. They are
-written before they are committed: whoever dies in between leaves the one before, which is kmirror's too.
+For each partition: the offsets that kmirror set and that the destination may still have, newest first. They are
+written before they are committed: after a crash in between the previous one is there, which is kmirror's too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-#: What may stand at the destination: what was set last, and what was there before.
+#: What the destination may have: what was set last, and what was there before.
 KEPT_OFFSETS = 3
 
 
 class GroupReason(StrEnum):
-    """Name why a group's offset is not set at the destination, for a while or until somebody does something."""
+    """Name why a group's offset is not set at the destination, for a while or until someone acts."""
 
     HAS_MEMBERS = "HAS_MEMBERS"
     COMMITTED_HERE = "COMMITTED_HERE"
@@ -34,7 +34,7 @@ class GroupReason(StrEnum):
     UNKNOWN_NOW = "UNKNOWN_NOW"
 
 
-#: Those that do not pass by themselves: they are remembered and told.
+#: Those that do not pass by themselves: they are stored and reported.
 LASTING_REASONS = frozenset(
     {
         GroupReason.HAS_MEMBERS,
@@ -49,7 +49,7 @@ LASTING_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Remember one group of the source: by destination topic and partition the offsets that are kmirror's.
+    """Store one group of the source: by destination topic and partition the offsets that are kmirror's.
 
     `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`.
     """
@@ -74,7 +74,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupsRecord:
-    """Remember when a mirror's groups were last looked at, all of them; written about once a minute."""
+    """Store when a mirror's groups were last checked, all of them; written about once a minute."""
 
     mirror: str
     time_ms: int

@@ -1,12 +1,12 @@
-"""The engine's lease: at most one engine at a time is in charge of a mirror, and everybody can see which.
+"""The engine's lease: at most one engine at a time is in charge of a mirror, and anyone can see which.
 
 Who is in charge is what the engine record says; the transactional id `kmirror-engine-<mirror>` only keeps two engines
 from writing it at once. A holder that finds itself fenced therefore looks at the record: is the lease still its own, it
-takes the id back and goes on; is it another's, its time is over. Looking comes before taking, so that an engine that
+takes the id back and continues; is it another's, it ends. Looking comes before taking, so that an engine that
 is out of date never disturbs its successor.
 
 Lanes outlive their driver for a while. They may write until `ttl_ms` after they sent the fetch that showed them their
-engine's record as the newest, so whoever takes over waits that long, counted from the moment its own record could be
+engine's record as the newest, so a successor waits that long, counted from the moment its own record could be
 read, before it relies on being alone. Only an engine that says its lanes have ended (RELEASED) spares its successor the
 wait, and not even it can speak for lanes that its own predecessor left behind: for them `settle_ms` is handed on.
 
@@ -45,7 +45,7 @@ HEARTBEAT_S = 1.0
 #: How long a heartbeat is watched before it may be called still.
 _LOOK_S = 1.5 * HEARTBEAT_S
 _LOOK_STEP_S = 0.25
-#: How long a lease has to be missing before its holder takes it for deleted.
+#: How long a lease must be missing before its holder takes it for deleted.
 _BELIEVED_GONE_S = 10.0
 
 _ENDED = -1
@@ -104,7 +104,7 @@ class Lease:
         *,
         again: bool = False,
     ) -> Self:
-        """Take charge of a mirror that nobody is in charge of, or with `take_over` whoever is.
+        """Take charge of a mirror that no engine is in charge of; with `take_over` also of one that has an engine.
 
         `again`: an earlier try of this process, whose outcome is unknown, may have taken it.
 
@@ -129,7 +129,7 @@ class Lease:
         ttl_ms: int = 10_000,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Self | None:
-        """Wait until the engine in charge ends or falls silent for its whole ttl, then take charge; None if stopped.
+        """Wait until the engine in charge ends or is silent for its whole ttl, then take charge; None if stopped.
 
         Raises as `acquire` does, except for the engine in charge.
         """
@@ -168,7 +168,7 @@ class Lease:
             _require_mirror(state, mirror)
             found = state.engine(mirror)
             if found != expected and not take_over and found is not None and found.state is not EngineState.RELEASED:
-                raise _in_charge(found)  # somebody was quicker, or the one thought dead spoke up
+                raise _in_charge(found)  # another engine was quicker, or the one thought dead renewed its lease
             now = _now_ms()
             return Changes(
                 (
@@ -217,7 +217,7 @@ class Lease:
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Renew the lease, say which incarnation of each lane may write, and write what else is to be remembered.
+        """Renew the lease, say which incarnation of each lane may write, and write what else is to be stored.
 
         `revisions` are the changes that lanes have to go by, `silent_lanes` those that no worker reports on, see
         EngineRecord.
@@ -261,7 +261,7 @@ class Lease:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections without a word: the lease then ends by its ttl."""
+        """Close the connections without ending the lease: it expires by its ttl."""
         self._writer.close()
 
     def _write(
@@ -325,7 +325,7 @@ def _require_mirror(state: State, mirror: str) -> None:
 
 
 def _outlives_ms(found: EngineRecord | None) -> int:
-    # how long lanes of this engine, and of those before it, may write on after it is shut out
+    # how long lanes of this engine, and of those before it, may still write after it is fenced
     if found is None:
         return 0
     return found.settle_ms if found.state is EngineState.RELEASED else max(found.ttl_ms, found.settle_ms)
@@ -347,7 +347,7 @@ def _is_over(found: EngineRecord, looker: EngineIdentity) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # somebody else's, whom /proc may not show us
+        pass  # another user's, which /proc may not show us
     started = _start_time(found.pid)
     return started is not None and started != found.pid_start_time
 

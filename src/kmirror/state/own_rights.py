@@ -9,11 +9,11 @@ from kmirror.cluster.protocol.codes import Code
 OWN_TOPICS = "__kmirror_"
 OWN_TRANSACTIONAL_IDS = "kmirror-"
 
-#: What reading and writing what kmirror remembers takes.
+#: The rights to read and write what kmirror stores.
 OWN_MEMORY = Grant(f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)
 OWN_LOCKS = Grant(f"--transactional-id {OWN_TRANSACTIONAL_IDS}", ("WRITE",), prefixed=True)
 
 
 def lacking_grant(code: int) -> Grant:
-    """Return the rights that are missing where a broker refuses something of kmirror's own with this code."""
+    """Return the rights that are missing when a broker answers a request on kmirror's own resources with this code."""
     return OWN_LOCKS if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else OWN_MEMORY

@@ -2,7 +2,7 @@
 
 A key is a JSON array of the kind and the names, a value a JSON object that carries its schema version `v`. What a
 newer kmirror wrote is never lost: fields this version does not know ride along in `extra`, and whole records it
-cannot read (an unknown kind, a higher `v`, a state it has no word for) come back as `Unknown`, which nobody may change.
+cannot read (an unknown kind, a higher `v`, a state it has no word for) come back as `Unknown`, never to be changed.
 
 Pure and light: lanes import this module in Spark workers.
 """
@@ -54,7 +54,7 @@ class TopicOrigin(StrEnum):
 
 
 class RebuildStep(StrEnum):
-    """Name what is to be done next to a topic that is rebuilt."""
+    """Name the next step of a topic's rebuild."""
 
     ARCHIVE = "ARCHIVE"
     #: All that would be lost is in the archive; from here on the topic may be deleted and created again.
@@ -105,7 +105,7 @@ class MirrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Say how far the rebuilding of a topic is, so that whoever comes next goes on there.
+    """Say how far the rebuild of a topic is, so that the next engine continues there.
 
     `ranges` are the offsets to archive, by partition, first and last exclusive; None before they are known. `groups`
     are the offsets that consumer groups had committed, by partition.
@@ -142,7 +142,7 @@ class TopicRecord:
     deferred: Mapping[str, str] | None = None
     first_offsets: Mapping[int, int] | None = None
     recoveries: Mapping[int, Recovery] | None = None
-    #: How far its rebuilding is; None when it is not being rebuilt. When it was last, and where its old records are.
+    #: How far its rebuild is, None without one. When it was last rebuilt, and where its old records are.
     rebuild: Rebuild | None = None
     rebuilt_at_ms: int | None = None
     archive: str | None = None
@@ -165,7 +165,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Remember what the destination's broker holds us to: our producer and how many offsets our markers filled."""
+    """Store what the destination's broker knows of us: our producer and how many offsets our markers filled."""
 
     producer_id: int
     producer_epoch: int
@@ -220,15 +220,15 @@ class PartitionRecord:
     failed_offset: int | None = None
     guard: Guard | None = None
     initial_copy_complete: bool = False
-    #: Where a mirror that was told not to begin at the source's log start begins; fixed once.
+    #: The first offset of a mirror that does not begin at the source's log start; fixed once.
     first_offset: int | None = None
     #: True when records of the source have been in the destination: an empty log is not the beginning then.
     begun: bool = False
-    #: True when the two logs have been aligned once: no filler is left that a reader could meet.
+    #: True when the two logs have been aligned once: no filler is left that a reader could see.
     aligned: bool = False
-    #: Up to here the source lost records before they were copied, and the copy went on behind them.
+    #: Up to here the source lost records before they were copied, and the copy continued after them.
     lost_until: int | None = None
-    #: The topic's `pause_id` that an engine answers by this record: nothing of it is on its way any more.
+    #: The topic's `pause_id` that an engine answers by this record: none of its requests is under way any more.
     pause_id: str | None = None
     #: What its stop found; None while it is mirrored.
     at_stop: AtStop | None = None
@@ -239,7 +239,7 @@ class PartitionRecord:
         return ("partition", self.mirror, self.topic, self.partition)
 
 
-#: A report that does not say otherwise tells of the source what it said within so long before.
+#: Seconds: a report without a time of its own describes the source as seen at most so long before.
 FRESH_SECONDS = 2.0
 
 
@@ -261,7 +261,7 @@ class ProgressRow(NamedTuple):
     begun: bool = False
     #: The offset at which the lane made the destination's log begin; None when it did not.
     aligned_to: int | None = None
-    #: The offsets that the lane went past because the source had lost them, the last one exclusive; None: it did not.
+    #: The offsets that the lane skipped because the source had lost them, the last one exclusive; None: it did not.
     lost_from: int | None = None
     lost_until: int | None = None
     #: The offsets that the destination had lost, and that the lane copies again; the last one exclusive.
@@ -269,13 +269,13 @@ class ProgressRow(NamedTuple):
     again_until: int | None = None
     #: The source's leader epoch of the last batch that was copied, None while that is not known.
     last_epoch: int | None = None
-    #: When the source was asked for what is said of it here; None: within `FRESH_SECONDS` before the report.
+    #: When the source was asked for these values; None: within `FRESH_SECONDS` before the report.
     source_seen_ms: int | None = None
-    #: How often a partition in trouble has been tried again.
+    #: How often a partition in trouble has been retried.
     retry_attempt: int = 0
-    #: The number of the last wish of an operator's (`Recovery`) that the lane goes by.
+    #: The number of the last operator's request (`Recovery`) that the lane follows.
     recovery: int | None = None
-    #: Where a partition that FAILED cannot go on; None while it has not.
+    #: The offset at which a FAILED partition cannot continue; None while it has not.
     failed_offset: int | None = None
     #: How fast the source's end grew when the lane last measured it; None before it could.
     records_per_second: float | None = None
@@ -310,7 +310,7 @@ class ProgressRecord:
 class LaneChangeRecord:
     """Tell one run of a lane what changes of its work; `revision` counts such changes from 1, without a gap.
 
-    Only the last one is kept for long: a lane that misses one before it has to be started anew, with all its work.
+    Only the last one is kept for long: a lane that misses one before it has to be restarted, with all its work.
     """
 
     mirror: str
@@ -318,10 +318,10 @@ class LaneChangeRecord:
     lease_id: str
     generation: int
     revision: int
-    #: Topics and partitions to send nothing to any more.
+    #: Topics and partitions to release: nothing more is sent to them.
     given_up: tuple[tuple[str, int], ...]
     taken: tuple[Assignment, ...]
-    #: False when nobody can be left who still writes to what is taken under an older claim.
+    #: False when no older claim can still write to what is taken.
     predecessor_may_write: bool
     #: The lanes that may have left transactions open in what is taken.
     unsettled_lanes: tuple[int, ...] = ()
@@ -339,7 +339,7 @@ class EngineRecord:
     `pid_start_time` is in clock ticks since boot, which with `boot_id` tells a process from a later one of its number.
     `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of engines before it may,
     and runs of its own lanes that it has overruled. The last fields are what it judges itself: which lanes have not
-    reported for long, and why the source does not answer it.
+    reported for long, and why the source does not answer.
     """
 
     mirror: str
@@ -358,7 +358,7 @@ class EngineRecord:
     lanes: Mapping[int, Incarnation] = field(default_factory=dict)
     #: By lane, the last change that it has to go by; lanes that were told none are left out.
     revisions: Mapping[int, int] | None = None
-    #: Lanes that no worker reports on, and when one last did (or the engine began); None: all report.
+    #: Lanes without reports, and the time of the last one (or of the engine's start); None: all report.
     silent_lanes: Mapping[int, int] | None = None
     source_reason: Reason | None = None
     source_message: str | None = None
@@ -370,7 +370,7 @@ class EngineRecord:
 
     @property
     def name(self) -> str:
-        """Return what people are told: the host, and Spark's application there or the process."""
+        """Return it for people: the host, and Spark's application there or the process."""
         return f"{self.host}/{self.application_id or self.pid}"
 
 

@@ -1,6 +1,6 @@
-"""What is remembered of rights: ACLs that kmirror made at the destination, and those held back until mirroring stops.
+"""What is stored of rights: ACLs that kmirror made at the destination, and those deferred until mirroring stops.
 
-ACLs carry no owner. So each one is written down here before it is created, and only what stands here is ever removed;
+ACLs carry no owner. So each one is written down here before it is created, and only what is listed is ever removed;
 with this record alone, and no source, a topic's rights can be lifted.
 """
 
@@ -20,9 +20,9 @@ SHARED = "*"
 class RightsRecord:
     """Hold the ACLs of one mirror topic, or with `topic` = SHARED those of the whole mirror.
 
-    `made` were taken over from the source; `denied` keep everybody else from writing while the topic is mirrored;
-    `held_back` would let somebody write, and are given when mirroring stops. `detected_only`: why nobody is kept from
-    writing, None where everybody is.
+    `made` were copied from the source; `denied` keep other clients from writing while the topic is mirrored;
+    `held_back` would let a client write, and are given when mirroring stops. `detected_only`: why no one is kept from
+    writing, None where everyone is.
     """
 
     mirror: str
@@ -39,5 +39,5 @@ class RightsRecord:
         return ("rights", self.mirror, self.topic)
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to remember."""
+        """Tell whether there is anything to store."""
         return bool(self.made or self.denied or self.held_back or self.detected_only or self.extra)

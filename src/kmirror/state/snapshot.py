@@ -1,4 +1,4 @@
-"""What was remembered at one moment: an immutable, indexed view of `__kmirror_state`, and the changes one wants to it.
+"""What was stored at one moment: an immutable, indexed view of `__kmirror_state`, and the changes one wants to it.
 
 Functions that decide take a `State` and return `Changes`; reading the one and writing the other is the store's work.
 """
@@ -43,7 +43,7 @@ Kind = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Say what one transaction is to write: whole records, keys to forget, events to tell."""
+    """Say what one transaction is to write: whole records, keys to forget, events to record."""
 
     records: tuple[Record, ...] = ()
     tombstones: tuple[Key, ...] = ()
@@ -135,7 +135,7 @@ class State:
         return self._get(WorkflowRecord, ("workflow", mirror, name))
 
     def rights(self, mirror: str, topic: str) -> RightsRecord:
-        """Return what is remembered of a mirror topic's rights; an empty record where nothing is."""
+        """Return what is stored of a mirror topic's rights; an empty record where nothing is."""
         return self._get(RightsRecord, ("rights", mirror, topic)) or RightsRecord(mirror, topic)
 
     def keys_of(self, mirror: str) -> tuple[Key, ...]:
@@ -146,7 +146,7 @@ class State:
     def require_readable(self, mirror: str) -> None:
         """Raise RefusedError when a newer kmirror keeps records of this mirror that this version cannot read.
 
-        Kinds that are merely unknown do not count: whoever wrote them does not need us to understand them.
+        Kinds that are merely unknown do not count: the version that wrote them does not need us to understand them.
         """
         for record in self.unknown:
             if record.key[1:2] == (mirror,) and record.key[0] in KINDS:

@@ -34,7 +34,7 @@ EVENTS_TOPIC = "__kmirror_events"
 
 STATE_TOPIC_SETTINGS: Mapping[str, str] = {
     "cleanup.policy": "compact",
-    # small segments and an eager cleaner: whoever reads from the beginning reads little
+    # small segments and an eager cleaner: a reader from the beginning reads little
     "segment.bytes": str(8 * 1024 * 1024),
     "min.cleanable.dirty.ratio": "0.1",
     # a writer in doubt looks for its own record at its own offset, however soon the next one replaces it
@@ -45,7 +45,7 @@ EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retenti
 DEFAULT_TIMEOUT_S = 30.0
 #: How long `read` waits for open transactions before it returns without what they hide.
 _PATIENCE_S = 1.0
-#: Tombstones vanish after delete.retention.ms (a day by default): what was read longer ago is read anew.
+#: Tombstones vanish after delete.retention.ms (a day by default): what was read longer ago is read again.
 _FORGET_AFTER_S = 3600.0
 
 #: How long the end of the log may lie below what was read before that is taken for lost.
@@ -157,7 +157,7 @@ class StateStore:
             return tuple(found)
 
     def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:
-        """Tell whether a committed record stands at this offset; its transaction has ended. Raises UnreachableError."""
+        """Tell whether a committed record is at this offset; its transaction has ended. Raises UnreachableError."""
         with self._lock:
             try:
                 messages = self._messages(topic, offset, offset + 1, deadline, deadline)
@@ -180,7 +180,7 @@ class StateStore:
             self._shape_checked = True
 
     def close(self) -> None:
-        """Let go of all connections; the store may be used again."""
+        """Close all connections; the store may be used again."""
         with self._lock:
             for consumer in self._consumers.values():
                 consumer.close()
@@ -309,7 +309,7 @@ class StateStore:
         return (self._end(topic, deadline) if found is None else found) or 0
 
     def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> int | None:
-        # who has seen the topic never takes a broker that has not heard of it yet for its absence
+        # once the topic was seen, a broker that does not know it yet does not count as its absence
         if topic not in self._seen and not self._exists(topic, deadline):
             return None
         partition = TopicPartition(topic, 0)
@@ -369,7 +369,7 @@ class StateStore:
     def _create(
         self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
     ) -> bool:
-        # False when somebody else was quicker
+        # False when another client was quicker
         factor = -1 if replication_factor is None else replication_factor
         try:
             self._ask(
@@ -386,7 +386,7 @@ class StateStore:
         return True
 
     def _partitions_of(self, topic: str, deadline: Deadline) -> int:
-        # of a topic that somebody has just created brokers know nothing yet, or no partitions
+        # brokers may not know a topic that was just created, or none of its partitions
         while not (described := self._described(topic, deadline)) or not described.partitions:
             if deadline.passed:
                 raise self.watch.silence(f"the brokers report no partitions of {topic}")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 
-#: What reading bytes that somebody else wrote may raise here.
+#: What reading bytes of another program may raise here.
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What is remembered of work that takes several steps: a promote that waits, a failback, a switchover."""
+"""What is stored of work that takes several steps: a promote that waits, a failback, a switchover."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 #: A promote that waits for its topics to be complete.
 PROMOTE = "promote"
-#: Whoever has not renewed its record for so long is gone.
+#: A process that has not renewed its record for so long is gone.
 _ALIVE_MS = 15_000
 
 
@@ -16,7 +16,7 @@ _ALIVE_MS = 15_000
 class WorkflowRecord:
     """Say how far such work is, and who did it last; `facts` is JSON that belongs to the work.
 
-    `last_seen_ms` is renewed while somebody is at it.
+    `last_seen_ms` is renewed while a process works on it.
     """
 
     mirror: str
@@ -33,5 +33,5 @@ class WorkflowRecord:
         return ("workflow", self.mirror, self.name)
 
     def is_alive(self, now_ms: int) -> bool:
-        """Tell whether somebody is at it, by the clock of this machine."""
+        """Tell whether a process works on it, by the clock of this machine."""
         return now_ms - self.last_seen_ms < _ALIVE_MS

@@ -1,7 +1,7 @@
-"""One transactional writer to the internal topics: opening it shuts out whoever wrote under its name before.
+"""One transactional writer to the internal topics: opening it fences any process that wrote under its name before.
 
 The transactional id is the lock. `open` makes the broker end the predecessor's transaction, committed or aborted, and
-refuse all it sends afterwards; what is read then cannot be changed under this name by anybody else, so a decision taken
+refuse all it sends afterwards; what is read then cannot be changed under this name any more, so a decision taken
 on it still holds when it is committed, or the commit is refused.
 
 A commit that was not confirmed is in doubt, also when the broker says "fenced": librdkafka repeats a request whose
@@ -31,11 +31,11 @@ _TRANSACTION_TIMEOUT_MS = 10_000
 _CALL_S = 0.5
 #: Each call to init_transactions also makes the library try at once what it would try again in half a second.
 _INIT_CALL_S = 0.05
-#: How long a commit in doubt is asked after, even when the caller's time is over.
+#: How long the fate of a commit in doubt is looked up, even when the caller's time is over.
 _SETTLE_S = 10.0
 #: An attempt that begins in time has at least this long, so that being late is not mistaken for being cut off.
 _ATTEMPT_S = 5.0
-#: Whoever was fenced waits a random time before fencing others, at most this, doubling from the first to the longest.
+#: A fenced writer waits a random time before it fences others, at most this, doubling from the first to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 Decide = Callable[[State], Changes]
@@ -141,7 +141,7 @@ class Writer:
             raise
 
     def close(self) -> None:
-        """Let go of the producer; an unfinished transaction is left to the next `open` or to the broker's time-out."""
+        """Close the producer; an unfinished transaction is left to the next `open` or to the broker's time-out."""
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
@@ -166,7 +166,7 @@ class Writer:
 
 
 def settled(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
-    """Open the writer anew if needed and tell whether what is in doubt was written.
+    """Open the writer again if needed and tell whether what is in doubt was written.
 
     Raises OutcomeUnknown when the brokers do not tell, at least 10 s long.
     """
@@ -184,9 +184,9 @@ def settled(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: De
 def write_decided(store: StateStore, writer: Writer, decide: Decide, deadline: Deadline) -> Changes:
     """Read, decide and commit under the writer's name until it is done; return what was written.
 
-    `decide` sees everything committed so far and may raise RefusedError; whoever is fenced while writing reads and
+    `decide` sees everything committed so far and may raise RefusedError; a writer that is fenced reads and
     decides again. When what held before no longer does, the refusal's reason is FENCED. Raises TimedOutError when
-    others keep getting in between, and OutcomeUnknown when the brokers fall silent in the middle of a commit.
+    others keep fencing it, and OutcomeUnknown when the brokers stop responding during a commit.
     """
     attempt = 0
     patience = deadline

@@ -2,12 +2,12 @@
 
 Taken over is what is about a mirrored topic or group, by name or by a prefix. What is about `*` is narrowed to the
 mirrored ones, one by one: the destination has topics of its own. While a topic is mirrored its readers' rights are
-given; whatever would let somebody change it is held back until mirroring stops, and an ALL is given as what a reader
-needs of it. Denials are taken over too, but those that would shut out kmirror itself are held back. What kmirror itself
+given; whatever would let a client change it is deferred until mirroring stops, and an ALL is given as what a reader
+needs of it. Denials are copied too, but those that would lock out kmirror itself are deferred. What kmirror itself
 was granted at the source is not taken over.
 
 Keeping others from writing: a DENY beats every ALLOW, so each principal that an ALLOW lets write is denied WRITE on the
-mirror topic. Everybody but kmirror cannot be denied: where everybody (`User:*`) may write, `User:*` is denied only when
+mirror topic. No DENY means "all but kmirror": where everyone (`User:*`) may write, `User:*` is denied only when
 kmirror is a super user, whom no ACL concerns.
 """
 
@@ -42,13 +42,13 @@ class Selves:
     is_super_user: bool = False
 
     def are_struck_by(self, binding: AclBinding) -> bool:
-        """Tell whether a denial would shut us out."""
+        """Tell whether a denial would lock us out."""
         return not self.is_super_user and binding.principal in (EVERYONE, *self.principals)
 
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """Say which denials a mirror topic needs, and which ALLOWs for everybody stand in the way."""
+    """Say which denials a mirror topic needs, and which ALLOWs for everyone are in the way."""
 
     denied: frozenset[AclBinding]
     open_by: tuple[AclBinding, ...] = ()
@@ -74,7 +74,7 @@ class WritingAcls:
 def enforcement(acls: WritingAcls, topic: str, own: Selves, ours: Collection[AclBinding]) -> Enforcement:
     """Return what makes every other principal's produce to a topic fail.
 
-    `ours` are denials that kmirror made for it, which are judged afresh: they do not count as somebody else's.
+    `ours` are denials that kmirror made for it, which are judged again: they do not count as others'.
     """
     others = [one for one in acls.on(topic) if one not in ours]
     allows = [one for one in others if one.permission is Permission.ALLOW]
@@ -103,7 +103,7 @@ def writers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one record is to hold: ACLs to be given now, and those held back."""
+    """What one record is to hold: ACLs to be given now, and those deferred."""
 
     now: frozenset[AclBinding] = frozenset()
     held_back: frozenset[AclBinding] = frozenset()
@@ -170,7 +170,7 @@ def sync_plan(
 ) -> SyncPlan:
     """Compare what is wanted with what is here; `ours`: what the records of these names say kmirror made.
 
-    What somebody else made is neither made again nor deleted. What covers a topic that is stopped stays: its users
+    What others made is neither made again nor deleted. What covers a topic that is stopped stays: its users
     live by it now.
     """
     present = set(here)
@@ -195,7 +195,7 @@ def sync_plan(
 def to_give(
     held_back: Iterable[AclBinding], mirrored: Collection[str], *, mirror_goes_on: bool
 ) -> frozenset[AclBinding]:
-    """Return which of a mirror's shared ACLs held back may be given now.
+    """Return which of a mirror's deferred shared ACLs may be given now.
 
     None that covers a topic in `mirrored`, the mirror topics of this destination; those on groups when the mirror has
     no topic left.
@@ -221,7 +221,7 @@ def _literal(binding: AclBinding, name: str) -> AclBinding:
 
 
 def _readable(binding: AclBinding, own: Selves) -> list[AclBinding]:
-    """Return what of an ACL on a topic is given while it is mirrored; the ACL itself among it: nothing is held back."""
+    """Return what of an ACL on a topic is given while it is mirrored; the ACL itself among it: nothing is deferred."""
     if binding.permission is Permission.DENY:
         return [] if own.are_struck_by(binding) else [binding]
     if binding.operation is Operation.ALL:

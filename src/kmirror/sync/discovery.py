@@ -33,7 +33,7 @@ def newcomers(
 ) -> Newcomers:
     """Return what discovery is to add.
 
-    `mirrored` are the topics that are known: whether stopped, paused, or in somebody's hands, they stay as they are.
+    `mirrored` are the topics that are known: stopped, paused or under another operation, they stay unchanged.
     """
     known = {topic.source_topic for topic in mirrored}
     found, hidden = [], []

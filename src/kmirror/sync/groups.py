@@ -6,8 +6,8 @@ into [log start, log end] of the mirror topic. Rules for one partition, in this 
 1. The topic is not mirrored, or stopped: it is not looked at.
 2. Something about the partition forbids it for now (paused, not aligned yet, FAILED, another topic): left alone.
 3. The group has that offset already: nothing to do.
-4. Nobody may be in the group at the destination, nor may it be a group of another kind: left alone.
-5. The offset that stands there is none that kmirror has set: a local consumer's or an operator's, left alone.
+4. The group has members at the destination, or is of another kind: left alone.
+5. The offset there is none that kmirror has set: a local consumer's or an operator's, left alone.
 6. Otherwise it is set, forward or, when the group was rewound at the source, backward.
 """
 
@@ -56,7 +56,7 @@ class MirroredTopics:
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """One partition of one group: what stands at the destination, what is to stand there, why it is left alone."""
+    """One partition of one group: its offset at the destination, the one to set, why it is left alone."""
 
     place: TopicPartition
     source_offset: int
@@ -72,7 +72,7 @@ class OffsetPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What is to be done for one group of the source; `record` is what was remembered of it when this was planned."""
+    """What is to be done for one group of the source; `record` is what was stored of it when this was planned."""
 
     group: str
     destination_group: str
@@ -87,7 +87,7 @@ class GroupPlan:
 
     @property
     def skipped(self) -> GroupReason | None:
-        """Why the group is left alone as long as nobody does something about it."""
+        """Why the group is left alone until someone acts."""
         return next((row.reason for row in self.rows if row.reason in LASTING_REASONS), None)
 
 
@@ -159,7 +159,7 @@ def clamped(offset: int, bounds: Bounds) -> int:
 def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | None = None) -> GroupRecord | None:
     """Return the record before the plan is carried out, equal to `plan.record` where nothing is new; None: none needed.
 
-    What stands at the destination is kept beside what will: whoever is killed in between has set neither wrongly.
+    The offset at the destination is kept beside the new one: a crash in between leaves neither wrong.
     `refused` is why the brokers refused it the last time.
     """
     before = plan.record
@@ -176,7 +176,7 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
             kept = tuple(dict.fromkeys((row.target.offset, *here, *ours)))[:KEPT_OFFSETS]
             offsets.setdefault(topic, {})[partition] = kept
         elif ours and row.destination_offset == ours[0]:
-            # it has arrived: what was there before is nobody's any more
+            # it has arrived: what was there before no longer counts
             offsets[topic][partition] = ours[:1]
     record = replace(
         known, destination_group=plan.destination_group, kind=plan.kind.value, offsets=offsets, skipped=skipped

@@ -1,19 +1,19 @@
-"""Settings of a mirror topic: what it gets from the source's, what is held back meanwhile, and what the stop makes of
+"""Settings of a mirror topic: what it gets from the source's, what is deferred meanwhile, and what the stop makes of
 them. Pure: two clusters' views in, changes out.
 
 While a topic is mirrored, some settings would change or delete what was copied: the broker would compress again, put
 its own times into records, refuse old ones, or delete segments that the source still has (its segments are cut
-elsewhere). They stand at values that do nothing, and the source's are `deferred` until mirroring stops.
+elsewhere). They get values that do nothing, and the source's are `deferred` until mirroring stops.
 
 Sizes are among them. A source may hold batches larger than its `max.message.bytes` of today, which was lowered after
 they were written, and a batch that has lost records to compaction can grow when the rest is compressed again. Only a
-limit that no batch reaches is sure to take them all; nobody but kmirror writes to the topic meanwhile.
+limit that no batch reaches is sure to take them all; only kmirror writes to the topic meanwhile.
 
-A source topic may itself be a mirror topic, with such values of its own. What counts then is what its cluster remembers
+A source topic may itself be a mirror topic, with such values of its own. What counts then is what its cluster stored
 to be its source's (`as_first_source`), and so on along a chain.
 
 What kmirror has set is remembered by its value (`TopicRecord.settings`): a key that has another value by now was set by
-somebody here, and is left to him; one that the source does not set any more is removed only while it has that value.
+someone here, and is left alone; one that the source does not set any more is removed only while it has that value.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def knows_no_first_source(topic: TopicRecord) -> bool:
 
 
 def as_first_source(settings: TopicSettings, remembered: TopicRecord) -> TopicSettings:
-    """Return a mirror topic's settings with those of its first source in place of what is held back there.
+    """Return a mirror topic's settings with those of its first source in place of what is deferred there.
 
     `remembered` is the record of a mirror topic with the same first source: the topic's own, or one further down.
     """
@@ -183,7 +183,7 @@ def as_first_source(settings: TopicSettings, remembered: TopicRecord) -> TopicSe
 def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, str]:
     """Return what has to be set on a topic that exists, so that it can be mirrored to.
 
-    What somebody has set there himself stays, unless mirroring needs it otherwise.
+    What someone set there stays, unless mirroring needs another value.
     """
     return _to_set(plan, present, {})
 
@@ -191,7 +191,7 @@ def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, 
 def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> dict[str, str]:
     """Return what counts as set by kmirror on a topic that `present` describes, None for one that it creates.
 
-    What stands there already as the source has it does: an earlier mirror of the topic has set it.
+    A value that equals the source's does: an earlier mirror of the topic has set it.
     """
     if present is None:
         return dict(plan.now)
@@ -213,7 +213,7 @@ def sync_settings(
         stands = found is not None and found.is_override and found.value == value
         if key in plan.now:
             if key not in to_set and not stands:
-                # somebody has set it here, or has set what the source says: either way it is his now
+                # someone has set it here, perhaps to the source's value: either way it is theirs now
                 del ours[key]
             continue
         del ours[key]
@@ -231,9 +231,9 @@ def sync_settings(
 def settings_at_stop(
     topic: TopicRecord, present: TopicSettings, defaults: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """Return what a mirror topic's settings need when mirroring stops: what was held back becomes what the source says.
+    """Return what a mirror topic's settings need when mirroring stops: what was deferred becomes what the source says.
 
-    `present` are the topic's settings now; what somebody has changed meanwhile, or an earlier attempt has set, stays.
+    `present` are the topic's settings now; what someone has changed meanwhile, or an earlier attempt has set, stays.
     A key that the source does not set is removed here (None), unless the brokers here would then give it another value
     than the source's brokers do: `defaults` are the brokers' values, None where they are not known. So nothing is
     deleted sooner, and nothing refused, that the source kept or took.
@@ -267,10 +267,10 @@ def compare_settings(
     *,
     is_synced: bool = True,
 ) -> list[ComparedSetting]:
-    """Return what differs, is held back, or was set by kmirror on a mirror topic; `source` None: it does not answer.
+    """Return what differs, is deferred, or was set by kmirror on a mirror topic; `source` None: it does not answer.
 
     `is_synced` tells whether later changes at the source are followed. Settings on which both sides agree although
-    nobody took care of it are left out.
+    no one set them are left out.
     """
     if source is None:
         return _without_source(topic, present)

@@ -6,8 +6,8 @@ out, in part or whole, at any later time. What brokers do check is this. The lea
 
     takes a marker (p', c') only if p' >= p and c' >= c; then it remembers (p', c').
 
-So markers of one request share a pair, and a later marker with a higher pair shuts out whatever is left of it. Of two
-pairs of which neither is at least the other in both, only one is ever taken: whichever comes first shuts out its rival.
+So markers of one request share a pair, and a later marker with a higher pair fences whatever is left of it. Of two
+pairs of which neither is at least the other in both, only one is ever taken: whichever comes first fences its rival.
 
 A hole of N offsets is filled in rounds. Between rounds nothing is on its way and the log end is known.
 
@@ -19,11 +19,11 @@ If all are answered the log end is compared, and the hole is filled. After a req
 1. Look: read the leader's memory of the producer, the log end, the high watermark, in this order, and again until the
    log is replicated up to its end. If that is where all that was sent would bring it, all was carried out. If not:
 2. Send the last marker, unless it was sent. It has room: the body never takes the hole's last offset. Answered, it has
-   shut out what was left of the body. Look, and begin another round for what lacks.
+   fenced what was left of the body. Look, and begin another round for what lacks.
 3. If it was the last marker that got no answer, send its rival (p + 1, c). One of the two is written, never both, and
-   either shuts out the body. The leader's memory says which. If the rival was the one, data goes on under p + 1.
+   either fences the body. The leader's memory says which. If the rival was the one, data goes on under p + 1.
 4. If the rival gets no answer either, and the leader remembers neither, nothing more can be told by asking: UNDECIDED.
-   Wait until no request of ours can be on its way, then begin anew from a fresh look, with `unused_coordinator_epoch`.
+   Wait until no request of ours can be on its way, then begin again from a fresh look, with `unused_coordinator_epoch`.
 
 A producer's sequence goes on across its markers. It begins again at 0 where the leader knew nothing of the producer
 before the marker, and under a new producer epoch. (All this is checked on brokers 3.9 and 4.3.)
@@ -77,13 +77,13 @@ class Obstacle(Enum):
 
     #: Neither ALTER nor CLUSTER_ACTION on the cluster is granted.
     NOT_AUTHORIZED = "not authorized"
-    #: Somebody else uses our producer id, with higher epochs.
+    #: Another client uses our producer id, with higher epochs.
     FENCED = "fenced"
-    #: The log ends beyond the hole: another client writes to it.
+    #: The log ends after the hole: another client writes to it.
     OVERSHOT = "overshot"
     #: The log ends below the hole: it lost records that it had.
     TRUNCATED = "truncated"
-    #: Requests of ours may still be on their way.
+    #: Requests of ours may still be under way.
     UNDECIDED = "undecided"
 
 
@@ -110,7 +110,7 @@ class FillPlan:
 
     `log_end` is the true one, replicated, with nothing of ours on its way.
     `producer_epoch` is the one that data has. `coordinator_epoch` begins one above what the leader remembers
-    (DescribeProducers; −1 where it remembers none), so that stale requests of a predecessor are shut out, and goes on
+    (DescribeProducers; −1 where it remembers none), so that stale requests of a predecessor are fenced, and goes on
     from one plan's `Done` to the next.
     """
 
@@ -197,7 +197,7 @@ class FillPlan:
 
     @property
     def unused_coordinator_epoch(self) -> int:
-        """A coordinator epoch above all that were sent: a plan that begins with it shuts them out with its first."""
+        """A coordinator epoch above all that were sent: a plan that begins with it fences them with its first."""
         return min(self.coordinator_epoch + 2, MAX_COORDINATOR_EPOCH)
 
     # -- decisions ------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class FillPlan:
         return Done(self.producer_epoch, self.coordinator_epoch) if self._exact else Look()
 
     def _decide(self, log_end: int) -> Step:
-        """Say how to shut out what may be on its way."""
+        """Say how to fence what may be on its way."""
         if self._can_tell:
             if _Part.LAST not in self._unanswered:
                 return self._ask(_Part.LAST)
@@ -254,7 +254,7 @@ class FillPlan:
         return asked, self.step
 
     def _adopt(self, producer_epoch: int, coordinator_epoch: int) -> None:
-        """Go on from the pair that the leader took last: it shut out everything else that was on its way."""
+        """Go on from the pair that the leader took last: it fenced everything else that was on its way."""
         self.producer_epoch, self.coordinator_epoch = producer_epoch, coordinator_epoch
         self.in_doubt = False
         self._sent.clear()

@@ -2,7 +2,7 @@
 
 A log that starts at N > 0 is made by appending N offsets of filler and deleting them. Every record has the same key, so
 that compacted topics take it, and no value. 100,000 of them make a batch of some 70 KB. Consumers that read before the
-trim are shown them, so nobody may.
+trim see them, so none may read then.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Kind(Enum):
     DATA = "data"
     #: Records that it is not shown: their transaction was aborted.
     ABORTED = "aborted"
-    #: A marker; nobody is ever shown one.
+    #: A marker; no application is ever shown one.
     CONTROL = "control"
 
 

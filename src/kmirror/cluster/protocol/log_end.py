@@ -1,7 +1,7 @@
 """ListOffsets for the true log end, for connections that never wait. No I/O here.
 
 With timestamp −1 and replica id −2 a leader answers with its log end, not the high watermark, to any client. The leader
-epoch given with each partition makes it refuse (74, 75) where somebody else has become leader, or it is not yet.
+epoch given with each partition makes it refuse (74, 75) where another broker is the leader, or it is not yet.
 What else an error code means here: 6, 3: the leader is elsewhere; 78: it was just elected; 29: DESCRIBE on the topic is
 not granted.
 """

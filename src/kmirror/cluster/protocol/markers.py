@@ -49,7 +49,7 @@ TRANSACTION_COORDINATOR_FENCED = 52
 #: occupies one request thread. Three times as many gain a third; a tenth loses a third.
 MAX_MARKERS = 1000
 #: A hole's last offset is filled by a request of its own: whatever becomes of the requests before it, one marker more,
-#: the one that shuts them out, has room.
+#: the one that fences them, has room.
 RESERVED_OFFSETS = 1
 
 _ENTRY_HEAD = struct.Struct(">qhBB")

@@ -5,14 +5,14 @@ need not be like that:
 
 * compaction takes records out, or all of them, and leaves the offsets they had (`record_count` below
   `last_offset_delta + 1`);
-* markers, and records of aborted transactions, are shown to nobody but take offsets;
+* markers, and records of aborted transactions, are never shown but take offsets;
 * with LogAppendTime all records show the batch's maximum timestamp, whatever they store themselves;
 * a batch that waits for its tombstones to be removed has its delete horizon in place of the base timestamp (KIP-534);
 * records may be of an older message format.
 
 So a batch becomes `Run`s, batches as brokers take them, and `Hole`s, offsets to be filled with something invisible.
 What can stay as it is stays: a dense batch is changed in its header alone, in place. Otherwise records are cut out of
-their section and put together anew, with other offset deltas; keys, values, headers and visible timestamps keep their
+their section and put together again, with other offset deltas; keys, values, headers and visible timestamps keep their
 bytes, nothing is decoded.
 """
 

@@ -4,7 +4,7 @@ Version 13 names topics by id (brokers from 4.0 on), version 11 by name. What an
 
 * 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then.
 * 45: the log end is not where this batch's sequence number says. Nothing was written.
-* 47: a higher epoch of our producer id exists: somebody shut us out.
+* 47: a higher epoch of our producer id exists: another writer fenced us.
 * 7, 20: written at the leader, perhaps not everywhere: look at the log end.
 * 100: no topic of this id (any more).
 """

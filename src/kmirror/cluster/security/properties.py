@@ -92,10 +92,10 @@ def resolve_value(key: str, value: str, environ: Mapping[str, str] | None = None
 
 
 def literal_secrets(properties: Mapping[str, str]) -> list[str]:
-    """Return, sorted, the keys that hold a secret in clear.
+    """Return, sorted, the keys that hold a plaintext secret.
 
     A secret is the value of a key named like one (`…password`, `…secret`, `ssl.keystore.key` …), such an option of a
-    JAAS line, or a private key in PEM anywhere. It is in clear unless the whole value is a reference.
+    JAAS line, or a private key in PEM anywhere. It is plaintext unless the whole value is a reference.
     """
     return sorted(key for key, value in properties.items() if _holds_literal_secret(key, value))
 

@@ -1,4 +1,4 @@
-"""What an archive is: an ordinary topic that keeps the records of another one, which is to be deleted or rewritten.
+"""Define archives: ordinary topics that keep the records of a topic that is to be deleted or rewritten.
 
 `<topic>.kmirror-archive.<n>` has the same number of partitions. Each holds records of the same partition of the topic,
 in their order, with key, value, headers and timestamp as they were, and three headers more, the last ones, whose values
@@ -87,7 +87,7 @@ def archive_producer_id(archive: TopicPartition) -> int:
 
 
 class Origin(NamedTuple):
-    """Where an archived record stood."""
+    """The place an archived record had."""
 
     offset: int
     leader_epoch: int
@@ -100,7 +100,7 @@ def origin_headers(origin: Origin) -> tuple[Header, ...]:
 
 
 def origin_of(record: Record) -> tuple[Origin, tuple[Header, ...]] | None:
-    """Return where an archived record stood, and its own headers; None for a record that no archive has."""
+    """Return the place an archived record had, and its own headers; None for a record that no archive has."""
     added, own = record.headers[-len(_NAMES) :], record.headers[: -len(_NAMES)]
     if tuple(name for name, _ in added) != _NAMES:
         return None

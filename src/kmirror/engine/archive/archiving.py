@@ -5,7 +5,7 @@
         …
 
 The archive has been created before, with `archive_settings` and as many partitions as the topic. Started again with the
-same ranges, whatever became of it the last time, it goes on where it was. This module runs in workers.
+same ranges, whatever became of it the last time, it continues where it was. This module runs in workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 _TRIES = 3
-#: After so long a request without an answer is not on its way any more.
+#: After so long a request without an answer cannot arrive any more.
 _SETTLE_S = 10.0
 
 

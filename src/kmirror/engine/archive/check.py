@@ -1,6 +1,6 @@
 """Compare an archive with what it is to save, record by record, before that is deleted.
 
-Both are read anew, as consumers see them; nothing is taken over from the copying. This module runs in workers.
+Both are read again, as consumers see them; nothing is taken over from the copying. This module runs in workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kmirror.errors import RefusedError, UnreachableError
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDifference:
-    """The first record that is not saved as it stood; `offset` is the one it had, None where nobody knows."""
+    """The first record that is not saved as it was; `offset` is the one it had, None where that is unknown."""
 
     offset: int | None
     what: str
@@ -56,7 +56,7 @@ def verify_archive_partition(
 ) -> ArchiveComparison:
     """Compare the records at offsets `ranges` of `partition` with all that `archive` holds.
 
-    Both clients, of one cluster, must be used by nobody else meanwhile.
+    Both clients, of one cluster, must have no other user meanwhile.
 
     Raises:
         RefusedError: the log does not show all of the ranges.

@@ -4,7 +4,7 @@ The archive's last record says how far it is; there is no other checkpoint. Batc
 (`cluster/append.py`) under a producer id of the archive's own, so what is sent twice is written once, and what does not
 belong at the end of the archive is refused.
 
-Whoever starts shuts out who was there before: a marker raises the producer epoch, and only then the archive's end is
+A copy that starts fences any earlier one: a marker raises the producer epoch, and only then the archive's end is
 read. Records older than `producer.id.expiration.ms` make the leader forget all that, at its next look; so another
 marker follows each batch of such records at once and brings it back. Without the right to write markers (ALTER on the
 cluster) there is neither: two that copy old records at the same time could then write twice. That would be found by
@@ -92,11 +92,11 @@ def archive_partition(
 
     Always to be called with the same ranges, in order and apart, for one archive. What no consumer is shown is left
     out: markers, aborted transactions, filler of ours. Records that the log has lost already are left out too.
-    Both clients, of one cluster, must be used by nobody else meanwhile. `progress` is told the size of each batch
+    Both clients, of one cluster, must have no other user meanwhile. `progress` is given the size of each batch
     appended.
 
     Raises:
-        RefusedError: the archive holds something else; the log does not show all of the ranges; FENCED: somebody else
+        RefusedError: the archive holds something else; the log does not show all of the ranges; FENCED: another copy
             has begun to write the same archive.
         HistoriesDifferError: another client writes to the archive.
         CorruptBatchError, UnsupportedFormatError: a batch of the partition cannot be read.
@@ -130,8 +130,8 @@ def archive_partition(
 def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition) -> tuple[OffsetAppender, bool]:
     """Return an appender that is the only one of its producer epoch, and True; or any and False, without the right.
 
-    Who sees the same end of the archive at the same time as somebody else would take the same epoch. So nothing but
-    our own marker may stand behind the end that we saw before.
+    Two copies that see the same end of the archive at the same time would take the same epoch. So nothing but
+    our own marker may follow the end that we saw before.
     """
     for attempt in range(_TRIES):
         seen = _end_of(client, archive)
@@ -150,7 +150,7 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
 
 
 def _expiration_ms(client: ClusterClient) -> int:
-    """Return after how long brokers forget a producer id; 0 where one does not tell."""
+    """Return after how long brokers forget a producer id; 0 where one does not say."""
     nodes = list(client.metadata([]).brokers)
     told = client.broker_configs(nodes, [_EXPIRATION])
     return min((int(told.get(node, {}).get(_EXPIRATION, 0)) for node in nodes), default=0)

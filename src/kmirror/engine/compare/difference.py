@@ -23,7 +23,7 @@ class Kind(StrEnum):
     #: The source has ended where the destination goes on.
     EXTRA_TAIL = "EXTRA_TAIL"
     CORRUPT = "CORRUPT"
-    #: The destination shows what kmirror writes where a log is to start further on, and deletes before anybody reads.
+    #: The destination shows what kmirror writes where a log is to start further on, and deletes before anyone reads.
     FILLER = "FILLER"
 
 

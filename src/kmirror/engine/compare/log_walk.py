@@ -1,4 +1,4 @@
-"""One of two logs that are compared, and how far a walk along them has come in it.
+"""One of two logs that are compared, and the position of the comparison in it.
 
 This module runs in workers.
 """

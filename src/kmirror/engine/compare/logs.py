@@ -56,7 +56,7 @@ def compare_partition(
     """Compare two partitions from offset `start` up to `end`.
 
     Without `start`: from where both logs have begun. Without `end`: the whole destination, of which the source must
-    have everything. Both clients must be used by nobody else meanwhile. `progress` is told how many bytes were compared
+    have everything. Both clients must have no other user meanwhile. `progress` is told how many bytes were compared
     since it was last told.
 
     Raises:

@@ -41,7 +41,7 @@ from kmirror.errors import BrokerError, Reason
 _FORMAT = 2
 _FETCH_BYTES = 1 << 20
 _WAIT_MS = 500
-#: How long a log may end before the offset asked for, until that is believed: a new leader learns its high watermark
+#: How long a log may end before the offset asked for before that counts: a new leader learns its high watermark
 #: from its followers' next fetch.
 _PATIENCE_S = 3.0
 
@@ -177,7 +177,7 @@ def _whole_batches(data: memoryview, offset: int, end: int) -> list[BatchHeader]
 class VisibleLog:
     """Read one partition from `start` to `end`; one fetch runs ahead on `executor`.
 
-    The client must be used by nobody else meanwhile. Raises UnreachableError, BrokerError.
+    The client must have no other user meanwhile. Raises UnreachableError, BrokerError.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPart
 def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
     """Return the state of a topic whose link is refused or down; None when it is neither.
 
-    `reasons` is what lanes say of its partitions, `seen` what the scout met at the source.
+    `reasons` is what lanes say of its partitions, `seen` what the source monitor saw at the source.
     """
     if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
         return "LINK_FAILED"

@@ -1,8 +1,8 @@
 """Whether a mirror's records flow, as its engine knows: what its lanes report, and what its source last said. Pure.
 
-A lane reports every two seconds. One that has not for `LANE_SILENCE_SECONDS` copies nothing as far as anybody knows,
+A lane reports every two seconds. One that has not for `LANE_SILENCE_SECONDS` copies nothing as far as is known,
 whatever its partitions' last rows say; and what the source said longer ago than `KNOWN_SECONDS` says nothing of how far
-behind a copy is. Lanes tell where the source ends as they fetch; the scout asks for it where they do not.
+behind a copy is. Lanes report the source's end as they fetch; the source monitor asks for it where they do not.
 
 Moments are seconds of the engine's own clock: a worker's clock is only compared with itself.
 """
@@ -18,23 +18,23 @@ from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRecord,
 
 LANE_SILENCE_SECONDS = 10.0
 KNOWN_SECONDS = 10.0
-#: While a lane is late by so much, the scout asks for the source's ends.
+#: While a lane is late by so much, the source monitor asks for the source's ends.
 LATE_SECONDS = 4.0
 
 
 @dataclass(slots=True)
 class Health:
-    """Remember when what was last said. Read by the scout's thread too, one value at a time."""
+    """Remember when what was last reported. The source monitor's thread reads it too, one value at a time."""
 
     began: float
     #: The lanes that no worker reports on, and since when that is so.
     silent_lanes: Mapping[int, float] = field(default_factory=dict)
     silent_partitions: frozenset[TopicPartition] = frozenset()
-    #: True while the lanes do not tell where the source ends.
+    #: True while the lanes do not report where the source ends.
     wants_ends: bool = False
     #: By partition, when the source said where it ends, and where.
     _ends: dict[TopicPartition, tuple[float, int]] = field(default_factory=dict)
-    #: What is copied and whose lane has not heard of the source lately.
+    #: What is copied and whose lane has had no answer from the source lately.
     _unseen: set[TopicPartition] = field(default_factory=set)
 
     def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> None:

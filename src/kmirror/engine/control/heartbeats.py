@@ -49,7 +49,7 @@ class Heartbeats:
     def beat(
         self, silent_lanes: Mapping[int, int], source_trouble: KmirrorError | None, *, stopping: bool
     ) -> KmirrorError | None:
-        """Write one; return why the mirror is to be given up, None in the normal case.
+        """Write one; return why the engine must stop the mirror, None in the normal case.
 
         `silent_lanes` have not reported since those times, in epoch milliseconds.
         """
@@ -88,7 +88,7 @@ class Heartbeats:
             self._lease.release(tuple(self._partitions.changed.values()), tuple(self._journal.events))
 
     def _settle(self) -> None:
-        """Find out what became of a heartbeat without an answer: a command may have gone on from what it stored."""
+        """Find out what became of a heartbeat without an answer: a command may have acted on what it stored."""
         if self._unconfirmed is not None:
             if self._lease.settle(_TIMEOUT):
                 self._stored(self._unconfirmed)

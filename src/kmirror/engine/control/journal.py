@@ -1,4 +1,4 @@
-"""What an engine says of its mirror: sentences for whoever watches, and events that are stored on the destination."""
+"""What an engine says of its mirror: sentences for watchers, and events that are stored on the destination."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Journal:
     def __init__(self, mirror: str, actor: str) -> None:
         self._mirror = mirror
         self._actor = actor
-        #: Sentences that nobody has been shown yet; the watcher empties it.
+        #: Sentences that were not shown yet; the watcher empties it.
         self.notes: list[str] = []
         #: Events that no heartbeat has stored yet.
         self.events: list[Event] = []
 
     def note(self, sentence: str) -> None:
-        """Show a sentence to whoever watches."""
+        """Show a sentence to watchers."""
         self.notes.append(sentence)
 
     def record(self, what: str, result: str, details: Mapping[str, object]) -> None:

@@ -1,12 +1,12 @@
-"""The lanes of one mirror as its engine knows them: what each copies, which run of it may write, what it was told.
+"""The lanes of one mirror as its engine knows them: what each copies, which run of it may write, its changes.
 
-A lane at work is told what changes of its work, and goes on with the rest; nothing else of it is disturbed. What it is
-to give up is nobody else's before it has said that nothing is on its way there. A lane that has said nothing yet may
-not have begun to listen: it is told nothing before.
+A running lane receives changes of its work and continues with the rest undisturbed. A partition that it is
+to release goes to no other lane before it has reported that nothing is under way there. One without a report may
+not be listening yet: it receives no change before.
 
-A lane is started anew when it died, when it has not been heard of, when it missed a change, and when nothing was left
+A lane is restarted when it died, when it does not report, when it missed a change, and when nothing was left
 for it. The one that has nothing left is left out of the heartbeat and ends clean; the others are overruled by a higher
-generation, and whoever writes after them may not rely on their silence before the lease's time-to-live has passed.
+generation, and their successors may not rely on their silence before the lease's time-to-live has passed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_PAUSE = 5.0
 #: Partitions of one change: some 50 KB.
 _CHANGE_PARTITIONS = 250
 
-#: What a lane says of a partition, and as what it had it.
+#: A lane's report on a partition, and the assignment it had.
 Word = tuple[ProgressRow, Assignment]
 
 
@@ -50,11 +50,11 @@ class LaneRunner(Protocol):
     def cancel(self, name: str) -> None: ...
 
     def is_waiting(self, name: str) -> bool:
-        """Tell whether no worker has begun the lane yet."""
+        """Tell whether no worker has started the lane yet."""
 
 
 class Orders(Protocol):
-    """What lanes are told."""
+    """The orders that lanes receive."""
 
     @property
     def mirror(self) -> str: ...
@@ -83,13 +83,13 @@ class _Handle:
     future: Future[LaneResult] | None = None
     submitted_at: float = 0.0
     heard_at: float | None = None
-    #: The latest attempt that was heard of: Spark starts a lane again whose worker died.
+    #: The latest attempt that reported: Spark starts a lane again whose worker died.
     attempt: int = 0
     deaths: int = 0
     start_at: float = 0.0
-    #: How many changes this generation was told.
+    #: How many changes this generation received.
     revision: int = 0
-    #: What it is to give up, and by which change; it may still write there.
+    #: What it is to release, and by which change; it may still write there.
     leaving: dict[TopicPartition, tuple[int, Assignment]] = field(default_factory=dict)
     #: By which change it got what it did not start with.
     since: dict[TopicPartition, int] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Lanes:
     # -- the plan -------------------------------------------------------------------------------------------------
 
     def plan(self, wanted: Sequence[Assignment], lanes: int, weights: Mapping[TopicPartition, int]) -> None:
-        """Have this copied, and nothing else."""
+        """Copy this, and nothing else."""
         self.plan_now = False
         current = set(wanted)
         for handle in self._handles.values():
@@ -295,11 +295,11 @@ class Lanes:
         self.plan_now = self.beat_now = True
 
     def _doubt(self) -> None:
-        """Somebody of ours may still write: whoever takes the lease from us has to know."""
+        """Note that a run of ours may still write: a successor has to know."""
         until = now() + self._lease.record.ttl_ms / 1000
         self._lease.predecessor_may_write_until = max(self._lease.predecessor_may_write_until, until)
 
-    # -- what is said and heard -----------------------------------------------------------------------------------
+    # -- reports and changes --------------------------------------------------------------------------------------
 
     def silent(self, at: float, seconds: float = LANE_SILENCE_SECONDS) -> dict[int, float | None]:
         """Return the lanes with work that have not reported for so long, and when each last did; None for never."""
@@ -316,7 +316,7 @@ class Lanes:
         return [partition for lane in lanes for partition in self._handles[lane].copies]
 
     def before_beat(self) -> None:
-        """Keep up the doubt while no heartbeat has overruled what may still write."""
+        """Keep the doubt while no heartbeat has overruled what may still write."""
         if self._overrules:
             self._doubt()
 
@@ -338,9 +338,9 @@ class Lanes:
             self._overrules = False
 
     def heard(self, record: ProgressRecord) -> tuple[list[Word], list[Word]]:
-        """Take a lane's word. Return what it says of partitions that it copies, and its last words on those given up.
+        """Take a lane's report. Return what it says of partitions that it copies, and its last rows on released ones.
 
-        Nothing where it is nobody's word any more.
+        Nothing where its run no longer counts.
         """
         handle = self._handles.get(record.lane)
         if handle is None or (record.lease_id, record.generation) != (self._lease.lease_id, handle.generation):

@@ -1,8 +1,8 @@
-"""One mirror under a running engine: what is heard of it, and what follows from that.
+"""One mirror under a running engine: what is reported of it, and what follows from that.
 
 `tick` is called many times a second by the driver and never waits for a cluster longer than a heartbeat takes: clusters
 are looked at by the source monitor, lanes are watched through `__kmirror_state`, and both leave what they find in a
-queue. Each part of what is known and done is an object of its own; this one hands on what is heard.
+queue. Each part of what is known and done is an object of its own; this one hands on what is reported.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class MirrorEngine:
         ] = queue.SimpleQueue()
         self._side_jobs = SideJobs(side_jobs, self._view, self._heard.put)
         self._stop_threads = threading.Event()
-        #: When this mirror was given up: what was known of it then is what is known.
+        #: When the engine stopped this mirror: what was known of it then is what is known.
         self._ended_at: float | None = None
         self.stopping = False
-        #: Why the engine has to give this mirror up; None in the normal case.
+        #: Why the engine must stop this mirror; None in the normal case.
         self.lost: KmirrorError | None = None
         self.journal.record("run", "started", {"master": lease.record.master})
 
@@ -131,7 +131,7 @@ class MirrorEngine:
         """Give the lease back when every lane has ended, and end the threads."""
         self._stop_threads.set()
         self._ended_at = now()
-        # what FAILED before its source's end was known is told of too
+        # what FAILED before its source's end was known is reported too
         failed = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures}
         self.partitions.targets = failed | (self.partitions.targets or {})
         if self.lost is None and self.finished:
@@ -140,7 +140,7 @@ class MirrorEngine:
         self._lease.close()
 
     def tick(self) -> None:
-        """Take what was heard, replace what died, keep the lease."""
+        """Take what was reported, replace what died, keep the lease."""
         self._listen()
         at = now()
         self._lanes.tick(at)
@@ -165,7 +165,7 @@ class MirrorEngine:
             self.lost = error
             self.stop()
 
-    # -- how it stands --------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def trouble(self, partition: TopicPartition) -> tuple[Reason, str] | None:
         """Return why it is not known that a partition is copied, None where its lane reports."""
@@ -198,7 +198,7 @@ class MirrorEngine:
         """The partitions that are FAILED now."""
         return [row for row in self.partitions.rows.values() if row.state is PartitionState.FAILED]
 
-    # -- what is heard --------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         while True:
@@ -227,7 +227,7 @@ class MirrorEngine:
         words, last_words = self._lanes.heard(record)
         for row, assignment in words:
             topic = self._topics.by_name.get(row.topic)
-            # a lane's late word on a topic that was given up, or on its namesake, is nobody's any more
+            # a lane's late report on a released topic, or on its namesake, no longer counts
             if topic is None or not is_copied(topic) or assignment.destination_topic_id != topic.destination_topic_id:
                 continue
             if self.partitions.take_report(assignment.destination, record, row, now()):
@@ -238,7 +238,7 @@ class MirrorEngine:
                 self.partitions.take_last_report(assignment.destination, row)
 
     def _want_rebuild(self, topic: TopicRecord, row: ProgressRow) -> None:
-        """Have a topic rebuilt whose source is another one now or has another history, where that is allowed."""
+        """Rebuild a topic whose source is another one now or has another history, where that is allowed."""
         if row.state is not PartitionState.FAILED or row.reason is None:
             return
         recovery, settings = (topic.recoveries or {}).get(row.partition), self._topics.settings
@@ -259,7 +259,7 @@ class MirrorEngine:
     # -- threads --------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Hear what lanes and operators write."""
+        """Read what lanes and operators write."""
         feed = Replica(self.mirror)
         with ClusterClient(self._destination_config) as client:
             tail = Tail(client, STATE_PARTITION, read_committed=True)

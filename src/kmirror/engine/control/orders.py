@@ -1,4 +1,4 @@
-"""What lanes are told: which partitions they are to copy, and all that they need for it."""
+"""The orders of lanes: which partitions they are to copy, and all that they need for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LaneOrders:
         self._destination_properties = dict(destination_properties)
 
     def assignments(self) -> list[Assignment]:
-        """List the partitions that are to be copied now; that records have come is told to lanes as they start."""
+        """List the partitions that are to be copied now; lanes learn as they start whether records have come."""
         follows = self._topics.settings.source_truncation_policy == "follow"
         found = []
         for topic in filter(is_copied, self._topics.by_name.values()):

@@ -36,7 +36,7 @@ class MirrorPartitions:
         self.rows: dict[TopicPartition, ProgressRow] = {}
         #: The source's ends when the engine began, by destination partition; None until the source has answered.
         self.targets: dict[TopicPartition, int] | None = None
-        #: The destination's log ends as the engine before told them, since its partitions are what they are.
+        #: The destination's log ends as the last engine stored them, since its partitions are what they are.
         self._known_ends = {
             place: row.destination_offset
             for told in sorted(progress, key=lambda one: one.time_ms)
@@ -62,7 +62,7 @@ class MirrorPartitions:
         return is_news
 
     def take_last_report(self, partition: TopicPartition, row: ProgressRow) -> None:
-        """Keep of a partition that a lane has given up how far it came."""
+        """Keep how far a lane came with a partition that it released."""
         if row.begun and row.destination_offset is not None:
             self._known_ends[partition] = row.destination_offset
         if partition in self.rows:
@@ -91,7 +91,7 @@ class MirrorPartitions:
     # -- topics that come and go ----------------------------------------------------------------------------------
 
     def release(self, topic: TopicRecord, count: int) -> bool:
-        """Store of a paused or stopped topic that nothing is on its way to it any more; return whether that is news."""
+        """Store that nothing is under way to a paused or stopped topic any more; return whether that is news."""
         is_news = False
         for partition in range(count):
             place = TopicPartition(topic.topic, partition)
@@ -123,7 +123,7 @@ class MirrorPartitions:
         for partition in [p for p in self.rows if p.topic == topic and self.failed(p)]:
             del self.rows[partition]
 
-    # -- how partitions stand -------------------------------------------------------------------------------------
+    # -- state of partitions --------------------------------------------------------------------------------------
 
     def reached(self, partition: TopicPartition) -> bool:
         """Tell whether it holds what its source did: a log that is being aligned may hold filler up to there."""
@@ -150,7 +150,7 @@ class MirrorPartitions:
         }
 
     def known_end(self, partition: TopicPartition) -> int | None:
-        """Return the destination's log end as a lane last told it; None where that is not known."""
+        """Return the destination's log end as a lane last reported it; None where that is not known."""
         row = self.rows.get(partition)
         return row.destination_offset if row else self._known_ends.get(partition)
 

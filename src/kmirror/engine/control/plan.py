@@ -11,7 +11,7 @@ from kmirror.state.assignment import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one lane has: what it copies, and what it is to give up and may still write to."""
+    """What one lane has: what it copies, and what it is to release and may still write to."""
 
     copies: Sequence[Assignment] = ()
     leaving: Collection[TopicPartition] = ()
@@ -19,7 +19,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one lane is to give up, and what it is to copy too; `ends`: nothing is left that it could copy."""
+    """What one lane is to release, and what it is to copy too; `ends`: nothing is left that it could copy."""
 
     given_up: tuple[TopicPartition, ...] = ()
     taken: tuple[Assignment, ...] = ()
@@ -37,8 +37,8 @@ def changes(
 ) -> dict[int, Change]:
     """Return what is to change for each lane, so that `lanes` and no others copy what is wanted.
 
-    A partition whose assignment is another one now is given up like one that is not wanted any more. What is being
-    given up is taken by nobody: it comes with the plan after the lane has said that nothing is on its way to it.
+    A partition whose assignment has changed is released like one that is not wanted any more. What is being
+    released goes to no lane: it comes with the plan after its lane has reported that nothing is under way to it.
     Lanes for which nothing changes are left out.
     """
     now = {assignment.destination: assignment for assignment in wanted}

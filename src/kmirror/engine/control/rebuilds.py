@@ -1,4 +1,4 @@
-"""Have topics rebuilt whose source is another one now, or has another history: when, and one step after the other.
+"""Rebuild topics whose source is another one now, or has another history: when, and one step after the other.
 
 How that is done is given from above (`Rebuilder`): it decides, records and does, and may take minutes. A topic is
 claimed first, so that it is in no lane's plan any more; the work begins when no lane can write to it.
@@ -23,7 +23,7 @@ class Rebuilder(Protocol):
     """Rebuild topics of one mirror; called in threads."""
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic. Raises RefusedError when that is not to be done unasked."""
+        """Claim a topic. Raises RefusedError when an operator has to decide."""
 
     def carry_out(self, topic: str) -> None:
         """Rebuild a topic that is claimed, from where it stands; whatever it raises, it can be called again."""
@@ -40,7 +40,7 @@ class _Work:
 
 
 class Rebuilds:
-    """Have the topics of one mirror rebuilt; for one thread. `note` takes sentences for whoever watches."""
+    """Have the topics of one mirror rebuilt; for one thread. `note` takes sentences for watchers."""
 
     def __init__(self, rebuilder: Rebuilder, note: Callable[[str], None]) -> None:
         self._rebuilder = rebuilder
@@ -51,18 +51,18 @@ class Rebuilds:
         self._ended: queue.SimpleQueue[tuple[str, _Work, Exception | None]] = queue.SimpleQueue()
 
     def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Have a topic claimed, unless that goes on already, or was refused."""
+        """Claim a topic, unless that is under way already, or was refused."""
         if topic not in self._claims and (consented or topic not in self._refused):
             self._refused.discard(topic)
             self._claims[topic] = _Work()
             self._start(topic, self._claims[topic], lambda: self._rebuilder.begin(topic, reason, consented=consented))
 
     def is_wanted(self, topic: str) -> bool:
-        """True while a topic is being claimed, or was and this has not been heard of yet."""
+        """True while a topic is being claimed, or was and the claim was not read back yet."""
         return topic in self._claims
 
     def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:
-        """Go on: `claimed` are the topics that are to be rebuilt by what is remembered, `is_free` those no lane has."""
+        """Take the next step: `claimed` are the topics stored as to be rebuilt, `is_free` those no lane has."""
         self._take_ends(at)
         for topic in claimed:
             self._claims.pop(topic, None)
@@ -105,7 +105,7 @@ class Rebuilds:
                 work.told = str(error)
                 self._note(f"{topic} is not rebuilt: {error}")
             if self._claims.get(topic) is work:
-                # a claim that has been heard of is none any more, and may be before its thread has ended
+                # a claim that was read back is none any more, and may be before its thread has ended
                 del self._claims[topic]
                 self._refused.add(topic)
             work.tries += 1

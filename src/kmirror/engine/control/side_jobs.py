@@ -1,7 +1,7 @@
 """What an engine does beside copying, again and again: groups, settings, rights, discovery.
 
 Each job has a thread of its own, and is given from above: it looks at both clusters, changes what is to be changed, and
-returns what is to be told. What it raises is told once and tried again; it never ends the copy.
+returns what is to be reported. What it raises is reported once and retried; it never ends the copy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class JobView:
     settings: Settings
     topics: tuple[TopicRecord, ...]
     partitions: Mapping[TopicPartition, PartitionRecord]
-    #: The destination's log ends as the lanes last told them, of partitions that hold records of the source.
+    #: The destination's log ends as the lanes last reported them, of partitions that hold records of the source.
     ends: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something to tell: a sentence for whoever watches, and an event to keep; either may be None."""
+    """Something to report: a sentence for watchers, and an event to keep; either may be None."""
 
     note: str | None
     #: What it is about, as the event has it: `groups`, `settings`, `rights`, `discovery`.
@@ -49,7 +49,7 @@ class SideJob(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called where it is spoken of: `group offsets`."""
+        """Its name in sentences: `group offsets`."""
 
     def interval_s(self, settings: Settings) -> float:
         """Return how long after its end it is to be done again, in seconds."""
@@ -58,7 +58,7 @@ class SideJob(Protocol):
         """Do it once. Raises KmirrorError or OutcomeUnknown when it could not be done: it is tried again soon."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class SideJobs:

@@ -25,7 +25,7 @@ from kmirror.state.records import TopicRecord
 #: How soon a source that could not be looked at is looked at again, longer each time.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-#: How often its ends are asked for while lanes do not tell them, and how long it may take to answer.
+#: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
 _ENDS_SECONDS = 3.0
 _PATIENCE_MS = 5_000
 _STEP_SECONDS = 0.5
@@ -47,7 +47,7 @@ class SourceReport:
 class SourceMonitor:
     """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are.
 
-    While `ends_are_wanted`, because the lanes do not tell them, its ends are asked for more often than all else.
+    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SourceMonitor:
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
         here = destination.metadata({t.topic for t in topics})
-        # another topic of the name is nothing of ours, on either side
+        # another topic of the name is not ours, on either side
         same = {t.topic for t in topics if _is_the_one_added(t, found) and _is_the_mirror_topic(t, here)}
         there = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics

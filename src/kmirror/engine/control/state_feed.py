@@ -1,4 +1,4 @@
-"""What an engine hears of its mirror in `__kmirror_state`: lanes' reports, settings, how topics stand. No I/O.
+"""What an engine reads of its mirror in `__kmirror_state`: lanes' reports, settings, how topics stand. No I/O.
 
 A topic comes with the records of its partitions as they stood when it was written: what an `add` has decided about a
 partition is written before the topic it belongs to.

@@ -1,9 +1,9 @@
-"""What is to be remembered of a partition after a lane has reported on it. Pure: no I/O, no clock.
+"""What is to be stored of a partition after a lane has reported on it. Pure: no I/O, no clock.
 
 A report decides the state, and why where that is FAILED; a partition stays FAILED, for the same reason and since the
 same time, until a report shows that it was copied past that point, or that nothing is left to copy. Three facts only
 ever become true: that records of the source have been in the destination (`begun`), that the two logs have been
-aligned (`aligned`), that the first copy is complete. Everything else in a record is somebody else's, and stays.
+aligned (`aligned`), that the first copy is complete. Everything else in a record belongs to others, and stays.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def given_up(
     """Return the record of a partition that no lane has any more, since its topic is paused or stopped.
 
     `row` is what its last lane reported. A partition that FAILED stays so while it is only paused; where it is stopped,
-    its record goes on to say why. One that was stopped for good stays stopped. The record says which pause it answers.
+    its record still says why. One that was stopped for good stays stopped. The record says which pause it answers.
     """
     known = before or PartitionRecord(topic.mirror, topic.topic, partition, PartitionState.LOG_ALIGNMENT, now_ms)
     stops = topic.desired is DesiredState.STOPPED
@@ -82,7 +82,7 @@ def given_up(
 
 
 def alignment_note(row: ProgressRow, first_offset: int | None) -> str | None:
-    """Return the sentence for whoever watches that a lane made a log begin further on; None when it did not."""
+    """Return the sentence for watchers that a lane made a log begin further on; None when it did not."""
     if row.aligned_to is None:
         return None
     asked_for = first_offset is not None and row.aligned_to == first_offset

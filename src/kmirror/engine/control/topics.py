@@ -1,4 +1,4 @@
-"""What operators want of a mirror: its settings and its topics, as the engine hears of them."""
+"""What operators want of a mirror: its settings and its topics, as the engine reads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MirrorTopics:
         self._journal = journal
         #: How many partitions topics have that have grown since they were added.
         self._counts: dict[str, int] = {}
-        #: Of topics that are to be left alone, as what they were released, and for which pause.
+        #: Released topics: their record when they were released, and for which pause.
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
 
     def take_mirror(self, record: MirrorRecord) -> bool:
@@ -71,7 +71,7 @@ class MirrorTopics:
         return is_news
 
     def release(self, is_free: Callable[[str], bool]) -> bool:
-        """Store of topics to be left alone that no lane has them any more; return whether anything is to be stored."""
+        """Note that no lane has these topics any more; return whether anything is to be stored."""
         is_news = False
         for topic in self.by_name.values():
             wish = topic.desired, topic.pause_id

@@ -15,7 +15,7 @@ _MOST_BYTES = 64 << 20
 def foreign_writers_in(
     client: ClusterClient, partition: TopicPartition, low: int, high: int, own: int
 ) -> ForeignWriters:
-    """Count the records from `low` to before `high` that `own` did not write; markers are nobody's.
+    """Count the records from `low` to before `high` that `own` did not write; markers do not count.
 
     Raises:
         KmirrorError, OutcomeUnknown: the partition cannot be read.

@@ -1,4 +1,4 @@
-"""Find where two logs part: the first offset at which they contradict each other. Pure: a generator that asks to read.
+"""Find where two logs fork: the first offset at which they contradict each other. Pure: a generator that asks to read.
 
 What agrees, contradicts, or says nothing is told in `tails`. Two logs of one history agree up to their fork and
 contradict each other behind it, so the fork can be searched by halves: a probe reads both logs at one offset and
@@ -16,7 +16,7 @@ agree in a row, unless nothing was left out between them and what was concluded 
 and whatever contradicts in what was read, counts. So a coincidence can lead astray only where eight records in a row
 are the same and a probe lands on just those. The answer is then too high, never too low: a contradiction all the same,
 directly above records that agree, but not the lowest one. Where a history was written again as it was, in whole or from
-some offset on, nobody can see a fork there, unless a hint leads to it.
+some offset on, no fork can be seen there, unless a hint leads to it.
 
 A hint is where to look first, no more: a wrong one costs two probes.
 """
@@ -46,7 +46,7 @@ _STRETCHES_KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where two logs part.
+    """Where two logs fork.
 
     `offset` is the lowest at which they contradict each other. With `contradicts` false no contradiction was found, and
     `offset` is where the first of them ends. `agreed_at` is the highest offset below it at which both show the same

@@ -96,7 +96,7 @@ class Inspector:
         return replace(facts, only_filler=False, filler_end=found) if is_done else facts
 
     def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
-        """Return facts with where exactly the two logs part, and who wrote what stands there."""
+        """Return facts with where exactly the two logs fork, and who wrote what follows."""
         questions = {
             Question(
                 a.source, a.destination, _ends(facts), None if facts.differs_at is None else facts.differs_at + 1
@@ -205,7 +205,7 @@ class Inspector:
 
 
 class _LookUps:
-    """Look up offsets of the same partitions again and again; whoever gave no answer once is not asked any more.
+    """Look up offsets of the same partitions again and again; a broker that gave no answer once is not asked again.
 
     Each such look-up takes its whole time, and the other partitions wait for it.
     """
@@ -266,7 +266,7 @@ def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
 
 
 def _may_differ(facts: Facts) -> bool:
-    """Tell whether the logs are known to part, or the mirror holds what its source has not."""
+    """Tell whether the logs are known to fork, or the mirror holds what its source has not."""
     if facts.trouble:
         return False
     longer = facts.source_log_end < facts.destination_log_end and not facts.only_filler

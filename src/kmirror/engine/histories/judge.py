@@ -6,8 +6,8 @@ The verdict is one of:
 
 * `Copy(offset)`: both logs tell one history up to `offset`, the destination's log end; go on there, or behind a loss
   that is accepted;
-* `Raise(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled up to
-  there, and then trimmed;
+* `AdvanceStart(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled
+  up to there, and then trimmed;
 * `Wait(trouble)`: not everything is known yet, so nothing is done; look again;
 * `Fail(reason, offset)`: the logs do not fit. Nothing is repaired here.
 
@@ -16,7 +16,7 @@ topic mean nothing, and a failed look-up goes before everything.
 
 1. something could not be looked up → Wait
 2. topic id of source or destination is not the one we know → Fail
-3. somebody with a higher epoch of our producer id was here → Fail FENCED
+3. another writer used a higher epoch of our producer id → Fail FENCED
 4. the tails differ → Fail SOURCE_DIVERGED (what differs is ours) or DESTINATION_WRITTEN (it is not)
 5. the source ends before the destination → Fail SOURCE_DIVERGED, or DESTINATION_WRITTEN where rule 7 would fit too
 6. the source has records below the destination's end that it does not show yet, so they were not compared → Wait
@@ -24,11 +24,11 @@ topic mean nothing, and a failed look-up goes before everything.
    → Fail DESTINATION_WRITTEN
 8. the destination lost records of ours, and what is left of it proves nothing → Fail DESTINATION_TRUNCATED, unless
    this loss was accepted
-9. the destination ends with filler, beyond the offset that it was to lead to: the source starts lower than it did. A
+9. the destination ends with filler, above the offset that it was to lead to: the source starts lower than it did. A
    new leader whose retention lags will catch up; anything else would skip records that are there
    → Wait, for as long as a failure is retried
-10. the destination ends with filler, or is empty, and has to begin further on than it ends → Raise. With filler that
-    leads there exactly → Raise too: the filler has still to be taken away
+10. the destination ends with filler, or is empty, and has to begin further on than it ends → AdvanceStart. With filler
+    leads there exactly → AdvanceStart too: the filler has still to be taken away
 11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this loss was accepted, or any is
 12. else → Copy; filler that the destination begins with, as before it was trimmed, is trimmed again
 
@@ -61,7 +61,7 @@ class Tail(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ForeignWriters:
-    """What stands from one offset of a mirror partition on.
+    """The records of a mirror partition from one offset on.
 
     `first_producer_id` wrote the first records there, None where there are none. `records` of other writers than the
     mirror were counted, the first of them by `producer_id`; not all of them where `is_complete` is false.
@@ -113,7 +113,7 @@ class Facts:
     unproven: bool = False
     #: The destination begins with filler again, up to here: its broker died before it had noted where the log starts.
     filler_end: int | None = None
-    #: Where exactly the two logs part, and what stands from there on, where they are known to; None else.
+    #: Where exactly the two logs fork, and what follows there, where they are known to; None else.
     fork: Fork | None = None
     foreign_writers: ForeignWriters | None = None
 
@@ -234,7 +234,7 @@ def _fenced(assignment: Assignment, facts: Facts) -> Fail | None:
 
 
 def _is_foreign(assignment: Assignment, facts: Facts) -> bool:
-    """Tell whether somebody else wrote what differs."""
+    """Tell whether another client wrote what differs."""
     if facts.foreign_writers is not None:
         first = facts.foreign_writers.first_producer_id
         return first is not None and first != assignment.producer_id
@@ -242,7 +242,7 @@ def _is_foreign(assignment: Assignment, facts: Facts) -> bool:
 
 
 def _written(assignment: Assignment, facts: Facts, at: int | None, why: str) -> Fail:
-    """Say that somebody else wrote to the mirror: where, how much, and who."""
+    """Say that another client wrote to the mirror: where, how much, and who."""
     foreign_writers = facts.foreign_writers
     known = foreign_writers.producer_id if foreign_writers else facts.tail_producer_id
     writer = f"producer id {known}" if known is not None and known >= 0 else "a producer without an id"

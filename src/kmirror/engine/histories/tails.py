@@ -1,7 +1,7 @@
 """Compare the ends of two logs by what applications are shown of them. Pure: a generator that asks for what it reads.
 
 The copy of a log need not have its batches: holes, markers and aborted records of the source are markers of ours in the
-destination, batches with holes were made anew, and both cleaners work on their own. What must agree is what consumers
+destination, batches with holes were made again, and both cleaners work on their own. What must agree is what consumers
 see. At one offset a log shows a record, or shows none for good (a marker, a record of an aborted transaction), or lacks
 what may have been there: a hole, which only a cleaner makes. Two logs
 
@@ -14,9 +14,9 @@ first stretch where they agree or contradict each other. Usually that is one rea
 
 Two things are found on the way. Filler of ours at the destination's end means that the log is still being brought to
 its start. And records of another writer that stand where the source has holes, or shows nothing yet, were perhaps
-copied by nobody. Below them the first records that agree decide: those of a mirror contradict them, for whoever wrote
-there later was no mirror; those of another writer excuse them, for then the log was adopted with them in it. With
-nothing that agrees below them, nobody knows.
+never copied. Below them the first records that agree decide: those of a mirror contradict them, as a later
+writer was no mirror; those of another writer excuse them, for then the log was adopted with them in it. With
+nothing that agrees below them, it stays unknown.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _records_of(batches: Iterable[Batch], low: int, high: int) -> dict[int, tupl
 
 
 def _silent(batches: Iterable[Batch], low: int, high: int) -> dict[int, Batch]:
-    """Return the offsets at which nobody is ever shown a record."""
+    """Return the offsets at which no record is ever shown."""
     return {
         offset: batch
         for batch in batches
@@ -150,7 +150,7 @@ class _Comparison:
         self._epoch: int | None = None
         #: True when a record of the destination has been seen.
         self._has_data = False
-        #: The lowest offset so far with a record of another writer that nothing speaks for.
+        #: The lowest offset so far with a record of another writer that nothing confirms.
         self._strange: int | None = None
         self._strange_producer_id: int | None = None
 

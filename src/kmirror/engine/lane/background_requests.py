@@ -1,4 +1,4 @@
-"""What a lane needs that waits for clusters: done by two threads of their own, told as events.
+"""What a lane needs that waits for clusters: done by two threads of their own, reported as events.
 
 One looks: inspections, leaders, connections. The other changes or doubts: it trims logs, fills offsets by transactions
 where markers are not allowed, and looks twice at a source that seems to have nothing more to give. That may take long,
@@ -36,14 +36,14 @@ _FILL_BUFFER = 64 << 10
 _SIDES: dict[Side, str] = {"source": "source", "destination": "destination", "fill": "destination"}
 _END_LOOK_PAUSE = 0.5
 _PAUSE = 1.0
-#: Transactions that fill are ended so often at least, that the lane hears how far they are.
+#: Transactions that fill are ended so often at least, so that the lane learns how far they are.
 _ROUNDS = 50
 
 
 class BackgroundRequests:
-    """Run errands for one lane; `done` callbacks are called in the errand's thread and should only pass events on.
+    """Run background requests for one lane; `done` callbacks run in their thread and should only pass events on.
 
-    `broken` is told of an error that nobody expected, after which that thread runs no more errands.
+    `broken` receives an unexpected error, after which that thread runs no more requests.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class BackgroundRequests:
         ]
 
     def start(self) -> None:
-        """Begin to run errands."""
+        """Begin to run requests."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End after the errands under way; those that could wait longer give up."""
+        """End after the requests under way; those that could wait longer stop waiting."""
         self._stopping.set()
         self._looks.put(None)
         self._changes.put(None)
@@ -220,7 +220,7 @@ class BackgroundRequests:
     def settle(
         self, transactional_ids: Sequence[str], done: Callable[[], None], troubled: Callable[[Trouble], None]
     ) -> None:
-        """Shut out whoever filled by transactions before, and wait for the end of what they left open."""
+        """Fence earlier lanes that filled by transactions, and wait for the end of what they left open."""
 
         def background_request() -> None:
             if all(self._settle(transactional_id, troubled) for transactional_id in transactional_ids):
@@ -261,7 +261,7 @@ class BackgroundRequests:
         """Fill offsets of several partitions by transactions, the same number of each.
 
         Ends with `filled(count)`; or with `doubtful`, when one more may have been filled than was told, and nothing is
-        on its way any more. Until then `troubled` tells why it takes long.
+        on its way any more. Until then `troubled` says why it takes long.
         """
 
         def background_request() -> None:

@@ -9,7 +9,7 @@ how old records are, and on requests that were never answered:
 * A batch goes out behind another one only while the records before it are young enough to keep the broker's memory;
   else one step at a time.
 * While a predecessor may still write, nothing is sent at all: how old the records are that it sends next, and whether
-  they wipe out the memory, nobody knows. Of requests of our own that were never answered we do know: until they cannot
+  they wipe out the memory, is unknown. Of requests of our own that were never answered we do know: until they cannot
   be on their way any more, batches go out only if the memory outlives whatever becomes of them. After a pause the log
   end is read afresh.
 """

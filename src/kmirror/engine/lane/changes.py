@@ -1,9 +1,9 @@
-"""What changes for a lane while it runs: partitions it is to copy too, and partitions it is to give up.
+"""What changes for a lane while it runs: partitions it is to copy too, and partitions it is to release.
 
-Changes come one after another, numbered, from `control`. A partition that is given up gets nothing more from the
-moment on in which the change is taken; what is on its way to it is waited for. It counts as given up, and the engine is
+Changes come one after another, numbered, from `control`. A partition to be released gets nothing more from the
+moment on in which the change is taken; what is on its way to it is waited for. It counts as released, and the engine is
 told so, when nothing can arrive any more: no request is without its answer, and those that lost theirs with a
-connection have had their time. So whoever has it next may write at once.
+connection have had their time. So the next lane may write at once.
 
 A partition that is taken begins like those that the lane started with.
 """
@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 2.0
 
 @dataclass(slots=True)
 class _Leaving:
-    """A partition that is given up, by which change and since when."""
+    """A partition that is being released, by which change and since when."""
 
     copy: PartitionCopy
     revision: int
@@ -47,11 +47,11 @@ class Changes:
         self._hang_up_on = hang_up_on
         self._begin = begin
         self._leaving: tuple[_Leaving, ...] = ()
-        #: The last change up to which nothing is on its way to what was given up; any thread may read it.
+        #: The last change up to which nothing is on its way to what was released; any thread may read it.
         self.given_up = 0
 
     def told(self, given_up: int) -> None:
-        """Note that the engine has been told of all that was given up by these changes."""
+        """Note that the engine knows of all that was released by these changes."""
         self._leave(one for one in self._leaving if not one.is_over or one.revision > given_up)
 
     def _leave(self, leaving: Iterable[_Leaving]) -> None:
@@ -59,7 +59,7 @@ class Changes:
         self._work.leaving = [one.copy for one in self._leaving]
 
     def take(self, change: LaneChangeRecord, at: float) -> None:
-        """Go by a change from now on."""
+        """Apply a change from now on."""
         work = self._work
         places = {TopicPartition(*place) for place in change.given_up}
         going = [copy for copy in work.partitions if copy.assignment.destination in places]
@@ -74,7 +74,7 @@ class Changes:
         self._begin(new, change.unsettled_lanes)
 
     def look_around(self, at: float) -> None:
-        """Find out what is given up for good; hang up on brokers that do not let that happen."""
+        """Find out what is released for good; hang up on brokers that do not let that happen."""
         if self.given_up == self._work.revision:
             return
         for one in self._leaving:

@@ -1,7 +1,7 @@
-"""What keeps a lane honest: it may write only while it sees that nobody has taken its place.
+"""What keeps a lane honest: it may write only while it sees that no one has taken its place.
 
 A thread follows `__kmirror_state` with a long poll. Each time it has read to the end without meeting a newer claim, the
-lane may go on for `ttl` seconds from the moment *that request was sent*. Whoever takes over writes its claim first and
+lane may write for `ttl` seconds from the moment *that request was sent*. A successor writes its claim first and
 waits for `ttl` before it relies on the silence; so no two lanes ever write on the strength of their claims at once,
 whatever the clocks of their machines say. A claim is
 
@@ -10,7 +10,7 @@ whatever the clocks of their machines say. A claim is
 
 The engine's record also says which change of its work (`LaneChangeRecord`) the lane has to go by. Changes are read
 here, one after another; while one is missing the lane may not write, and it ends when that stays so: a task that Spark
-starts again begins with the work that it was first given, and must not write to what it was to give up since.
+starts again begins with the work that it was first given, and must not write to what it was to release since.
 
 The same thread writes the lane's progress there, about once a second while something moves.
 """
@@ -90,15 +90,15 @@ class LaneControl:
         self._tail = Tail(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
         self._owner: EngineRecord | None = None
         self._read_once = False
-        #: Set by a lane that fills offsets by transactions; whoever comes after it has to know, see `said_so`.
+        #: Set by a lane that fills offsets by transactions; its successors have to know, see `said_so`.
         self.fills_by_transactions = False
         self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
         #: The last change that was read, and what takes it.
         self.revision = 0
         self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
-        #: The last change that the lane goes by, and the last whose partitions it has given up; who hears the second
-        #: when the engine has been told.
+        #: The last change that the lane goes by, and the last whose partitions it has released; who receives the second
+        #: when the engine knows it.
         self.standing: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.on_told: Callable[[int], None] = lambda _: None
         self._behind_since: float | None = None
@@ -112,7 +112,7 @@ class LaneControl:
         self._reporter.start()
 
     def stop(self, *, final_report: bool) -> None:
-        """End both threads, then say a last time how the partitions stand."""
+        """End both threads, then report the partitions' state a last time."""
         self._stop.set()
         self._wake.set()
         self._follower.join(timeout=_POLL_MS / 1000 + 1)

@@ -1,8 +1,8 @@
 """What a lane does beside copying batches: filling gaps, trimming logs, looking twice at a source that gives nothing.
 
 Gaps are filled by markers, many partitions' in one request, over a connection of their own. Where the leader refuses
-that for lack of rights, the whole lane goes over to empty transactions, and says so before the first: whoever comes
-after it has to end what it may leave open.
+that for lack of rights, the whole lane goes over to empty transactions, and says so before the first: its successor
+has to end what it may leave open.
 """
 
 from __future__ import annotations
@@ -215,14 +215,14 @@ class Fills:
         self.settled(partition)
 
     def settled(self, partition: PartitionCopy) -> None:
-        """Follow up on a partition with nothing to send: its trim, or its end in this lane."""
+        """Follow up on a partition with nothing to send: its trim, or its release by this lane."""
         if partition.status is not Status.COPYING:
             self._fetching.detach(partition)
         elif partition.trim_due is not None:
             self.trim(partition)
 
     def lose(self, node_id: int, message: str) -> None:
-        """Give up the connection to a broker: what was on its way on it may have been carried out."""
+        """Drop the connection to a broker: what was on its way on it may have been carried out."""
         link = self._work.fills.pop(node_id, None)
         if link is None:
             return

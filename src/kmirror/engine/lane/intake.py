@@ -47,7 +47,7 @@ from kmirror.errors import KmirrorError, Reason
 
 _SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _HIGHEST_CODEC = 4
-#: A batch put together anew may take this much, or what the stored one took if that was more.
+#: A batch put together again may take this much, or what the stored one took if that was more.
 _RUN_BYTES = 1 << 20
 #: As many batches of filler are kept ready.
 _FILLER_BATCHES = 6
@@ -56,7 +56,7 @@ _FILLER_BATCHES = 6
 class Frame:
     """Count the batches that still lie in one received frame; `release` returns True with the last.
 
-    `owner` is whoever's buffer it is; the machine only carries it.
+    `owner` is the owner of the buffer; the machine only carries it.
     """
 
     __slots__ = ("owner", "pending", "view")
@@ -130,7 +130,7 @@ class Intake:
         self.head_is_taken = False
 
     def restart(self, offset: int, leader_epoch: int | None, filled_offsets: int, *, producer_is_known: bool) -> None:
-        """Begin anew at an offset; the queue is empty."""
+        """Begin again at an offset; the queue is empty."""
         self.next_offset, self.leader_epoch = offset, leader_epoch
         self._filled_offsets = filled_offsets
         self._begins_at_gap = not producer_is_known
@@ -273,7 +273,7 @@ class Intake:
             self.next_offset = until
 
     def take_in_loss(self, until: int) -> None:
-        """Queue a gap for what the source has lost below `until`: under which epochs it was written, nobody knows."""
+        """Queue a gap for what the source has lost below `until`: under which epochs it was written is unknown."""
         self.leader_epoch = None
         self.take_in_nothing(until)
 
@@ -285,7 +285,7 @@ class Intake:
             frame = Frame(memoryview(b""))
             run = Run(self.next_offset, self.next_offset + count, timestamp_ms, data)
             self._queue_run(run, None, frame)
-            frame.pending -= 1  # nobody but the batch holds it
+            frame.pending -= 1  # only the batch holds it
             self.next_offset += count
 
     def _refuse(self, error: KmirrorError) -> Fail:

@@ -53,7 +53,7 @@ class Lane:
         )
         self.control = LaneControl(spec, attempt, destination_config, self._rows, self._broken)
         self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)
-        #: Whoever may still write under an older claim can do so for a lane's time, counted from when ours was written.
+        #: Older claims may still be written under for a lane's time, counted from when ours was written.
         self._awaiting_claim = spec.predecessor_may_write or attempt > 0
         self._work.quiet_until = float("inf") if self._awaiting_claim else 0.0
         self._work.partitions = self._work.copies_of(spec.assignments, now(), in_doubt=False)
@@ -78,7 +78,7 @@ class Lane:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
-        """Copy until the control says that this lane ends; return how it stands then.
+        """Copy until the control says that this lane ends; return its state then.
 
         `before_sending` is called once in the thread that sends, when all other threads have been started.
         """
@@ -166,7 +166,7 @@ class Lane:
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
         told = list(zip(partitions, all_facts, strict=True))
-        # those that were given up meanwhile are not inspected any more
+        # those that were released meanwhile are not inspected any more
         for partition, facts in [(p, facts) for p, facts in told if p.status is Status.INSPECTING]:
             verdict = judge(
                 partition.assignment,

@@ -9,7 +9,7 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 
 _RATE_SECONDS = 0.5
-#: Over so long the growth of the source's end is measured, at least: it is told when nothing newer is known.
+#: Over so long the growth of the source's end is measured, at least: it is reported when nothing newer is known.
 _GROWTH_SECONDS = 5.0
 
 
@@ -26,7 +26,7 @@ class Reports:
         self._epoch_ms = now_ms() - now() * 1000
 
     def rows(self, partitions: Iterable[PartitionCopy]) -> list[ProgressRow]:
-        """Return how these partitions stand; of two copies of one partition only the later one."""
+        """Return the state of these partitions; of two copies of one partition only the later one."""
         at = now()
         rates: dict[PartitionCopy, tuple[float, int, float]] = {}
         growth: dict[PartitionCopy, tuple[float, int, float | None]] = {}
@@ -70,7 +70,7 @@ class Reports:
 
 
 def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
-    """Say how a partition stands; when its source was seen, and how it grows, is left open."""
+    """Describe a partition's state; when its source was seen, and how it grows, is left open."""
     assignment, progress, source = copy.assignment, copy.progress, copy.source
     failed = copy.retry.failure
     why = failed or copy.retry.trouble

@@ -22,7 +22,7 @@ _BUILD_SECONDS = 600
 _RECORD = "-XX:DumpLoadedClassList="
 
 #: $1 the class list, $2 the unfinished archive, $3 the finished one; the command follows. The outer shell ends at once,
-#: so that the builder is nobody's child; the rename makes the archive appear whole or not at all.
+#: so that the builder is not our child; the rename makes the archive appear whole or not at all.
 _BUILD = """
 list=$1 unfinished=$2 finished=$3; shift 3
 (nice -n 19 "$@" && mv -f "$unfinished" "$finished"; rm -f "$list" "$unfinished") >/dev/null 2>&1 </dev/null &

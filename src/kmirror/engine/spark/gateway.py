@@ -83,7 +83,7 @@ def spark_home(environ: Mapping[str, str]) -> Path:
 
 
 def _has_ended(process: int) -> bool:
-    """Say whether a child has ended, and do not reap it: until that is done nobody else can get its process id."""
+    """Say whether a child has ended, and do not reap it: until that is done no other process can get its id."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

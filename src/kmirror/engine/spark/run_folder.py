@@ -1,7 +1,7 @@
 """The temporary folder of one run of Spark, gone with it: sockets, process ids, what the JVM unpacks.
 
 A run that is killed cannot clean up. So each run holds a lock on a file in its folder, and the next run on this machine
-removes the folders whose lock nobody holds.
+removes the folders whose lock is free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         with (folder / "new-lock").open("wb") as lock:
-            # Under its final name the file is locked from its first moment, so nobody takes the folder for abandoned.
+            # Under its final name the file is locked from its first moment, so no run takes the folder for abandoned.
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.rename(lock.name, folder / _LOCK)
             yield folder
