@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.protocol.wire import Buffer
+from kmirror.cluster.protocol.wire import Buffer, unsigned_varint
 
 #: A 64-bit number takes at most ten bytes.
 _LONGEST = 10
@@ -32,18 +32,8 @@ def varint(value: int) -> bytes:
     """Encode a number of up to 64 bits."""
     if 0 <= value < _TABLE_SIZE:
         return _TABLE[value]
-    return _encoded(value)
-
-
-def _encoded(value: int) -> bytes:
-    rest = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while rest > 0x7F:
-        out.append((rest & 0x7F) | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
+    return unsigned_varint((value << 1) ^ (value >> 63))
 
 
 #: Offset deltas and lengths are small as a rule.
-_TABLE = tuple(_encoded(value) for value in range(_TABLE_SIZE))
+_TABLE = tuple(unsigned_varint(value << 1) for value in range(_TABLE_SIZE))
