@@ -32,6 +32,13 @@ def until(condition: Callable[[], bool], seconds: float, stopping: threading.Eve
 
 def in_thread(function: Callable[[], R], seconds: float, stopping: threading.Event | None = None) -> R:
     """Return what `function` returns, called in a thread of its own; raise like `until`, leaving that thread behind."""
+    future = begin(function)
+    until(lambda: bool(wait([future], _LOOK_EVERY_SECONDS).done), seconds, stopping)
+    return future.result()
+
+
+def begin(function: Callable[[], R]) -> Future[R]:
+    """Call `function` in a thread of its own, which the end of this process does not wait for."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -41,5 +48,4 @@ def in_thread(function: Callable[[], R], seconds: float, stopping: threading.Eve
             future.set_exception(error)
 
     threading.Thread(target=run, name="kmirror-call", daemon=True).start()
-    until(lambda: bool(wait([future], _LOOK_EVERY_SECONDS).done), seconds, stopping)
-    return future.result()
+    return future

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import TypeVar
 
 from kmirror.cluster.connection import UnknownHostError
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.engine.clock import now
+from kmirror.engine.waiting import begin
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ class Patience:
                     idle()
 
         while True:
-            future = _begin(action)
+            future = begin(action)
             try:
                 while not wait([future], _STEP_S).done:
                     turn(0)
@@ -134,16 +135,3 @@ class Patience:
             until, pause = now() + pause, min(LONGEST_PAUSE_S, 2 * pause)
             while now() < until:
                 turn(_STEP_S)
-
-
-def _begin(action: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="kmirror-attempt", daemon=True).start()
-    return future
