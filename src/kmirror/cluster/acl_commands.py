@@ -15,7 +15,7 @@ _NAMED_BY_LOGIN = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
 
 
 def login_principal(config: ClientConfig) -> str | None:
-    """Return the principal that a login's name makes us, None where it cannot be told from here."""
+    """Return the principal that a login's name makes us, None where that is unknown here."""
     if config.sasl_mechanism in _NAMED_BY_LOGIN and config.username is not None:
         return f"User:{config.username}"
     return None

@@ -17,7 +17,7 @@ OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OP
 
 
 def cluster_operations(client: ClusterClient) -> frozenset[int]:
-    """Return what we may do on the cluster; empty when it is not told, which takes DESCRIBE on it."""
+    """Return what we may do on the cluster; empty without DESCRIBE on it, which brokers require to answer."""
     from kafka.protocol.admin import DescribeClusterRequest
 
     answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
@@ -74,14 +74,14 @@ def lacking_on_groups(client: ClusterClient, groups: Collection[str], needed: st
 
 
 def operations_of(told: Iterable[int] | int | None) -> frozenset[int]:
-    """Return authorized operations as codes; empty where they are not told."""
+    """Return authorized operations as codes; empty where the broker does not return them."""
     return frozenset(told) if isinstance(told, Iterable) else frozenset()
 
 
 def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool:
     """Tell whether WRITE on an unused transactional id is granted; asking changes nothing.
 
-    The end of a transaction is asked for that never began: who lacks the right is told so before brokers look at it.
+    The end of a transaction is asked for that never began: without the right the broker refuses before it looks at it.
     """
     from kafka.protocol.producer import EndTxnRequest
 

@@ -1,6 +1,6 @@
 """One TCP connection to one broker: blocking requests, and whole frames for the hot path.
 
-Foreign exceptions (`OSError`, `ssl.SSLError`) end here. What happened to a request is told by the type raised:
+Foreign exceptions (`OSError`, `ssl.SSLError`) end here. The type raised says what happened to a request:
 
 * `ConnectFailedError`: nothing was sent; the broker cannot be reached or refuses us as we are;
 * `OutcomeUnknown`: the request left, and no whole answer came back. The connection is of no more use.
@@ -184,7 +184,7 @@ class Connection:
             time.sleep(pause)
 
     def note_throttle(self, throttle_time_ms: int) -> None:
-        """Remember how long the broker asked us to send nothing."""
+        """Note how long the broker asked us to send nothing."""
         if throttle_time_ms > 0:
             self._throttled_until = time.monotonic() + throttle_time_ms / 1000
 
@@ -272,7 +272,7 @@ class Stream:
         self._inbox_start = self._inbox_end = 0
         #: True when the last read emptied the socket: the next one can wait for the selector's word.
         self._drained = False
-        #: What the socket is to hold before the selector is told.
+        #: How many bytes the socket is to hold before the selector reports it.
         self._awaited = 1
         self._frame: memoryview | None = None
         self._filled = 0
@@ -280,7 +280,7 @@ class Stream:
         self._buffer_bytes = buffer_bytes
 
     def fileno(self) -> int:
-        """The socket's file descriptor, for a selector."""
+        """Return the socket's file descriptor, for a selector."""
         return self._socket.fileno()
 
     @property
@@ -293,7 +293,7 @@ class Stream:
         self.connection.close()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame behind what is being sent, and send what the socket takes.
+        """Queue one frame after what is being sent, and send what the socket takes.
 
         Raises:
             OutcomeUnknown: the connection is gone.
@@ -358,7 +358,7 @@ class Stream:
         return frame
 
     def _await(self, count: int) -> None:
-        """Have the selector told when so much is here, or all that the socket can hold: less is of no use.
+        """Have the selector report when so much is here, or all that the socket can hold: less is of no use.
 
         socket(7) on SO_RCVLOWAT; Linux makes room for twice as much, and tells when the room is used up, too.
         """

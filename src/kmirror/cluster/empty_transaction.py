@@ -8,7 +8,7 @@ What happened to a request that got no answer is found out, so that nothing stay
 
 * EndTxn is asked again: ending a transaction that has ended writes nothing more;
 * AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch fences it, and ends what
-  it began: by one marker on each partition, or none. Whoever called compares the log ends.
+  it began: by one marker on each partition, or none. The caller compares the log ends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ListGroups is answered by every broker for the groups that it coordinates, with their state and type (version 4 and 5,
 KIP-518, KIP-848); a group that may not be seen is silently absent. Everything else goes to a group's coordinator.
 Committing for a group that does not exist makes one; with live members the broker refuses (UNKNOWN_MEMBER_ID for
-consumer groups, NON_EMPTY_GROUP for share groups). Brokers take any offset, also one that lies outside of the log.
+consumer groups, NON_EMPTY_GROUP for share groups). Brokers take any offset, also one outside of the log.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition])
             for partition in topic.partitions
             if not partition.is_future_key
         }
-        # whatever is not told is not asked again
+        # what is not returned is not asked for again
         yield from ((partition, 0, sizes.get(partition)) for partition in asked)
 
     answers = client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)

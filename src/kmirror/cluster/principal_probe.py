@@ -49,7 +49,7 @@ class Standing:
 
 
 def find_standing(client: ClusterClient, acls: Collection[AclBinding], candidates: Collection[str] = ()) -> Standing:
-    """Try out how we stand; `acls` are all ACLs, `candidates` the principals that we might be.
+    """Find out how the authorizer treats us; `acls` are all ACLs, `candidates` the principals that we might be.
 
     Raises:
         UnreachableError: no answer, or we lack ALTER or DESCRIBE on the cluster (NOT_AUTHORIZED).

@@ -108,7 +108,7 @@ def read_batches(
 ) -> Iterator[tuple[memoryview, int]]:
     """Yield the answers' record sections from `start` on until offset `end`, each with the offset after it.
 
-    Whatever lies between `start` and `end` is covered; the last section may hold batches beyond `end`.
+    All from `start` to `end` is covered; the last section may hold batches after `end`.
     """
     reader = PartitionReader(client, partition)
     offset = start

@@ -20,7 +20,7 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TailAnswer:
-    """What one poll brought. `reached_end`: there was nothing beyond these records when the leader answered."""
+    """What one poll brought. `reached_end`: there was nothing after these records when the leader answered."""
 
     records: list[Record]
     reached_end: bool

@@ -22,7 +22,7 @@ def topic_settings(
     keys: Sequence[str] | None = None,
     timeout: float | None = None,
 ) -> dict[str, TopicSettings | int]:
-    """Read the settings of topics, all or only `keys`, defaults included; an error code where they are not told.
+    """Read the settings of topics, all or only `keys`, defaults included; an error code where they are not returned.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -47,7 +47,7 @@ def topic_settings(
 
 
 def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
-    """Read what topics of a cluster have that do not set it themselves; nothing where that is not told.
+    """Read what topics of a cluster have that do not set it themselves; nothing where the broker does not return it.
 
     Any topic tells: of what it sets itself the broker's own key in the same unit.
 

@@ -6,7 +6,7 @@ retention.ms and retention.bytes so large that it deletes nothing else; then the
 These large values also say what to restore. Their upper bits are a mark that no one sets by chance, the
 lower ones say what the setting was, and whether the topic had it of its own. So what a crash in the middle leaves is
 known by its mark, on any machine, without any other record: `unfinished_trims` finds it, `restore_settings` repairs it,
-and so does the next `trim_compacted` of that topic. Until then the topic keeps all its records, and goes on being
+and so does the next `trim_compacted` of that topic. Until then the topic keeps all its records, and is still
 compacted.
 
 Needs DELETE on the topic, and for a compacted one ALTER_CONFIGS and DESCRIBE_CONFIGS.
@@ -85,7 +85,7 @@ def delete_records(
 ) -> dict[TopicPartition, Trimmed]:
     """Delete the records below these offsets; a log that starts higher already stays as it is.
 
-    Lost answers are asked for again: deleting twice changes nothing. What is led by nobody in time has an error code.
+    Lost answers are asked for again: deleting twice changes nothing. Without a leader in time: an error code.
 
     Raises:
         UnreachableError: no broker of the cluster answers at all.

@@ -37,7 +37,7 @@ def lowered(text: str, highest: Mapping[TopicPartition, int]) -> str:
 
 
 def cut_epochs(text: str, log_end_offset: int) -> str:
-    """Return a leader epoch file without the epochs that begin at or behind an offset. Raises ValueError."""
+    """Return a leader epoch file without the epochs that begin at or after an offset. Raises ValueError."""
     lines = [line for line in _entries(text) if int(_fields(line, 2)[1]) < log_end_offset]
     return _written(lines) if text else text
 

@@ -1,6 +1,6 @@
 """What is written down before the first file of a log directory is changed: which changes, and how all was before.
 
-A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; what it saves lies beside it as
+A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; what it saves is beside it as
 `kmirror-cut-N.*`. It also holds size and time of every file below the log directory. With them it is known for certain
 whether another process was here since: a broker that starts looks through every partition, and leaves traces at once.
 """

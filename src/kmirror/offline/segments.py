@@ -1,9 +1,9 @@
-"""Segment files, walked batch by batch: where a log can be cut, and how much lies behind.
+"""Segment files, walked batch by batch: where a log can be cut, and how much follows.
 
 A log may be cut only where a batch ends. The part that stays of the segment that is cut is checked to the byte, because
 the broker reads it again when it starts, and would itself cut the log at a batch it finds damaged.
 
-A producer snapshot lies at the beginning of a segment and says what its broker knew there of each producer: version
+A producer snapshot belongs to the beginning of a segment and says what its broker knew there of each producer: version
 i16, crc u32, count i32, then per producer id i64, epoch i16, last sequence i32, last offset i64, offset delta i32,
 timestamp i64, coordinator epoch i32, first offset of its open transaction i64 (-1 for none).
 """
@@ -29,10 +29,10 @@ RECOVER_FIRST = "start the broker, let it recover, stop it cleanly, and try agai
 
 @dataclass(frozen=True, slots=True)
 class KeptPart:
-    """The beginning of a segment that stays: its size, and the offset behind its last batch.
+    """The beginning of a segment that stays: its size, and the offset after its last batch.
 
     `log_end_offset` is the segment's base offset where no batch stays, as it is to a broker. `open_transactions` holds
-    by producer id the first offsets of transactions whose end lies behind.
+    by producer id the first offsets of transactions whose end follows.
     """
 
     size_in_bytes: int
@@ -44,7 +44,7 @@ class KeptPart:
 class Amount:
     """How much a stretch of a log holds; transaction markers are batches, not records.
 
-    `log_end_offset` is the offset behind its last whole batch, None where it has none.
+    `log_end_offset` is the offset after its last whole batch, None where it has none.
     """
 
     records: int = 0

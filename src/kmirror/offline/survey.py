@@ -39,7 +39,7 @@ class PlannedCut:
     """One partition to be cut: `cut_offset` is the first offset that goes.
 
     `topic_id` is as Kafka prints it. `expected_log_end` is where the log ended when the cut was planned, None where
-    that is not known; a log that goes on behind it is refused.
+    that is not known; a log that continues after it is refused.
     """
 
     topic: str
@@ -183,7 +183,7 @@ def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]
         raise RefusedError(f"{cut.place} has no segment", RECOVER_FIRST)
     first_offset, log_start = logs[0].offset, starts.get(cut.place)
     if log_start is not None and log_start <= first_offset:
-        # A broker keeps a start at or before the first segment only where the log goes on in remote storage.
+        # A broker keeps a start at or before the first segment only where the log continues in remote storage.
         raise RefusedError(
             f"{cut.place} has tiered storage, or its broker did not stop cleanly",
             "a tiered partition cannot be cut offline; otherwise " + RECOVER_FIRST,

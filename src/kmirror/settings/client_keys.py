@@ -1,4 +1,4 @@
-"""The configuration keys of Kafka's own clients, so that a misspelt key is told from another program's.
+"""The configuration keys of Kafka's own clients, so that a misspelt key is not taken for another program's.
 
 The names are those of the consumer, the producer and the admin client (`ConsumerConfig`, `ProducerConfig` and
 `AdminClientConfig` of Kafka 4.3, and what 3.9 had besides).

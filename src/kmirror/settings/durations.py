@@ -98,5 +98,5 @@ def _milliseconds(written: str) -> int | None:
         last_unit_ms = _UNITS_MS[part["unit"]]
         total += float(part["number"]) * last_unit_ms
         position = part.end()
-    # Digits without end make an infinity: far beyond every limit either way.
+    # Digits without end make an infinity: far above every limit either way.
     return round(min(total, 1e18)) if position else None

@@ -167,7 +167,7 @@ def _bad_pattern(name: str, pattern: str, why: str, position: int | None, hint: 
 
 
 def _diagnosis(pattern: str, complaint: bytes | str) -> tuple[str, int | None, str]:
-    """Return what is wrong with a pattern, at which index where that can be told, and a hint."""
+    """Return what is wrong with a pattern, its index where that is known, and a hint."""
     syntax = list(_syntax(pattern))
     for index, _ in syntax:
         if _LOOK_AROUND.match(pattern, index):

@@ -296,7 +296,7 @@ class ProgressRecord:
     rows: tuple[ProgressRow, ...]
     #: True when the lane may not write markers, and fills offsets by empty transactions instead.
     fills_by_transactions: bool = False
-    #: The last change that it goes by; and the last up to which nothing is on its way to what it was to give up.
+    #: The last change that it goes by; and the last for which all partitions to be released are released.
     taken: int = 0
     given_up: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -356,7 +356,7 @@ class EngineRecord:
     ttl_ms: int
     settle_ms: int = 0
     lanes: Mapping[int, Incarnation] = field(default_factory=dict)
-    #: By lane, the last change that it has to go by; lanes that were told none are left out.
+    #: By lane, the last change that it has to go by; lanes without changes are left out.
     revisions: Mapping[int, int] | None = None
     #: Lanes without reports, and the time of the last one (or of the engine's start); None: all report.
     silent_lanes: Mapping[int, int] | None = None
@@ -475,5 +475,5 @@ KINDS: Mapping[str, type[Record]] = {
     "groups": GroupsRecord,
     "workflow": WorkflowRecord,
 }
-#: Rows are stored without their columns' names, which stand once in `columns`.
+#: Rows are stored without their columns' names, which are stored once in `columns`.
 _ROWS = {"progress": "rows", "change": "taken"}

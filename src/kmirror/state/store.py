@@ -87,7 +87,7 @@ class StateStore:
         self._position = 0
         #: The id of the topic that was read; None before anything was.
         self._topic_id: str | None = None
-        #: Since when its end lies below what was read already.
+        #: Since when its end is below what was read already.
         self._hidden_since: float | None = None
         self._read_at = boottime()
         self._state = State()
@@ -246,7 +246,7 @@ class StateStore:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (next offset, committed message) from `start` until `end` is reached; without a message at a log end.
 
-        The last stable offset may stand still before `end`: raises _Blocked when `patience` ends there, and
+        The last stable offset may stop before `end`: raises _Blocked when `patience` ends there, and
         UnreachableError when nothing comes until `deadline`.
         """
         from confluent_kafka import KafkaError

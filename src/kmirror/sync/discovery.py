@@ -15,7 +15,7 @@ _ARCHIVE = ".kmirror-archive."
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """Source topics by name: those to be made mirror topics, and those that filters take and that are not told of."""
+    """Source topics by name: those to be made mirror topics, and those that filters take but that it does not show."""
 
     topics: tuple[str, ...]
     hidden: tuple[str, ...] = ()

@@ -85,14 +85,14 @@ SettingsChange = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class SettingsSync:
-    """What the destination's topic needs to follow its source, and how its record stands afterwards."""
+    """What the destination's topic needs to follow its source, and its record afterwards."""
 
     changes: SettingsChange
     record: TopicRecord
 
 
 class SettingState(StrEnum):
-    """Name how one setting of a mirror topic stands to its source's."""
+    """Name how one setting of a mirror topic relates to its source's."""
 
     SYNCED = "SYNCED"
     HELD_BACK = "HELD_BACK"
@@ -159,7 +159,7 @@ def holds_all_back(settings: TopicSettings) -> bool:
 
 
 def knows_no_first_source(topic: TopicRecord) -> bool:
-    """Tell whether what is deferred are the values of another mirror topic: the settings behind it are not known."""
+    """Tell whether what is deferred are the values of another mirror topic: its first source's are not known."""
     deferred = topic.deferred or {}
     return (
         bool(deferred)
@@ -320,7 +320,7 @@ def _standing(
     *,
     is_synced: bool,
 ) -> tuple[SettingState, str]:
-    """Return how a setting stands, and why."""
+    """Return a setting's state, and why."""
     when = "the next sync changes it" if is_synced else "sync.topic.configs.enabled=false: it is left unchanged"
     if key in HELD_BACK and here is not None:
         if here.value != HELD_BACK[key]:

@@ -61,7 +61,7 @@ class UnsupportedFormatError(KmirrorError):
 
 
 class BatchHeader(NamedTuple):
-    """Describe one batch: its fields by Kafka's names, and where it lies in the buffer it was read from."""
+    """Describe one batch: its fields by Kafka's names, and its position in the buffer it was read from."""
 
     position: int
     size_in_bytes: int

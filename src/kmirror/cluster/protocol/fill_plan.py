@@ -22,10 +22,10 @@ If all are answered the log end is compared, and the hole is filled. After a req
    fenced what was left of the body. Look, and begin another round for what lacks.
 3. If it was the last marker that got no answer, send its rival (p + 1, c). One of the two is written, never both, and
    either fences the body. The leader's memory says which. If the rival was the one, data goes on under p + 1.
-4. If the rival gets no answer either, and the leader remembers neither, nothing more can be told by asking: UNDECIDED.
+4. If the rival gets no answer either, and the leader remembers neither, asking decides nothing more: UNDECIDED.
    Wait until no request of ours can be on its way, then begin again from a fresh look, with `unused_coordinator_epoch`.
 
-A producer's sequence goes on across its markers. It begins again at 0 where the leader knew nothing of the producer
+A producer's sequence continues across its markers. It begins again at 0 where the leader knew nothing of the producer
 before the marker, and under a new producer epoch. (All this is checked on brokers 3.9 and 4.3.)
 
 Coordinator epochs grow by one per hole. When they run out, after 2^31 of them, holes are still filled; step 2 then
@@ -123,11 +123,11 @@ class FillPlan:
         self.producer_epoch = producer_epoch
         self.coordinator_epoch = coordinator_epoch
         self._max_count = max_count
-        #: Where the log ends as far as answers told.
+        #: Where the log ends as far as answers say.
         self._log_end = log_end
-        #: False when answers told of requests, not of every marker in them.
+        #: False when answers covered requests, not every marker in them.
         self._exact = True
-        #: No request sent so far can bring the log beyond this.
+        #: No request sent so far can bring the log above this.
         self._reach = log_end
         #: True while a request without an answer may still be carried out.
         self.in_doubt = False

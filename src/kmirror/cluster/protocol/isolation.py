@@ -3,7 +3,7 @@
 Brokers return everything up to the last stable offset, markers and batches of aborted transactions included, together
 with a list of aborted transactions: producer id and first offset each. The reader sorts them out:
 
-* the list is in no order, and may name transactions that begin beyond the answer's bytes;
+* the list is in no order, and may name transactions that begin after the answer's bytes;
 * a producer is in an aborted transaction from its first offset on, until its ABORT marker; it may commit others before
   and after in the same answer;
 * compaction may leave a marker's batch without its record. Its transaction had no record left then, and is over.

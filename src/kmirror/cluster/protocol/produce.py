@@ -32,7 +32,7 @@ HIGHEST_VERSION = 13
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 ACKS_ALL = -1
-#: Brokers hand out producer ids from 0 up. Whoever appends by offset takes one of these, where theirs will never get
+#: Brokers hand out producer ids from 0 up. To append by offset, take one of these, where theirs will never get
 #: to, and always the same for a partition.
 FIRST_OWN_PRODUCER_ID = 1 << 62
 

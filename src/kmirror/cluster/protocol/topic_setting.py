@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
-    """One setting of a topic as its cluster reports it; `value` is None where it is not told."""
+    """One setting of a topic as its cluster reports it; `value` is None where the broker does not return it."""
 
     value: str | None
     #: True when it is set on the topic itself, not taken from the brokers.

@@ -10,7 +10,7 @@ _TABLE_SIZE = 1 << 14
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Read a number; return it and the position behind it.
+    """Read a number; return it and the position after it.
 
     Raises:
         ValueError: it has more than ten bytes.

@@ -46,7 +46,7 @@ def compact_string(value: str) -> bytes:
 
 
 def read_unsigned_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Read a length; return it and the position behind it.
+    """Read a length; return it and the position after it.
 
     Raises:
         FrameError: more than five bytes, or past the end.
@@ -67,7 +67,7 @@ def read_unsigned_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def read_compact_string(data: Buffer, position: int) -> tuple[str | None, int]:
-    """Read a nullable compact string; return it and the position behind it.
+    """Read a nullable compact string; return it and the position after it.
 
     Raises:
         FrameError: longer than the frame, or not UTF-8.
@@ -85,7 +85,7 @@ def read_compact_string(data: Buffer, position: int) -> tuple[str | None, int]:
 
 
 def skip_tagged_fields(data: Buffer, position: int) -> int:
-    """Return the position behind the tagged fields that start at `position`."""
+    """Return the position after the tagged fields that start at `position`."""
     count, position = read_unsigned_varint(data, position)
     for _ in range(count):
         _, position = read_unsigned_varint(data, position)
@@ -97,7 +97,7 @@ def skip_tagged_fields(data: Buffer, position: int) -> int:
 
 
 def tagged_fields(data: Buffer, position: int) -> tuple[dict[int, Buffer], int]:
-    """Return the tagged fields that start at `position` by tag, and the position behind them."""
+    """Return the tagged fields that start at `position` by tag, and the position after them."""
     count, position = read_unsigned_varint(data, position)
     fields: dict[int, Buffer] = {}
     for _ in range(count):

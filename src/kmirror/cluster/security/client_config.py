@@ -188,7 +188,7 @@ def check_client_keys(properties: Mapping[str, str]) -> None:
 
 
 def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address stands in brackets, `[::1]:9092`.
+    """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address is in brackets, `[::1]:9092`.
 
     Raises:
         UsageError: the list is empty, or an address has no port or cannot be understood.

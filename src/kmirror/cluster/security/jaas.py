@@ -3,8 +3,8 @@
     LoginModule required|requisite|sufficient|optional name=value name="quoted value" … ;
 
 Words and quoted strings follow `java.io.StreamTokenizer`, which Kafka's clients read it with: a value that holds
-anything but letters, digits and `_ - . $` has to stand in quotes (double or single), within them a backslash escapes.
-Unlike there, a reference `${…}` may stand without quotes, and so may a number. Errors never repeat a value.
+anything but letters, digits and `_ - . $` must be in quotes (double or single); within them a backslash escapes.
+Unlike there, a reference `${…}` needs no quotes, and neither does a number. Errors never repeat a value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trust stores and key stores of Java client properties, as PEM text (KIP-651).
 
-PEM stands in the properties themselves or in the files they name. Stores in Java's own formats are refused with the
+PEM is in the properties themselves or in the files they name. Stores in Java's own formats are refused with the
 command that turns them into PEM. Text between the PEM blocks (`keytool` and `openssl` write some) is dropped, and
 white space within one is set right: properties files fold what should be lines.
 """

@@ -4,7 +4,7 @@ The text is read exactly as `java.util.Properties.load` reads it, because the sa
 tools: one loop over characters makes logical lines (comments, blank lines, continuations), a second splits each into
 key and value, a third undoes the escapes. Files are ISO 8859-1, as in Java; other characters are written `\\uXXXX`.
 
-Secrets stand in such files as references, resolved where they are used and nowhere else (KIP-297, KIP-421):
+Secrets are in such files as references, resolved where they are used and nowhere else (KIP-297, KIP-421):
 
     ${env:NAME}        an environment variable
     ${file:PATH:KEY}   the value of KEY in the Java properties file PATH

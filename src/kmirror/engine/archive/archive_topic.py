@@ -95,7 +95,7 @@ class Origin(NamedTuple):
 
 
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
-    """Return the headers that an archived record has behind its own."""
+    """Return the headers that an archived record has after its own."""
     return tuple((name, b"%d" % value) for name, value in zip(_NAMES, origin, strict=True))
 
 

@@ -32,7 +32,7 @@ class ArchiveDifference:
 class ArchiveComparison:
     """What comparing an archive has found. `records` were compared; `records` + `only_archived` are in the archive.
 
-    `only_archived` counts records that the log has lost since they were saved: it starts behind them now.
+    `only_archived` counts records that the log has lost since they were saved: it starts after them now.
     """
 
     records: int

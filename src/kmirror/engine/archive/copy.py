@@ -1,4 +1,4 @@
-"""Copy what applications are shown of one partition into its archive. Blocking; killed at any time, it goes on exactly.
+"""Copy what applications are shown of one partition into its archive. Blocking; killed at any time, it resumes exactly.
 
 The archive's last record says how far it is; there is no other checkpoint. Batches are appended at offsets
 (`cluster/append.py`) under a producer id of the archive's own, so what is sent twice is written once, and what does not
@@ -88,7 +88,7 @@ def archive_partition(
     ranges: Sequence[Range],
     progress: Callable[[int], None] | None = None,
 ) -> Archived:
-    """Copy the records at offsets `ranges` of `partition` to the end of `archive`, behind those that are there already.
+    """Copy the records at offsets `ranges` of `partition` to the end of `archive`, after those that are there already.
 
     Always to be called with the same ranges, in order and apart, for one archive. What no consumer is shown is left
     out: markers, aborted transactions, filler of ours. Records that the log has lost already are left out too.

@@ -18,9 +18,9 @@ class Kind(StrEnum):
     MISSING = "MISSING"
     #: The source lacks a record.
     EXTRA = "EXTRA"
-    #: The destination has ended where the source goes on.
+    #: The destination has ended where the source continues.
     MISSING_TAIL = "MISSING_TAIL"
-    #: The source has ended where the destination goes on.
+    #: The source has ended where the destination continues.
     EXTRA_TAIL = "EXTRA_TAIL"
     CORRUPT = "CORRUPT"
     #: The destination shows what kmirror writes where a log is to start further on, and deletes before anyone reads.
@@ -69,7 +69,7 @@ class PartitionComparison:
 
 
 def summary_of(record: Record) -> RecordSummary:
-    """Return what may be told of a record."""
+    """Return what may be shown of a record."""
     digest = blake2b(digest_size=16)
     for part in (record.key, record.value, *(p for name, value in record.headers for p in (name.encode(), value))):
         digest.update(b"\0" if part is None else b"\1" + len(part).to_bytes(4) + part)

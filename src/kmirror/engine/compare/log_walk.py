@@ -54,7 +54,7 @@ class Side:
 
     @property
     def fresh(self) -> Batch | None:
-        """The batch it stands before, if all its offsets lie in the range."""
+        """The batch it is before, if all its offsets are in the range."""
         batch = self._batch
         if batch is None or self._records is not None:
             return None
@@ -68,7 +68,7 @@ class Side:
 
     @property
     def offset(self) -> int:
-        """The offset of the record or of the unreadable batch it stands on; beyond all offsets at the end."""
+        """The offset of the record or of the unreadable batch it is on; above all offsets at the end."""
         if self.unreadable is not None:
             return max(self.unreadable.offset, self._first)
         return BEYOND if self.record is None else self.record.offset
@@ -89,7 +89,7 @@ class Side:
             self.size_in_bytes += self._batch.header.size_in_bytes
 
     def stand_on_record(self) -> None:
-        """Go on to the next record, unless it stands on one."""
+        """Go to the next record, unless it is on one."""
         while self.record is None and self._batch is not None:
             if self._records is None:
                 self._records = self._batch.records()

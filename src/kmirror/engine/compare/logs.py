@@ -2,14 +2,14 @@
 
 Both logs are read as consumers see them (`visible_log`), and walked side by side:
 
-* where both stand at the beginning of a batch, and the two batches hold the same offsets and the same bytes of records
+* where both are at the beginning of a batch, and the two batches hold the same offsets and the same bytes of records
   (after decompression where the codecs differ), all their records are equal;
-* everywhere else record is held against record, until both stand at the beginning of a batch again.
+* everywhere else record is held against record, until both are at the beginning of a batch again.
 
 A record that only one side has is a difference, with two exceptions: where the other log starts later, nothing can be
 said, and that is noted; where the other topic is compacted, it may have been superseded there (`superseded`). Filler of
 ours that the destination shows has no excuse. Offsets that show nothing are compared only at the end: a destination
-that goes on beyond its source differs, whatever is there.
+that continues after its source's end differs, whatever is there.
 
 This module runs in workers.
 """
@@ -56,8 +56,8 @@ def compare_partition(
     """Compare two partitions from offset `start` up to `end`.
 
     Without `start`: from where both logs have begun. Without `end`: the whole destination, of which the source must
-    have everything. Both clients must have no other user meanwhile. `progress` is told how many bytes were compared
-    since it was last told.
+    have everything. Both clients must have no other user meanwhile. `progress` is given how many bytes were compared
+    since its last call.
 
     Raises:
         UnreachableError: one of the clusters does not answer.
@@ -219,7 +219,7 @@ class _Comparison:
         return None
 
     def _step(self) -> Difference | None:
-        """Compare what stands at the lower of the two offsets, and go on behind it."""
+        """Compare what is at the lower of the two offsets, and continue after it."""
         one, other = self._source, self._destination
         offset = min(one.offset, other.offset)
         here = [side for side in (one, other) if side.offset == offset]
@@ -309,7 +309,7 @@ class _Comparison:
         )
 
     def _end_alone(self) -> Difference | None:
-        """Tell which log has ended too early, if the other one goes on with offsets that show nothing."""
+        """Tell which log has ended too early, if the other one continues with offsets that show nothing."""
         for side, kind in ((self._destination, Kind.MISSING_TAIL), (self._source, Kind.EXTRA_TAIL)):
             ended_at = side.log.ended_at
             if ended_at is not None and ended_at < self._end:

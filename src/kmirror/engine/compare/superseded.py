@@ -1,13 +1,13 @@
 """Tell whether records that are missing in one log of a compacted topic were removed there in due order. Pure.
 
-Each log is cleaned on its own, so a record may be missing in one of them once a later one of its key stands there. The
+Each log is cleaned on its own, so a record may be missing in one of them once a later one of its key is there. The
 cleaner removes tombstones too, after a while, but never before all older records of the key (KIP-534): a missing
 tombstone is in order where no older record of its key is left, and in order is then also what it superseded.
 
 Keys that wait for their later record are remembered by their hash; `unexplained` searches the log for those still left.
 
-A later record that the other log lacks explains nothing if it is the missing record itself, which then stands at
-another offset: the key waits on, in the other log, and both are told as one difference at the lower offset.
+A later record that the other log lacks explains nothing if it is the missing record itself, which then is at
+another offset: the key waits on, in the other log, and both are reported as one difference at the lower offset.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Wait:
 
 
 class Superseded:
-    """The keys whose records are missing in one log and stand in the other."""
+    """The keys whose records are missing in one log and present in the other."""
 
     def __init__(self, log: Scannable, other: Scannable) -> None:
         #: Records found missing so far, in order or not.
@@ -72,12 +72,12 @@ class Superseded:
         self._waiting[key] = _Wait(first, record.offset, record.value is None)
 
     def seen(self, record: Record) -> None:
-        """Take note that this record stands in the log."""
+        """Take note that this record is in the log."""
         if self._waiting and record.key is not None:
             self._waiting.pop(_hash(record.key), None)
 
     def seen_alone(self, record: Record, other: Superseded) -> None:
-        """Take note that this record stands in the log, and is missing in the other, as `other` knows already."""
+        """Take note that this record is in the log, and is missing in the other, as `other` knows already."""
         if not self._waiting or record.key is None:
             return
         key = _hash(record.key)
@@ -86,7 +86,7 @@ class Superseded:
             other._moved(key, wait.first)
 
     def _moved(self, key: bytes, first: Missing) -> None:
-        """Let a key wait in this log since the other one lacked a record of it, which stands elsewhere there."""
+        """Let a key wait in this log since the other one lacked a record of it, which is elsewhere there."""
         known = self._waiting[key]
         if first.record.offset < known.first.record.offset:
             self._waiting[key] = replace(known, first=Missing(first.record, not first.in_other))
@@ -121,7 +121,7 @@ class Superseded:
                     self._wait(key, record)
 
     def _forget_what_is_gone(self) -> None:
-        """A tombstone has done its work where no older record of its key stands in the log."""
+        """A tombstone has done its work where no older record of its key is in the log."""
         gone = {key: wait.last_offset for key, wait in self._waiting.items() if wait.last_is_tombstone}
         with closing(self._log.scan(None, max(gone.values()))) as records:
             for record in records:

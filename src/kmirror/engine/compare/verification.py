@@ -1,7 +1,7 @@
 """Verify many partitions in Spark: cut into pieces, compared in workers, put together again.
 
 A piece is a range of one partition's offsets, a share is what one Spark task compares: one large piece or many small
-ones. Partitions of compacted topics stay in one piece: what is missing there may be explained far behind it.
+ones. Partitions of compacted topics stay in one piece: what is missing there may be explained far after it.
 
 This module runs in workers: it knows Spark's runtime only by what it is given.
 """
@@ -188,7 +188,7 @@ def _from_destination_start(extent: Extent, pieces: list[Piece]) -> list[Piece]:
 def compare_shares(runtime: Runtime, all_shares: Iterable[WorkUnit]) -> Iterator[Finding]:
     """Compare in Spark and yield findings as they come.
 
-    What lies behind a known difference is left out. When a whole cluster has stopped answering, nothing more is asked
+    What follows a known difference is left out. When a whole cluster has stopped answering, nothing more is asked
     of it, and the rest is found to be that trouble.
     """
     first: dict[TopicPartition, int] = {}

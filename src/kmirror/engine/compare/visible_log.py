@@ -3,10 +3,10 @@
 What a consumer never sees is left out: markers, and batches of aborted transactions. Messages of the formats 0 and 1
 are unwrapped. Every batch's checksum is checked before it is handed out.
 
-A log can say less than it is asked for, and each case is told apart:
+A log can say less than it is asked for, and each case is reported:
 
 * it starts later (retention, DeleteRecords), perhaps only since reading began: `floor`;
-* it ends earlier: `ended_at`, where what consumers may read ends; and `log_end_offset`, which lies further on while a
+* it ends earlier: `ended_at`, where what consumers may read ends; and `log_end_offset`, which is higher while a
   transaction is open or a follower lags.
 """
 
@@ -127,7 +127,7 @@ def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
         raise CorruptBatchError(reached, f"the message at offset {header.base_offset}: {error.detail}") from None
     except UnsupportedFormatError as error:
         raise UnknownFormatError(reached, error.message, error.hint) from None
-    # a wrapper stands at the offset of the last message in it
+    # a wrapper has the offset of the last message in it
     first, end = messages[0].offset, header.next_offset
     known = header._replace(base_offset=first, last_offset_delta=end - 1 - first, record_count=len(messages))
     return Batch(whole, known._replace(position=0), [Record(*message) for message in messages])

@@ -1,4 +1,4 @@
-"""Run mirrors until told to stop: the loop on the driver, and what it shows while it turns."""
+"""Run mirrors until asked to stop: the loop on the driver, and what it shows while it turns."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _turn(
 
 
 def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunView:
-    """Sum up how the mirrors stand; the engines' notes are taken over."""
+    """Sum up the mirrors' state; the engines' notes are taken over."""
     topics: list[TopicView] = []
     notes: list[str] = []
     for engine in engines:

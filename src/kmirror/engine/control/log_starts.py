@@ -1,8 +1,8 @@
 """Which mirror logs are due to be trimmed, as their sources have trimmed themselves. Pure: no I/O, no clock.
 
 A source that deletes records does not say so; its log just starts further on when it is looked at. The mirror follows
-after a delay, in which whatever the source has lost by mistake is still to be had. What was seen is not remembered
-beyond the engine: after a restart the delay begins again.
+after a delay, in which whatever the source has lost by mistake is still to be had. What was seen is not kept
+after the engine's end: after a restart the delay begins again.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class MirrorPartitions:
             self.targets.setdefault(partition, end)
             self._health.take_end(partition, end, seen_at)
         for partition, row in self.rows.items():
-            # a partition that stands still says nothing new, but may have been at its end when it spoke
+            # a partition that does not move reports nothing new, but may have been at its end when it last did
             kept = self.records.get(partition)
             if kept is not None and not kept.initial_copy_complete and self.reached(partition):
                 self._remember(partition, row)

@@ -26,7 +26,7 @@ class Rebuilder(Protocol):
         """Claim a topic. Raises RefusedError when an operator has to decide."""
 
     def carry_out(self, topic: str) -> None:
-        """Rebuild a topic that is claimed, from where it stands; whatever it raises, it can be called again."""
+        """Rebuild a topic that is claimed, from its last finished step; whatever it raises, it can be called again."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Rebuilds:
             self._start(topic, self._claims[topic], lambda: self._rebuilder.begin(topic, reason, consented=consented))
 
     def is_wanted(self, topic: str) -> bool:
-        """True while a topic is being claimed, or was and the claim was not read back yet."""
+        """Tell whether a topic is being claimed, or was and the claim was not read back yet."""
         return topic in self._claims
 
     def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:

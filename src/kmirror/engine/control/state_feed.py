@@ -1,4 +1,4 @@
-"""What an engine reads of its mirror in `__kmirror_state`: lanes' reports, settings, how topics stand. No I/O.
+"""What an engine reads of its mirror in `__kmirror_state`: lanes' reports, settings, topics' states. No I/O.
 
 A topic comes with the records of its partitions as they stood when it was written: what an `add` has decided about a
 partition is written before the topic it belongs to.
@@ -24,7 +24,7 @@ class Replica:
     """What the log says of a mirror's partitions, as it is read; topics are passed on with what it said of theirs.
 
     The log is read from its start. What it says there is history, and stood in the state that the engine began with:
-    only how topics stand where it ends is passed on, and each change after that.
+    only topics' states at its end are passed on, and each change after that.
     """
 
     def __init__(self, mirror: str) -> None:
@@ -53,7 +53,7 @@ class Replica:
         return []
 
     def catch_up(self) -> list[FeedTopic | MirrorRecord]:
-        """Note that the log's end was reached; the first time return how the mirror and its topics stand."""
+        """Note that the log's end was reached; the first time return the mirror's and its topics' state."""
         history, self._history = self._history or {}, None
         mirror, self._last_mirror = self._last_mirror, None
         return [*([mirror] if mirror else []), *(self._with_partitions(topic) for topic in history.values())]

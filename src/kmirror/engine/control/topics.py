@@ -36,7 +36,7 @@ class MirrorTopics:
         return True
 
     def take(self, fed: FeedTopic) -> bool:
-        """Take how a topic stands; return whether that is news."""
+        """Take a topic's state; return whether that is news."""
         record, before = fed.topic, self.by_name.get(fed.topic.topic)
         if record == before:
             return False

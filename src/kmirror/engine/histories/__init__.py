@@ -1,1 +1,1 @@
-"""May a copy go on, and from where? The judge, and what it looks at on both clusters."""
+"""May a copy continue, and from where? The judge, and what it looks at on both clusters."""

@@ -1,7 +1,7 @@
 """Find where two logs fork: the first offset at which they contradict each other. Pure: a generator that asks to read.
 
-What agrees, contradicts, or says nothing is told in `tails`. Two logs of one history agree up to their fork and
-contradict each other behind it, so the fork can be searched by halves: a probe reads both logs at one offset and
+`tails` defines what agrees, contradicts, or says nothing. Two logs of one history agree up to their fork and
+contradict each other after it, so the fork can be searched by halves: a probe reads both logs at one offset and
 compares everything that came, in order, up to the first contradiction. The first probes look at the hint, if there is
 one, and at the end; the next ones go back from there at distances that grow sixteenfold, until something agrees. What
 is left between the highest agreement and the lowest contradiction is read without gaps at last: the answer is exact.
@@ -11,7 +11,7 @@ log lacks is stepped over in the other. Where both are stored densely and show n
 markers that stand for it there), its upper end is searched, then its lower end, and at last it is read from end to end;
 but only 64 times, after which there may be more: such an answer is not `is_exact`.
 
-Behind a fork the logs may show the same record by coincidence. Nothing is concluded from fewer than eight records that
+After a fork the logs may show the same record by coincidence. Nothing is concluded from fewer than eight records that
 agree in a row, unless nothing was left out between them and what was concluded before (or eight reads brought no more);
 and whatever contradicts in what was read, counts. So a coincidence can lead astray only where eight records in a row
 are the same and a probe lands on just those. The answer is then too high, never too low: a contradiction all the same,

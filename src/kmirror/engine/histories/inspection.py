@@ -91,7 +91,7 @@ class Inspector:
             found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
         except (KmirrorError, OutcomeUnknown) as error:
             return Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
-        # filler up to the end is still being written; behind it stands what came of the source, markers perhaps
+        # filler up to the end is still being written; after it is what came of the source, markers perhaps
         is_done = found is not None and found < end
         return replace(facts, only_filler=False, filler_end=found) if is_done else facts
 

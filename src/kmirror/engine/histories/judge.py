@@ -1,10 +1,10 @@
-"""Judge two logs: may the copy go on, and from where? Facts in, verdict out; no I/O, no clock.
+"""Judge two logs: may the copy continue, and from where? Facts in, verdict out; no I/O, no clock.
 
 Facts are what an inspection saw of one partition: who it is (topic ids), where both logs start and end, what the
 destination's leader remembers of our producer, and how the ends of both logs compare (`tails`).
 The verdict is one of:
 
-* `Copy(offset)`: both logs tell one history up to `offset`, the destination's log end; go on there, or behind a loss
+* `Copy(offset)`: both logs have one history up to `offset`, the destination's log end; continue there, or after a loss
   that is accepted;
 * `AdvanceStart(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled
   up to there, and then trimmed;
@@ -109,7 +109,7 @@ class Facts:
     differs_at: int | None = None
     #: The destination ends with filler of ours: nothing of the source is in it.
     only_filler: bool = False
-    #: Another writer's records stand at the destination's end, and nothing was found to compare.
+    #: Another writer's records are at the destination's end, and nothing was found to compare.
     unproven: bool = False
     #: The destination begins with filler again, up to here: its broker died before it had noted where the log starts.
     filler_end: int | None = None
@@ -137,13 +137,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Go on at `offset`, with sequence numbers `filled_offsets` lower than offsets (modulo 2^31)."""
+    """Continue at `offset`, with sequence numbers `filled_offsets` lower than offsets (modulo 2^31)."""
 
     offset: int
     #: The destination lost this many of our records and gets them again; 0 in the normal case.
     copied_again: int = 0
     filled_offsets: int = 0
-    #: The source has lost what lies between `offset` and here: nothing will ever be shown there. None: it has not.
+    #: The source has lost what is between `offset` and here: nothing will ever be shown there. None: it has not.
     skip_to: int | None = None
     #: The destination's log is to begin here once it gets so far, behind such a loss or filler; None: as it does.
     trim_to: int | None = None
@@ -166,7 +166,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Stop this partition, which cannot go on from `offset`."""
+    """Stop this partition, which cannot continue from `offset`."""
 
     reason: Reason
     message: str
@@ -179,7 +179,7 @@ Verdict = Copy | AdvanceStart | Wait | Fail
 def judge(
     assignment: Assignment, acknowledged: int | None, facts: Facts, *, first_offset: int = 0, begun: bool = False
 ) -> Verdict:
-    """Decide how to go on with a partition.
+    """Decide how a partition continues.
 
     `acknowledged` is the end of what this lane knows to be appended, None before its first look. A mirror that is to
     begin above the source's log start begins at `first_offset`. `begun`: records of the source were in the destination

@@ -88,7 +88,7 @@ class Batch:
         self.kind = kind
         self._records: list[Record] | None = None
         self.next_offset = header.next_offset
-        #: A message of an old format stands at the offset of the last one in it.
+        #: A message of an old format has the offset of the last one in it.
         self.base_offset = header.base_offset if header.magic == 2 else self.records()[0].offset
 
     @property
@@ -124,7 +124,7 @@ class Batch:
             raise DamagedLogError(self.side, error.offset, error.detail) from None
 
     def is_same_as(self, other: Batch) -> bool:
-        """True when it surely shows the same records at the same offsets; False may also mean: look closer."""
+        """Tell whether it surely shows the same records at the same offsets; False may also mean: look closer."""
         a, b = self.header, other.header
         return (
             a.magic == b.magic == 2

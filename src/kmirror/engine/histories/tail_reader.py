@@ -17,7 +17,7 @@ from kmirror.state.assignment import Assignment
 
 __all__ = ["Obstacle", "TailReader"]
 
-#: First the destination's last batch, behind which nothing comes; then stretches further back.
+#: First the destination's last batch, after which nothing comes; then stretches further back.
 _READ_LIMITS = ReadLimits(
     at_once=32,
     first_bytes=1 << 20,

@@ -13,7 +13,7 @@ The destination is read backwards from its end, at distances that double, and th
 first stretch where they agree or contradict each other. Usually that is one read of each.
 
 Two things are found on the way. Filler of ours at the destination's end means that the log is still being brought to
-its start. And records of another writer that stand where the source has holes, or shows nothing yet, were perhaps
+its start. And records of another writer where the source has holes, or shows nothing yet, were perhaps
 never copied. Below them the first records that agree decide: those of a mirror contradict them, as a later
 writer was no mirror; those of another writer excuse them, for then the log was adopted with them in it. With
 nothing that agrees below them, it stays unknown.
@@ -140,13 +140,13 @@ class _Comparison:
     def __init__(self, ends: Ends, producer_id: int) -> None:
         self._ends = ends
         self._producer_id = producer_id
-        #: What can be compared lies between these.
+        #: What can be compared is between these.
         self._floor = max(ends.source_start, ends.destination_start)
         self._top = ends.shared_end
         self._source: list[Stretch] = []
         self._destination: list[Stretch] = []
         self._last: Batch | None = None
-        #: Of the source's batch that holds the last offset: that of one that stands lower may be too low.
+        #: Of the source's batch that holds the last offset: that of a lower one may be too low.
         self._epoch: int | None = None
         #: True when a record of the destination has been seen.
         self._has_data = False

@@ -170,7 +170,7 @@ class BackgroundRequests:
             return Stream(connection, _FILL_BUFFER), versions
         versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)
         # Brokers open a small window (socket.receive.buffer.bytes). What waits for it should wait in the kernel,
-        # which goes on at once; left to itself that holds a part of a request, and the rest waits for this thread.
+        # which reads on at once; left to itself that holds a part of a request, and the rest waits for this thread.
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DESTINATION_SEND_BUFFER)
         return Stream(connection, self._stream_bytes), versions
 

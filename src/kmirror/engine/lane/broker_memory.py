@@ -111,7 +111,7 @@ class BrokerMemory:
         """Tell whether it is safe to append, numbered like this, while requests of ours may still be on their way.
 
         Not where one of them is for markers, which no sequence number holds up. And not where the memory was lost and
-        numbers begin anew: a batch that was numbered before could then follow ours by its number, at a wrong offset.
+        numbers begin again: a batch that was numbered before could then follow ours by its number, at a wrong offset.
         """
         is_numbered_alike = self._lost_numbering <= {filled_offsets}
         return not self._lost_markers and is_numbered_alike and self.is_sure(now_ms, in_flight=False)

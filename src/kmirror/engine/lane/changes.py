@@ -2,7 +2,7 @@
 
 Changes come one after another, numbered, from `control`. A partition to be released gets nothing more from the
 moment on in which the change is taken; what is on its way to it is waited for. It counts as released, and the engine is
-told so, when nothing can arrive any more: no request is without its answer, and those that lost theirs with a
+informed, when nothing can arrive any more: no request is without its answer, and those that lost theirs with a
 connection have had their time. So the next lane may write at once.
 
 A partition that is taken begins like those that the lane started with.

@@ -110,7 +110,7 @@ class Fills:
             if isinstance(step, Ask):
                 asks.append((partition, step))
                 room[node_id] -= step.count
-                # it comes last in the next request, so that a large hole keeps nobody waiting for long
+                # it comes last in the next request, so that a large hole delays no other partition for long
                 del self._waiting[partition]
                 self._waiting[partition] = None
             else:

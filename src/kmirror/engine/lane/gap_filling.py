@@ -1,6 +1,6 @@
 """Filling the gap at the head of one partition's queue with markers: what to ask next, and what came of it. No I/O.
 
-Markers have no sequence numbers, so a batch that is on its way could land before or behind them: a gap is filled while
+Markers have no sequence numbers, so a batch that is on its way could land before or after them: a gap is filled while
 nothing else of its partition is, and while a request for markers may be on its way, nothing is sent at all. What keeps
 stale markers out is a coordinator epoch that grows with every gap.
 """

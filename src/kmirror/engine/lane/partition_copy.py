@@ -158,7 +158,7 @@ class PartitionCopy:
         self.retry.wake_at = until
 
     def predecessor_ends(self, at: float) -> None:
-        """Learn until when a predecessor may write; before, that was unknown (infinite), or taken to be later."""
+        """Note until when a predecessor may write; before, that was unknown (infinite), or taken to be later."""
         if at < self._memory.quiet_until:
             self._memory.quiet_until = at
             if self.status is Status.WAITING:
@@ -172,7 +172,7 @@ class PartitionCopy:
         self._memory.looked_at = now
 
     def due_for_inspection(self, now: float) -> bool:
-        """True when the pause after a trouble or a failure is over."""
+        """Tell whether the pause after a trouble or a failure is over."""
         is_waiting = self.status is Status.WAITING or (self.status is Status.FAILED and not self._is_busy)
         return is_waiting and now >= self.retry.wake_at
 
@@ -224,7 +224,7 @@ class PartitionCopy:
             self._got_on()
 
     def seems_to_end(self, now: float) -> bool:
-        """True when the source has given nothing more for a while, although its last stable offset lies further on.
+        """Tell whether the source gives nothing more for a while, although its last stable offset is higher.
 
         After a crash a log may end with an empty segment: offsets that it has, and that hold nothing. To be asked now
         and then: an incremental fetch session says nothing of a partition that has nothing new.
@@ -290,7 +290,7 @@ class PartitionCopy:
             self._got_on()
         elif code == Code.NONE and self._mismatch is None:
             self._mismatch = misplaced(self.assignment.destination, batch.base_offset, base_offset)
-            # who and how much, an inspection finds out; the copy goes on in no case
+            # who and how much, an inspection finds out; the copy continues in no case
             if self.status is not Status.FAILED:
                 self._interrupt(Trouble(Reason.OFFSET_MISMATCH, self._mismatch.message), now)
         elif self.status is not Status.FAILED:
@@ -298,7 +298,7 @@ class PartitionCopy:
         self.advance(now)
 
     def _got_on(self) -> None:
-        """Note that copying goes on; not by the late answer to what was sent before a failure."""
+        """Note that copying continues; not by the late answer to what was sent before a failure."""
         if self.status is not Status.FAILED:
             self.retry.got_on(is_copying=self.status is Status.COPYING)
 
@@ -341,7 +341,7 @@ class PartitionCopy:
         return is_copying and not self.queue and not self._is_busy
 
     def end_moved(self, trouble: Trouble, now: float) -> None:
-        """Learn that the log does not end where it was left, although nothing was on its way."""
+        """Note that the log does not end where it was left, although nothing was on its way."""
         if self.is_idle:
             self._interrupt(trouble, now)
 
@@ -397,7 +397,7 @@ class PartitionCopy:
         self.advance(now)
 
     def fill_in_doubt(self, trouble: Trouble, now: float) -> None:
-        """Learn that nothing is on its way any more, but not how many offsets were filled: look at the log afresh."""
+        """Note that nothing is on its way any more, but not how many offsets were filled: look at the log afresh."""
         self.interrupted(trouble, now)
         self.fill.is_under_way = False
         self.advance(now)
@@ -430,7 +430,7 @@ class PartitionCopy:
     # -- moves ----------------------------------------------------------------------------------------------------
 
     def interrupted(self, trouble: Trouble, now: float) -> None:
-        """Learn why this cannot go on for now, if it does; something may still be on its way."""
+        """Take why this cannot continue for now, if it does; something may still be on its way."""
         if self.status is Status.COPYING:
             self._interrupt(trouble, now)
 
@@ -459,7 +459,7 @@ class PartitionCopy:
             self.status = Status.WAITING
 
     def advance(self, now: float) -> None:
-        """Go on where nothing is waited for any more: look again, or fail for what cannot be carried."""
+        """Continue where nothing is waited for any more: look again, or fail for what cannot be carried."""
         if self.status is Status.DRAINING and not self.in_flight and not self.fill.is_under_way:
             if self.retry.trouble:
                 self._pause(self.retry.trouble, now)

@@ -21,7 +21,7 @@ class Progress:
         #: True once some of the source's records were in the destination; once an inspection found that they may come.
         self.begun = assignment.begun
         self.is_aligned = False
-        #: What the source had lost before it was copied, and the copy goes past; the last offset exclusive.
+        #: What the source had lost before it was copied, and the copy skips; the last offset exclusive.
         self.lost: tuple[int, int] | None = None
         #: What the destination had lost of what was copied, and is copied again; the last offset exclusive.
         self.again: tuple[int, int] | None = None

@@ -32,7 +32,7 @@ class Retry:
         self._troubled_since: float | None = None
 
     def pause(self, trouble: Trouble, log_end: int, now: float) -> Fail | None:
-        """Set the next look; return why the partition is to be FAILED instead, or is still.
+        """Set the next inspection; return why the partition is to be FAILED instead, or is still.
 
         A partition that FAILED before stays so. Silence says nothing about why, and about a history only facts do.
         """

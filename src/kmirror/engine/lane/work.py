@@ -78,7 +78,7 @@ class Work:
         ]
 
     def be_quiet_until(self, at: float) -> None:
-        """Learn until when an earlier run may write."""
+        """Note until when an earlier run may write."""
         self.quiet_until = at
         for partition in self.all:
             partition.predecessor_ends(at)

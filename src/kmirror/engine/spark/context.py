@@ -58,7 +58,7 @@ def stop_context(context: SparkContext) -> None:
 
 
 def forget_context(context: SparkContext | None) -> None:
-    """Let go of the context and its gateway after the JVM has ended, so that another can be started in this process."""
+    """Drop the context and its gateway after the JVM has ended, so that another can be started in this process."""
     from pyspark import SparkContext
 
     if context is not None:
