@@ -30,29 +30,12 @@ def describe(
     """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
 
     Works with the source down (it waits 3 s for it), without its secrets, and with no engine. Where an open transaction
-    older than `transactions_after_ms` holds a copy back, it is named. To look again and again, keep a `Prober` and call
-    `describe_with`.
+    older than `transactions_after_ms` holds a copy back, it is named.
 
     Raises:
         RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
         UnreachableError: the destination does not answer.
     """
-    with Prober(destination) as looker:
-        return describe_with(
-            looker, destination, mirror, topics, failed=failed, transactions_after_ms=transactions_after_ms
-        )
-
-
-def describe_with(
-    looker: Prober,
-    destination: Destination,
-    mirror: str | None = None,
-    topics: TopicSelector | None = None,
-    *,
-    failed: bool = False,
-    transactions_after_ms: int = SHOWN_AFTER_MS,
-) -> tuple[PartitionRow, ...]:
-    """Do what `describe` does over connections that are kept."""
     state = destination.state()
     if mirror is None:
         known = [topic for record in state.mirrors for topic in state.topics(record.name)]
@@ -60,10 +43,11 @@ def describe_with(
     else:
         require_mirror(state, mirror)
         chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-    rows, _ = look_at(looker, state, chosen, ())
-    if failed:
-        return tuple(row for row in rows if row.failed)
-    return tuple(_with_open_transactions(looker, state, rows, transactions_after_ms))
+    with Prober(destination) as looker:
+        rows, _ = look_at(looker, state, chosen, ())
+        if failed:
+            return tuple(row for row in rows if row.failed)
+        return tuple(_with_open_transactions(looker, state, rows, transactions_after_ms))
 
 
 def _with_open_transactions(
