@@ -72,15 +72,10 @@ def _change(
     held = [topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
     late = not dry_run and pauses and _is_late(destination, mirror, held)
     rows = [_row(topic, verb, topic.topic in changed, dry_run=dry_run, late=late) for topic in chosen]
-    if topics is None and (not rows or state_of(state, mirror) is not pauses):
+    if topics is None and (not rows or require_mirror(state, mirror).paused is not pauses):
         word = ("would be" if dry_run else "is") + (" paused" if pauses else " resumed")
         rows.append(TopicResult(None, None, Outcome.DONE, f"mirror {mirror} {word}, including topics added later"))
     return VerbResult.of(verb, mirror, rows, dry_run=dry_run)
-
-
-def state_of(state: State, mirror: str) -> bool:
-    """Tell whether a mirror as a whole is paused."""
-    return require_mirror(state, mirror).paused
 
 
 def _is_late(destination: Destination, mirror: str, topics: list[str]) -> bool:
