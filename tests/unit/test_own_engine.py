@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
+from kmirror.ops.run import own_engine
 from kmirror.ops.run.own_engine import OwnEngine
+from tests.support.waiting import wait_until
 
 
 def test_an_engine_that_has_ended_says_why() -> None:
@@ -12,8 +14,14 @@ def test_an_engine_that_has_ended_says_why() -> None:
     with OwnEngine("m", properties) as engine:
         assert engine.said() == ""
         engine.start()
-        deadline = time.monotonic() + 60
-        while engine.is_running and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not engine.is_running)
         assert engine.said() == "kmirror: security.protocol=NONE is not known"
     assert engine.said() == ""
+
+
+def test_of_one_that_ended_before_it_could_say_why_the_last_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_engine, "_START", "raise OSError('no space left')")
+    with OwnEngine("m", {"bootstrap.servers": "127.0.0.1:1"}) as engine:
+        engine.start()
+        wait_until(lambda: not engine.is_running)
+        assert engine.said() == "OSError: no space left"

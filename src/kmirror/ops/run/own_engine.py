@@ -18,7 +18,7 @@ from pathlib import Path
 from kmirror.words import one_line
 
 _END_S = 15.0
-_DOCUMENT = "document.json"
+_DOCUMENT, _LOG = "document.json", "log"
 _START = """
 import os, shutil, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -63,7 +63,7 @@ class OwnEngine:
         config = folder / "destination.properties"
         config.touch(mode=0o600)
         config.write_text("".join(f"{_escaped(k)}={_escaped(v)}\n" for k, v in self._properties.items()))
-        with (folder / _DOCUMENT).open("wb") as document:
+        with (folder / _DOCUMENT).open("wb") as document, (folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _START.format(parent=os.getpid(), folder=str(folder))),
@@ -73,17 +73,20 @@ class OwnEngine:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=document,
-                stderr=subprocess.DEVNULL,
+                stderr=log,
                 start_new_session=True,
             )
 
     def said(self) -> str:
-        """Return the error it ended with, empty where it ended without one, or was killed."""
+        """Return the error it ended with; of one that left no document, the last line of what it logged."""
         if self._folder is None:
             return ""
+        folder = Path(self._folder.name)
         with contextlib.suppress(OSError, ValueError):
-            error = json.loads((Path(self._folder.name) / _DOCUMENT).read_bytes())["error"]
+            error = json.loads((folder / _DOCUMENT).read_bytes())["error"]
             return f"kmirror: {one_line(error['message'])}" if error else ""
+        with contextlib.suppress(OSError):
+            return (folder / _LOG).read_text(errors="replace").rstrip().rpartition("\n")[2]
         return ""
 
     def stop(self) -> None:
