@@ -123,9 +123,11 @@ class Terminal:
     def read_until(self, pattern: str) -> str:
         """Wait until this appears among what the shell shows from now on, and return the first group of the match."""
         until = time.monotonic() + _PATIENCE_S
+        readable = select.poll()  # select() knows the first 1,024 descriptors of a process only
+        readable.register(self._descriptor, select.POLLIN)
         while (found := re.search(pattern, self._seen)) is None:
             assert time.monotonic() < until, f"{pattern} did not appear in:\n{self._seen}"
-            if select.select([self._descriptor], [], [], 1)[0]:
+            if readable.poll(1000):
                 self._seen = _ESCAPES.sub("", self._seen + os.read(self._descriptor, 65_536).decode(errors="replace"))
         self._seen = self._seen[found.end() :]
         return found[1]
