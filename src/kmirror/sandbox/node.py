@@ -89,7 +89,7 @@ class Node:
 
     def _run_storage_tool(self, java: Path, jars: KafkaJars) -> None:
         tool = ["-cp", jars.classpath, "kafka.tools.StorageTool", "format"]
-        command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self.cluster.java_options, *tool]
+        command = [str(java), "-XX:TieredStopAtLevel=1", *self.cluster.java_options, *tool]
         command += ["-t", self.cluster.cluster_id, "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
