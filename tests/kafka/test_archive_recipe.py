@@ -14,20 +14,15 @@ import pytest
 
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
 from tests.support.archiving import make_archive
-from tests.support.class_archive import java
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
+from tests.support.kafka_tools import put_kafka_tools_into
 from tests.support.log_batches import VisibleRecord
 from tests.support.real_logs import start_at, write
 from tests.support.visible import shown
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "archives.md").read_text()
-TOOLS = {
-    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
-    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
-}
 #: What the documented examples say that is different here.
 SECONDS_IN_DOCS, TOPIC_IN_DOCS, SERVERS_IN_DOCS = "1700000000", "orders", "localhost:9092"
 
@@ -35,13 +30,9 @@ SECONDS_IN_DOCS, TOPIC_IN_DOCS, SERVERS_IN_DOCS = "1700000000", "orders", "local
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, str]:
     """Return an environment in which Kafka's tools are found by their names, and this Python by its."""
-    jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
     folder = tmp_path / "bin"
     folder.mkdir()
-    quick = "-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.level=OFF"
-    for name, main_class in TOOLS.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {java()} {quick} -cp "{jars.classpath}" {main_class} "$@"\n')
-        (folder / name).chmod(0o755)
+    put_kafka_tools_into(folder)
     (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (folder / "python").chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

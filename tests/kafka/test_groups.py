@@ -38,9 +38,9 @@ from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import GroupScene, commit, committed, delete_offsets, member, metadata_of
+from tests.support.kafka_tools import kafka_tool
 from tests.support.local_engine import Threads
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
-from tests.support.oracle import kafka_tool
 
 MakeScene = Callable[..., GroupScene]
 
@@ -349,7 +349,7 @@ def test_described_with_the_source_down(scene: GroupScene) -> None:
 def share_offsets(cluster: SandboxCluster, group: str, topic: str) -> list[int]:
     """Return where a share group begins, as Kafka's own tool tells it."""
     told = kafka_tool(
-        "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+        "kafka-share-groups.sh",
         *("--bootstrap-server", cluster.bootstrap_servers, "--describe", "--offsets", "--group", group),
     ).decode()
     return [int(offset) for offset in re.findall(rf"{re.escape(topic)}\s+\d+\s+(\d+)", told)]

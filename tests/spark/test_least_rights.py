@@ -26,8 +26,8 @@ from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
 from tests.support.clusters import made_clusters
 from tests.support.engine import kmirror
+from tests.support.kafka_tools import kafka_tool
 from tests.support.mirrors import selector
-from tests.support.oracle import kafka_tool
 
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
 SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true"}
@@ -114,7 +114,7 @@ def fill(place: Place) -> None:
 def run_line(line: str, properties: Path) -> None:
     """Run one of the commands, as an administrator, by Kafka's own tool."""
     _, *arguments = shlex.split(line.replace("--command-config admin.properties", f"--command-config {properties}"))
-    kafka_tool("org.apache.kafka.tools.AclCommand", *arguments)
+    kafka_tool("kafka-acls.sh", *arguments)
 
 
 def complaints(place: Place, mirror: str) -> str:

@@ -1,9 +1,9 @@
-"""Java's class-data archives for brokers and Kafka's tools: the classes they load, kept in a file.
+"""Java's class-data archives for brokers: the classes they load, kept in a file.
 
-With one a broker starts in two thirds of the time and the console consumer in half of it, at as much less of the
-processor, which is what the tests have least of. The first program that ends leaves the archive (some seconds, once for
-each Java and each set of jars), in the cache folder where the jars are. Java checks an archive against itself and every
-jar, and goes on without one that does not fit.
+With one a broker starts in two thirds of the time, at as much less of the processor, which is what the tests have least
+of. The first broker that ends leaves the archive (some seconds, once for each Java and each set of jars), in the cache
+folder where the jars are. Java checks an archive against itself and every jar, and goes on without one that does not
+fit.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ from tests.support.reaper import reaped
 from tests.support.waiting import wait_until
 
 #: What makes a broker start soonest and cost least, at the price of its top speed.
-QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 #: Quotas are measured over two seconds instead of eleven: who is over one is held back for a moment, not for many
 #: seconds after a burst.
 STEADY_QUOTAS = {"quota.window.num": "2"}
-#: Controllers write into the metadata log now and then, not twice a second (KIP-835): that is a quarter of what an idle
-#: broker takes of a processor, and many stand by while other tests run.
-IDLE = {"metadata.max.idle.interval.ms": "20000"}
+#: An idle broker takes little of a processor, and many stand by while other tests run: controllers write into the
+#: metadata log now and then, not twice a second (KIP-835), and few threads look several times a second for work.
+IDLE = {"metadata.max.idle.interval.ms": "20000", "num.io.threads": "2", "num.network.threads": "1"}
 #: A killed broker's partitions get another leader, and it may come back, after half the time. A busy machine may have
 #: a living broker taken for dead; where that would be a fault of the test, the sandbox's own time is better.
 QUICK_FAILOVER = {"broker.session.timeout.ms": "2000"}

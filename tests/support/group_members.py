@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
-from tests.support.class_archive import ClassArchive, java
+from tests.support.class_archive import java
 from tests.support.mirrors import properties_of
 
 _VERIFIABLE_CONSUMER = "org.apache.kafka.tools.VerifiableConsumer"
@@ -90,9 +90,8 @@ class JavaMember:
         options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
         arguments = ["--bootstrap-server", cluster.bootstrap_servers, "--topic", topic, "--group-id", group]
         arguments += ["--verbose", "--group-protocol", protocol, "--reset-policy", "none"]
-        archive = ClassArchive.of("ConsoleConsumer", jars)  # which holds most of what this one loads
         self._process = subprocess.Popen(
-            [java(), *options, *archive.options, "-cp", jars.classpath, _VERIFIABLE_CONSUMER, *arguments],
+            [java(), *options, "-cp", jars.classpath, _VERIFIABLE_CONSUMER, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

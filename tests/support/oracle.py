@@ -6,9 +6,7 @@ None of them shares code with kmirror. Records of all consumers come as the same
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
-from tests.support.class_archive import ClassArchive, java
+from tests.support.kafka_tools import kafka_tool
 
-_CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
-_DUMP_LOG_SEGMENTS = "org.apache.kafka.tools.DumpLogSegments"
 _BYTES_DESERIALIZER = "org.apache.kafka.common.serialization.BytesDeserializer"
 
 #: What the console consumer prints for null: nothing that a test would ever write.
@@ -117,7 +112,7 @@ def console_consumer(
     if max_messages == 0:
         return []
     arguments += ["--max-messages", str(max_messages), "--timeout-ms", str(int(_PATIENCE_S * 1000))]
-    return [_read_record(line) for line in kafka_tool(_CONSOLE_CONSUMER, *arguments).split(b"\n")[:-1]]
+    return [_read_record(line) for line in kafka_tool("kafka-console-consumer.sh", *arguments).split(b"\n")[:-1]]
 
 
 def librdkafka_records(
@@ -212,13 +207,13 @@ def dump_log(cluster: SandboxCluster, topic: str, partition: int = 0, node_id: i
 
 
 def dump_logs(cluster: SandboxCluster, topics: Iterable[str]) -> dict[str, list[DumpedBatch]]:
-    """Return the batches stored for partition 0 of several topics, by topic; the tool is started once for all."""
+    """Return the batches stored for partition 0 of several topics, by topic; the tool runs once for all."""
     return _dump({topic: segment_files(cluster, topic) for topic in topics})
 
 
 def _dump(segments: Mapping[str, Sequence[Path]]) -> dict[str, list[DumpedBatch]]:
     files = ",".join(str(segment) for some in segments.values() for segment in some)
-    output = kafka_tool(_DUMP_LOG_SEGMENTS, "--max-message-size", str(64 << 20), "--files", files).decode()
+    output = kafka_tool("kafka-dump-log.sh", "--max-message-size", str(64 << 20), "--files", files).decode()
     folders = {some[0].parent: topic for topic, some in segments.items()}
     found: dict[str, list[DumpedBatch]] = {topic: [] for topic in segments}
     for batch in _dumped_batches(output):
@@ -238,17 +233,6 @@ def segment_files(cluster: SandboxCluster, topic: str, partition: int = 0, node_
         if node_id in {None, broker.node_id} and folder.is_dir():
             return sorted(folder.glob("*.log"))
     raise AssertionError(f"no broker of {cluster.name} stores {topic}-{partition}")
-
-
-def kafka_tool(main_class: str, *arguments: str) -> bytes:
-    """Run one of Kafka's own tools (a class with a `main`) and return what it printed; fail when the tool does."""
-    jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
-    options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
-    with ClassArchive.of(main_class.rpartition(".")[2], jars).used() as archive:
-        command: list[str | Path] = [java(), *options, *archive, "-cp", jars.classpath, main_class, *arguments]
-        done = subprocess.run(command, capture_output=True, check=False, timeout=240)
-    assert done.returncode == 0, f"{main_class} {arguments}: {done.stdout[-2000:]!r} {done.stderr.decode()[-4000:]}"
-    return done.stdout
 
 
 def _read_record(line: bytes) -> ReadRecord:

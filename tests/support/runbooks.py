@@ -20,24 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION, kafka_jars
-from tests.support.class_archive import ClassArchive, java
+from tests.support.class_archive import java
 from tests.support.clusters import QUICK_JAVA_OPTIONS, archive_options
 from tests.support.engine import ROOT
+from tests.support.kafka_tools import put_kafka_tools_into
 from tests.support.processes import tree
 
 DOCS = ROOT / "docs"
 
-_TOOLS = {
-    "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
-    "kafka-configs.sh": "kafka.admin.ConfigCommand",
-    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
-    "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
-    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-    "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
-    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
-}
-_JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF")
 _SETTING = re.compile(r"export ([A-Z_]+)=(\S+)")
 _PATIENCE_S = 240
 
@@ -177,12 +167,7 @@ def tools_in(folder: Path, *, with_spark: bool = True) -> Path:
         threads = f'PYTHONPATH={ROOT} exec {sys.executable} -m tests.support.without_spark "$@"'
         cases.append(f"run|verify|promote|switchover) {threads};;")
     _script(folder / "kmirror", f'case $1 in {" ".join(cases)} esac\nexec {sys.executable} -m kmirror "$@"')
-    jars = kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
-    one_of_them = ClassArchive.of("AclCommand", jars)  # which holds most of what the others load
-    for name, main_class in _TOOLS.items():
-        archive = ClassArchive.of(main_class.rpartition(".")[2], jars)
-        options = [*_JAVA_OPTIONS, *(archive.options or one_of_them.options)]
-        _script(folder / name, f"exec {java()} {' '.join(options)} -cp '{jars.classpath}' {main_class} \"$@\"")
+    put_kafka_tools_into(folder)
     return folder
 
 

@@ -104,6 +104,14 @@ def test_the_start_time_is_read_whatever_the_name_of_the_program() -> None:
     assert started_from_proc_stat(f"7 (java) Z{after_name[1:]}") is None
 
 
+def test_a_process_whose_first_thread_has_ended_alone_is_not_gone() -> None:
+    """So a killed JVM looks for some milliseconds, while its other threads still hold its ports."""
+    fields = ["Z", *("0" for _ in range(16)), "34", "0", "88123"]
+    assert started_from_proc_stat(f"7 (java) {' '.join(fields)}") == "88123"
+    fields[17] = "1"
+    assert started_from_proc_stat(f"7 (java) {' '.join(fields)}") is None
+
+
 def test_the_start_time_is_read_from_ps_where_there_is_no_proc() -> None:
     assert started_from_ps("Ss   Sat Nov 21 11:49:12 2026\n") == "Sat Nov 21 11:49:12 2026"
     assert started_from_ps("Z+   Sat Nov 21 11:49:12 2026\n") is None

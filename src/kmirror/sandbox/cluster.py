@@ -21,7 +21,7 @@ from kmirror.java import find_java
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.certificates import make_certificates
 from kmirror.sandbox.clients import create_scram_users, login_properties
-from kmirror.sandbox.jars import KafkaJars, kafka_jars
+from kmirror.sandbox.jars import KafkaJars, cache_directory, kafka_jars
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK, free_ports
 from kmirror.sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
@@ -282,7 +282,7 @@ class SandboxCluster:
         for node in nodes:
             node.write_configuration(jars.major)
         for node in nodes:
-            node.format(java, jars)
+            node.format(java, jars, cache_directory(self._environ))
 
     def _terminate(self, nodes: list[Node], grace_s: float) -> None:
         terminate([process for node in nodes if (process := node.process())], grace_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
@@ -25,8 +26,6 @@ from kmirror.sandbox.spec import ClusterSpec, NodeSpec
 
 _TAIL_LINES = 20
 _CHECKPOINT = "bootstrap.checkpoint"
-#: What Kafka's tool has written into that file, by the jars it was run with.
-_CHECKPOINTS: dict[str, bytes] = {}
 
 
 class Node:
@@ -68,18 +67,21 @@ class Node:
         self._properties.write_text(text, encoding="utf-8")
         self._logging.write_text(logging_properties(kafka_major, self.log_file), encoding="utf-8")
 
-    def format(self, java: Path, jars: KafkaJars) -> None:
+    def format(self, java: Path, jars: KafkaJars, cache: Path) -> None:
         """Format the log directory: by Kafka's own tool, and after its first use as that has done it.
 
         A formatted directory holds meta.properties, which names node and directory (KIP-858), and bootstrap.checkpoint,
-        which is the same on all nodes of a version. A copy saves a start of Java for each.
+        which is the same on all nodes of a version. A copy, kept in `cache`, saves a start of Java for each.
         """
-        if jars.classpath not in _CHECKPOINTS or "log.dirs" in self.cluster.properties:
+        kept = cache / f"{jars.version}.{_CHECKPOINT}"
+        if not kept.exists() or "log.dirs" in self.cluster.properties:
             self._run_storage_tool(java, jars)
-            _CHECKPOINTS[jars.classpath] = (self.data / _CHECKPOINT).read_bytes()
+            cache.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.data / _CHECKPOINT, unfinished := kept.with_name(f"{kept.name}.{uuid.uuid4()}"))
+            unfinished.replace(kept)
             return
         self.data.mkdir()
-        (self.data / _CHECKPOINT).write_bytes(_CHECKPOINTS[jars.classpath])
+        shutil.copyfile(kept, self.data / _CHECKPOINT)
         directory_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         (self.data / "meta.properties").write_text(
             f"version=1\ncluster.id={self.cluster.cluster_id}\nnode.id={self.spec.node_id}\n"

@@ -84,13 +84,14 @@ def terminate(processes: Collection[ProcessIdentity], grace_s: float) -> list[Pr
 
 
 def started_from_proc_stat(stat: str) -> str | None:
-    """Return the start time, in clock ticks since boot, from a line of /proc/PID/stat; None for a zombie.
+    """Return the start time, in clock ticks since boot, from a line of /proc/PID/stat; None for a process that ended.
 
-    The line is `pid (name) state …`, and the name may hold blanks and brackets. The start time is field 22
-    (proc_pid_stat(5)).
+    The line is `pid (name) state …`, and the name may hold blanks and brackets. The number of threads is field 20, the
+    start time field 22 (proc_pid_stat(5)). A zombie with several threads is one whose first thread has ended alone: the
+    others still hold its files and ports.
     """
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else fields[19]
+    return None if fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1) else fields[19]
 
 
 def started_from_ps(line: str) -> str | None:
