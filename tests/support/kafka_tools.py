@@ -9,6 +9,7 @@ import atexit
 import json
 import logging
 import os
+import shutil
 import socketserver
 import subprocess
 import sys
@@ -165,16 +166,14 @@ class _Tools:
             self._process.wait()
             assert self._process.stdin is not None
             self._process.stdin.close()
-        for path in self._folder.iterdir():
-            path.unlink()
-        self._folder.rmdir()
+        shutil.rmtree(self._folder)
 
     def _start(self) -> tuple[subprocess.Popen[bytes], JavaGateway]:
         (py4j_jar,) = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
         port, token, process = launch_gateway(
             jarpath=str(py4j_jar),
             classpath=_jars().classpath,
-            javaopts=_JAVA_OPTIONS,
+            javaopts=[*_JAVA_OPTIONS, f"-Djava.io.tmpdir={self._folder}"],
             java_path=str(java()),
             die_on_exit=True,
             enable_auth=True,

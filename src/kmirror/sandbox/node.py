@@ -4,6 +4,7 @@ node-1/  server.properties  logging.properties   what it starts from, written an
          server.log  console.log                 what it says: Kafka's log, and the JVM's own output
          process.json                            who it is, as long as it should run
          data/                                   its log directory
+         tmp/                                    libraries that codecs unpack; a broker that is killed leaves them
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Node:
         self._properties = self.directory / "server.properties"
         self._logging = self.directory / "logging.properties"
         self._process = self.directory / "process.json"
+        self._temporary = self.directory / "tmp"
 
     def __repr__(self) -> str:
         return f"Node({self.cluster.name}-{self.spec.node_id}, {self.spec.address}, {self.process()})"
@@ -100,7 +102,9 @@ class Node:
     def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
         """Start the broker's process, without waiting for it to answer."""
         self.write_configuration(jars.major)
-        options = [f"-Xmx{self.cluster.heap}", *self.cluster.java_options, logging_option(jars.major, self._logging)]
+        self._temporary.mkdir(exist_ok=True)
+        options = [f"-Xmx{self.cluster.heap}", f"-Djava.io.tmpdir={self._temporary}", *self.cluster.java_options]
+        options.append(logging_option(jars.major, self._logging))
         argv = [str(java), *options, "-cp", jars.classpath, "kafka.Kafka", str(self._properties)]
         process = spawn(argv, environ, self.console_file)
         self._process.write_text(json.dumps(asdict(process)), encoding="utf-8")
