@@ -1,122 +1,18 @@
-"""Fetch requests and answers, held byte for byte against a second implementation of the protocol."""
+"""Fetch requests and their sessions, held byte for byte against a second implementation of the protocol."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
-from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.consumer.fetch import FetchRequest
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.fetch import (
-    AbortedTransaction,
-    FetchAnswer,
-    FetchedPartition,
-    FetchKey,
-    FetchPosition,
-    FetchSession,
-)
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.wire import FrameError
-
-A = UUID("00112233-4455-6677-8899-aabbccddeeff")
-B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
-SESSION = 0x1234567
-
-_Topic = FetchRequest.FetchTopic
-_Forgotten = FetchRequest.ForgottenTopic
-_TopicAnswer = FetchResponse.FetchableTopicResponse
-_PartitionAnswer = _TopicAnswer.PartitionData
-
-
-def key(topic: UUID, partition: int) -> FetchKey:
-    return FetchKey(topic.bytes, partition)
-
-
-def at(offset: int, epoch: int = -1, leader_epoch: int = 0) -> FetchPosition:
-    return FetchPosition(offset, epoch, leader_epoch, 1 << 20)
-
-
-Wanted = Sequence[tuple[FetchKey, FetchPosition]]
-
-
-def expected_request(
-    correlation_id: int,
-    session: tuple[int, int],
-    wanted: Wanted = (),
-    forgotten: Iterable[FetchKey] = (),
-    isolation_level: int = 1,
-    rack_id: str = "",
-) -> bytes:
-    """Encode the request with the second library."""
-    message = FetchRequest(
-        replica_id=-1,
-        max_wait_ms=500,
-        min_bytes=1,
-        max_bytes=8 << 20,
-        isolation_level=isolation_level,
-        session_id=session[0],
-        session_epoch=session[1],
-        topics=[
-            _Topic(
-                topic_id=topic_id,
-                partitions=[
-                    _Topic.FetchPartition(
-                        partition=k.partition,
-                        current_leader_epoch=p.current_leader_epoch,
-                        fetch_offset=p.fetch_offset,
-                        last_fetched_epoch=p.last_fetched_epoch,
-                        log_start_offset=-1,
-                        partition_max_bytes=p.partition_max_bytes,
-                    )
-                    for k, p in wanted
-                    if k.topic_id == topic_id.bytes
-                ],
-            )
-            for topic_id in dict.fromkeys(UUID(bytes=k.topic_id) for k, _ in wanted)
-        ],
-        forgotten_topics_data=[
-            _Forgotten(topic_id=topic_id, partitions=[k.partition for k in forgotten if k.topic_id == topic_id.bytes])
-            for topic_id in dict.fromkeys(UUID(bytes=k.topic_id) for k in forgotten)
-        ],
-        rack_id=rack_id,
-        version=13,
-    )
-    message.with_header(correlation_id=correlation_id, client_id="kmirror")
-    return bytes(message.encode(header=True, framed=True))
-
-
-def answer(
-    partitions: Iterable[tuple[UUID, Any]] = (), *, session_id: int = SESSION, error_code: int = 0, throttle: int = 0
-) -> bytes:
-    """Encode an answer with the second library, from its correlation id on."""
-    by_topic: dict[UUID, list[Any]] = {}
-    for topic_id, partition in partitions:
-        by_topic.setdefault(topic_id, []).append(partition)
-    message = FetchResponse(
-        throttle_time_ms=throttle,
-        error_code=error_code,
-        session_id=session_id,
-        responses=[_TopicAnswer(topic_id=topic_id, partitions=found) for topic_id, found in by_topic.items()],
-        version=13,
-    )
-    message.with_header(correlation_id=1)
-    return bytes(message.encode(header=True))
-
-
-def partition_answer(index: int, **fields: Any) -> Any:
-    usual = {
-        "error_code": 0,
-        "high_watermark": 10,
-        "last_stable_offset": 10,
-        "log_start_offset": 0,
-        "aborted_transactions": [],
-        "preferred_read_replica": -1,
-        "records": b"",
-    }
-    return _PartitionAnswer(partition_index=index, **(usual | fields))
+from tests.support.fetch_messages import SESSION, A, B, Wanted, answer, at, expected_request, full_answer, key
 
 
 class Broker:
@@ -135,9 +31,6 @@ class Broker:
     def answers(self, data: bytes | None = None) -> FetchAnswer:
         """Hand the session an answer; without one, an empty one of the usual session."""
         return self.session.answer(memoryview(answer() if data is None else data))
-
-
-# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_for_nothing() -> None:
@@ -172,13 +65,6 @@ def test_read_uncommitted_can_be_asked_for() -> None:
 def test_our_rack_can_be_named() -> None:
     request = FetchSession("kmirror").request(4, max_wait_ms=500, max_bytes=8 << 20, rack="zone-é")
     assert request == expected_request(4, (0, 0), rack_id="zone-é")
-
-
-def test_an_answer_names_a_nearer_replica_unless_it_is_an_error() -> None:
-    data = answer([(A, partition_answer(2, preferred_read_replica=7)), (A, partition_answer(3))])
-    assert [part.preferred_read_replica for part in read(data).partitions] == [7, None]
-    refused = answer([(A, partition_answer(2, error_code=6, preferred_read_replica=7))])
-    assert read(refused).partitions[0].preferred_read_replica is None
 
 
 def test_later_requests_name_changes_only() -> None:
@@ -336,160 +222,6 @@ def test_a_session_of_many_random_steps_names_what_a_broker_must_know() -> None:
             session.answer(memoryview(answer(session_id=0 if code else SESSION, error_code=code)))
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
-
-
-def read(data: bytes) -> FetchAnswer:
-    return FetchSession("kmirror").answer(memoryview(data))
-
-
-def test_an_answer_with_nothing_new() -> None:
-    assert read(answer(throttle=35)) == FetchAnswer(0, 35, [])
-
-
-def test_an_answer_with_records() -> None:
-    data = answer(
-        [(A, partition_answer(2, high_watermark=9, last_stable_offset=7, log_start_offset=1, records=b"abc"))]
-    )
-    (part,) = read(data).partitions
-    assert part == FetchedPartition(key(A, 2), 0, 9, 7, 1, (), memoryview(b"abc"), None)
-    assert part.records.obj is data  # a view, never a copy
-
-
-@pytest.mark.parametrize("records", [b"", None])
-def test_no_records_and_null_records_are_both_empty(records: bytes | None) -> None:
-    (part,) = read(answer([(A, partition_answer(0, records=records))])).partitions
-    assert bytes(part.records) == b""
-    assert part.high_watermark == 10
-
-
-@pytest.mark.parametrize("aborted", [[], None])
-def test_no_aborted_transactions(aborted: list[Any] | None) -> None:
-    (part,) = read(answer([(A, partition_answer(0, aborted_transactions=aborted))])).partitions
-    assert part.aborted_transactions == ()
-
-
-def test_aborted_transactions_keep_the_brokers_order() -> None:
-    aborted = [
-        _PartitionAnswer.AbortedTransaction(producer_id=p, first_offset=o) for p, o in [(7, 30), (1 << 40, 2), (7, 5)]
-    ]
-    (part,) = read(answer([(A, partition_answer(0, aborted_transactions=aborted, records=b"xy"))])).partitions
-    assert part.aborted_transactions == (
-        AbortedTransaction(7, 30),
-        AbortedTransaction(1 << 40, 2),
-        AbortedTransaction(7, 5),
-    )
-    assert bytes(part.records) == b"xy"
-
-
-def test_a_diverging_epoch_with_and_without_a_new_leader() -> None:
-    diverging = _PartitionAnswer.EpochEndOffset(epoch=4, end_offset=120)
-    leader = _PartitionAnswer.LeaderIdAndEpoch(leader_id=3, leader_epoch=9)
-    parts = [
-        (A, partition_answer(0, diverging_epoch=diverging)),
-        (A, partition_answer(1, current_leader=leader)),
-        (A, partition_answer(2, current_leader=leader, diverging_epoch=diverging)),
-        (B, partition_answer(0)),
-    ]
-    found = [p.diverging_epoch for p in read(answer(parts)).partitions]
-    assert found == [(4, 120), None, (4, 120), None]
-
-
-def test_a_partitions_error_hides_its_numbers() -> None:
-    data = answer(
-        [
-            (A, partition_answer(0, error_code=1, high_watermark=-1, last_stable_offset=-1, log_start_offset=-1)),
-            (A, partition_answer(1, error_code=6, high_watermark=5)),
-            (A, partition_answer(2, records=b"zz")),
-        ]
-    )
-    found = [(p.error_code, p.high_watermark, p.last_stable_offset, p.log_start_offset) for p in read(data).partitions]
-    assert found == [(1, None, None, None), (6, None, None, None), (0, 10, 10, 0)]
-
-
-def test_unknown_numbers_are_none() -> None:
-    (part,) = read(
-        answer([(A, partition_answer(0, high_watermark=-1, last_stable_offset=-1, log_start_offset=-1))])
-    ).partitions
-    assert (part.high_watermark, part.last_stable_offset, part.log_start_offset) == (None, None, None)
-
-
-def test_an_error_for_the_whole_answer() -> None:
-    assert read(answer(error_code=70, session_id=0)).error_code == 70
-
-
-def test_tagged_fields_we_do_not_know_are_skipped() -> None:
-    snapshot = _PartitionAnswer.SnapshotId(end_offset=4, epoch=2)
-    data = answer([(A, partition_answer(0, snapshot_id=snapshot, records=b"ab")), (A, partition_answer(1))])
-    assert [(p.key.partition, bytes(p.records)) for p in read(data).partitions] == [(0, b"ab"), (1, b"")]
-
-
-def test_random_answers_are_read_as_a_second_library_wrote_them() -> None:
-    rng = random.Random(1)
-    for _ in range(60):
-        partitions = [
-            (
-                UUID(int=topic),
-                partition_answer(
-                    p,
-                    error_code=rng.choice([0, 0, 0, 1, 6, 74, 100]),
-                    high_watermark=rng.randrange(1 << 62),
-                    last_stable_offset=rng.randrange(1 << 62),
-                    log_start_offset=rng.randrange(1 << 62),
-                    aborted_transactions=[
-                        _PartitionAnswer.AbortedTransaction(
-                            producer_id=rng.randrange(99), first_offset=rng.randrange(99)
-                        )
-                        for _ in range(rng.choice([0, 0, 1, 3, 200]))
-                    ],
-                    records=rng.randbytes(rng.choice([0, 1, 126, 127, 20_000])),
-                ),
-            )
-            for topic in range(1, rng.randrange(2, 5))
-            for p in range(rng.choice([1, 2, 130]))
-        ]
-        found = read(answer(partitions)).partitions
-        assert [(p.key, p.error_code, bytes(p.records)) for p in found] == [
-            (key(t, p.partition_index), p.error_code, p.records) for t, p in partitions
-        ]
-        assert [[(t.producer_id, t.first_offset) for t in p.aborted_transactions] for p in found] == [
-            [(t.producer_id, t.first_offset) for t in p.aborted_transactions] for _, p in partitions
-        ]
-        good = [(f, p) for f, (_, p) in zip(found, partitions, strict=True) if not f.error_code]
-        for f, p in good:
-            assert (f.high_watermark, f.last_stable_offset, f.log_start_offset) == (
-                p.high_watermark,
-                p.last_stable_offset,
-                p.log_start_offset,
-            )
-
-
-# -- hostile bytes ----------------------------------------------------------------------------------------------------
-
-
-def full_answer() -> bytes:
-    tags = {
-        "diverging_epoch": _PartitionAnswer.EpochEndOffset(epoch=4, end_offset=120),
-        "current_leader": _PartitionAnswer.LeaderIdAndEpoch(leader_id=3, leader_epoch=9),
-    }
-    aborted = [_PartitionAnswer.AbortedTransaction(producer_id=7, first_offset=1)]
-    return answer(
-        [
-            (A, partition_answer(0, records=b"r" * 40)),
-            (A, partition_answer(1, aborted_transactions=aborted, **tags)),
-            (B, partition_answer(0)),
-        ]
-    )
-
-
-def test_an_answer_cut_off_anywhere_is_a_frame_error() -> None:
-    data = full_answer()
-    # The last byte counts the tagged fields of the whole answer; none is of interest, so it is not read.
-    for cut in range(len(data) - 1):
-        with pytest.raises(FrameError):
-            read(data[:cut])
-
-
 def test_an_answer_that_cannot_be_read_leaves_the_session_alone() -> None:
     broker = Broker()
     broker.gets((0, 0))
@@ -497,28 +229,3 @@ def test_an_answer_that_cannot_be_read_leaves_the_session_alone() -> None:
     with pytest.raises(FrameError):
         broker.answers(full_answer()[:30])
     broker.gets((SESSION, 1))
-
-
-def test_garbage_in_any_place_is_an_answer_or_a_frame_error() -> None:
-    data = full_answer()
-    rng = random.Random(2)
-    refused = 0
-    for position in range(4, len(data)):
-        for garbage in (b"\xff", b"\xff\xff\xff\xff\x0f", b"\x00", rng.randbytes(8)):
-            broken = bytearray(data)
-            broken[position : position + len(garbage)] = garbage
-            try:
-                found = read(bytes(broken))
-            except FrameError:
-                refused += 1
-            else:
-                assert sum(len(p.records) for p in found.partitions) <= len(broken)
-    assert refused > 100
-
-
-def test_a_length_beyond_the_frame_is_a_frame_error() -> None:
-    data = answer([(A, partition_answer(0, records=b"r" * 40))])
-    where = data.index(b"r" * 40)
-    assert data[where - 1] == 41
-    with pytest.raises(FrameError, match="in the middle of its records"):
-        read(data[: where - 1] + b"\xff\xff\xff\xff\x0f" + data[where:])

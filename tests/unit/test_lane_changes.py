@@ -14,9 +14,7 @@ from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import LaneChangeRecord
-from tests.unit.test_lane_partition import ASSIGNMENT, SETTLE, Shell, copying, facts, shell, stored
-
-__all__ = ["copying", "shell"]
+from tests.support.partition_shell import ASSIGNMENT, SETTLE, Shell, facts, stored
 
 NEW = Assignment(
     topic="another",

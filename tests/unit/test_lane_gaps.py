@@ -15,20 +15,7 @@ from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Batch, Gap
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
-from tests.unit.test_lane_partition import (
-    EPOCH_MS,
-    SETTLE,
-    Shell,
-    changed,
-    copying,
-    facts,
-    remembered,
-    sequence_of,
-    shell,
-    stored,
-)
-
-__all__ = ["copying", "shell"]
+from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, remembered, sequence_of, stored
 
 TRANSACTIONAL = 0x10
 

@@ -30,6 +30,7 @@ from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
+from tests.support.partition_shell import sequence_of
 
 ID = b"\x01" * 16
 ASSIGNMENT = Assignment(
@@ -60,11 +61,6 @@ _CHANCES = {
     "drift": 1,
 }
 _DEEDS, _CUMULATED = list(_CHANCES), list(accumulate(_CHANCES.values()))
-
-
-def sequence_of(batch: Batch) -> int:
-    """Read the sequence number that a batch is sent with."""
-    return next(batch_headers(batch.data)).base_sequence
 
 
 def counted(batch: bytes) -> int:

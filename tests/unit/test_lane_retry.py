@@ -10,7 +10,7 @@ from kmirror.engine.lane.report import row_of
 from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
-from tests.unit.test_lane_partition import ASSIGNMENT, Shell, changed, facts, stored
+from tests.support.partition_shell import ASSIGNMENT, Shell, changed, facts, stored
 
 WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 10)
 RECREATED = Fail(Reason.SOURCE_TOPIC_RECREATED, "another id", 10)
