@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,16 +11,10 @@ import pytest
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID, add_partition, batch, contents, make_log_dir
+from tests.support.screens import Terminal
 
 if TYPE_CHECKING:
     from .conftest import Run
-
-
-class Terminal(io.StringIO):
-    """A stream with somebody at its other end."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from kmirror.cli.screen import Screen
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import StartFrom
+from tests.support.screens import Terminal
 
 TOML = """
 [clusters.prod]
@@ -109,13 +110,6 @@ def test_durations_and_assignments() -> None:
     assert (given["mirror"], given["for_ms"], given["timeout_ms"]) == (("m", "n"), 90_000, None)
     assert given["spark_conf"] == {"a": "b=c", "d": ""}
     assert given["master"] == "local[*]"
-
-
-class Terminal(io.StringIO):
-    """A stream with somebody at its other end."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_without_a_terminal_nothing_irreversible_is_done_unasked() -> None:
