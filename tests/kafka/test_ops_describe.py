@@ -38,6 +38,7 @@ from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, produce, properties_of, selector
 from tests.support.transactions import OpenTransaction
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -140,8 +141,10 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
         assert describe(destination, mirror, failed=True, transactions_after_ms=0) == ()
         assert wait(destination, mirror, Condition.CAUGHT_UP, 100).exit_code == ExitCode.OK
         transaction.commit()
+    # the coordinator has answered before its markers are written (KIP-98)
+    wait_until(lambda: describe(destination, mirror, transactions_after_ms=0)[1].source_offset == 16)
     row = describe(destination, mirror, transactions_after_ms=0)[1]
-    assert (row.reason, row.source_offset, row.lag) == (Reason.NO_ENGINE, 16, 11)
+    assert (row.reason, row.lag) == (Reason.NO_ENGINE, 11)
 
 
 def open_producer(source: SandboxCluster, partition: TopicPartition) -> int:

@@ -10,6 +10,7 @@ import bisect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 from kmirror.cluster.protocol.fetch import AbortedTransaction
@@ -98,7 +99,7 @@ def _packed(says: dict[int, str], rng: random.Random, longest: int, aborted: lis
             while says[offset - 1] == HOLE and rng.random() < 0.5:
                 offset -= 1
             records = tuple(record(o, says[o]) for o in range(first, offset) if says[o] != HOLE)
-            batches.append(replace(batch(first, offset - first), records=records, codec=rng.choice(["none", "zstd"])))
+            batches.append(batch(first, offset - first, records=records, codec=rng.choice(["none", "zstd"])))
         elif offset - first < 2 or rng.random() < 0.5:
             batches += [marker(o) for o in range(first, offset)]
         else:
@@ -199,7 +200,12 @@ class DenseLog:
         data, first = b"", offset // self._batch_records * self._batch_records
         while first < end and len(data) < max_bytes:
             last = min(first + self._batch_records, self._stored_end)
-            records = tuple(record(o, "s" if o < self._fork else "d") for o in range(first, last))
-            data += encode(replace(batch(first, last - first), records=records))
+            data += _dense(first, last, min(max(first, self._fork), last))
             first = last
         return Section(offset, memoryview(data))
+
+
+@lru_cache(maxsize=1 << 12)
+def _dense(first: int, last: int, fork: int) -> bytes:
+    records = tuple(record(o, "s" if o < fork else "d") for o in range(first, last))
+    return encode(batch(first, last - first, records=records))

@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from kmirror.cluster.protocol.batch import HEADER, guard
 from kmirror.cluster.protocol.fetch import AbortedTransaction
@@ -27,16 +28,18 @@ WHOLE = 1 << 20
 _CODECS = ("none", "none", "gzip", "snappy", "lz4", "zstd")
 
 
+@lru_cache(maxsize=1 << 16)
 def record(offset: int, name: str = "s", key: str = "k") -> VisibleRecord:
     """Make a record that tells whose it is."""
     return VisibleRecord(offset, EPOCH_MS + offset, key.encode(), f"{name}{offset}".encode(), (("h", b"x"),))
 
 
-def batch(first: int, count: int = 1, name: str = "s", **fields: object) -> LogBatch:
+def batch(first: int, count: int = 1, name: str = "s", **fields: Any) -> LogBatch:
     """Make a dense batch of records named after their writer."""
-    records = tuple(record(first + i, name) for i in range(count))
-    usual = LogBatch(first, first + count - 1, records, EPOCH_MS + first + count - 1)
-    return replace(usual, **fields)  # type: ignore[arg-type]
+    if "records" not in fields:
+        fields["records"] = tuple(record(first + i, name) for i in range(count))
+    last = first + count - 1
+    return LogBatch(**{"base_offset": first, "last_offset": last, "max_timestamp": EPOCH_MS + last, **fields})
 
 
 def marker(offset: int, producer_id: int = OWN_ID, what: str = COMMIT) -> LogBatch:
