@@ -15,8 +15,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
-from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
 from tests.support.producers import whole_batches
 from tests.support.shared_clusters import forgetful_cluster
 from tests.support.stored import first_difference, stored_batches
@@ -54,10 +53,6 @@ def wait_until(true: Callable[[], Any], seconds: float = 20) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
-
-
-def young() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # -- batches are kept as they are -------------------------------------------------------------------------------------
@@ -359,13 +354,6 @@ def test_an_append_for_a_topic_that_was_created_again(cluster: SandboxCluster) -
 def leader_epoch(cluster: SandboxCluster, topic: str) -> int:
     with Leader(cluster, topic) as leader:
         return leader.leader_epoch
-
-
-@pytest.fixture
-def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCluster:
-    """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
-    shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
-    return request.getfixturevalue("mortal_cluster") if shared else cluster
 
 
 def test_the_leaders_death_leaves_its_memory(mortal: SandboxCluster) -> None:

@@ -37,9 +37,9 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.clusters import unique_topic
 from tests.support.late_wire import Fate, LateWire
-from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.oracle import console_consumer, librdkafka_records
-from tests.support.shared_clusters import forgetful_cluster, late_wired_cluster
+from tests.support.shared_clusters import forgetful_cluster
 from tests.support.waiting import wait_until
 
 DAY_MS = 86_400_000
@@ -49,16 +49,6 @@ DAY_MS = 86_400_000
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time."""
     return forgetful_cluster(request, request.param)
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
-
-
-def young() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def records(start: int, end: int, *, timestamp: int | None = None) -> list[Record]:
@@ -247,12 +237,6 @@ def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(guarded_clu
 
 
 # -- over a network that loses requests -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
-    """Return a cluster whose broker is reached through a wire only."""
-    return late_wired_cluster(request, request.param)
 
 
 @pytest.fixture

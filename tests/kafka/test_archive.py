@@ -51,7 +51,7 @@ from tests.support.logs import BuiltLog
 from tests.support.oracle import dump_log, dump_logs, librdkafka_records
 from tests.support.producers import whole_batches
 from tests.support.real_logs import delete_records, start_at, write
-from tests.support.shared_clusters import FORGETFUL, ForgetfulCluster, forgetful_cluster, installed_in, set_brokers
+from tests.support.shared_clusters import FORGETFUL, ForgetfulCluster, forgetful_cluster, set_brokers
 from tests.support.transactions import OpenTransaction
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
@@ -80,12 +80,6 @@ def short_memory(forgetful: ForgetfulCluster) -> Iterator[None]:
     set_brokers(forgetful.cluster, SHORT_MEMORY)
     yield
     set_brokers(forgetful.cluster, dict.fromkeys(SHORT_MEMORY))
-
-
-@pytest.fixture(scope="module")
-def logs(cluster: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
-    """Return random logs that the cluster holds."""
-    return installed_in(request, cluster)
 
 
 @pytest.fixture

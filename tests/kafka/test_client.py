@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
-from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.wire import closed_port
 
 FIRST = 1_700_000_000_000
@@ -30,16 +30,6 @@ FIRST = 1_700_000_000_000
 @pytest.fixture
 def cluster(destination_cluster: SandboxCluster) -> SandboxCluster:
     return destination_cluster
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
-
-
-def young() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 30) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from kmirror.cli.names import names_folder
 from kmirror.ops.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, produce, properties_of
+from tests.support.mirrors import make_topic, produce
 from tests.support.visible import shown
 
 KafkaMirrors = Callable[..., str]
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -29,12 +29,6 @@ ENABLE, FILTERS = "auto.create.mirror.topics.enable", "auto.create.mirror.topics
 
 
 @pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def prefix() -> str:
     """Return what the names of this test's topics begin with."""
     return unique_topic("found")

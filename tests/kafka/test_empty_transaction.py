@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
@@ -26,32 +24,13 @@ from tests.support.clusters import unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
-from tests.support.shared_clusters import late_wired_cluster
 
 ADD_PARTITIONS, END, BEGIN = 24, 26, 22
-
-
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
-    """Return a cluster whose broker is reached through a wire only."""
-    return late_wired_cluster(request, request.param)
 
 
 @pytest.fixture
 def cluster(wired: tuple[SandboxCluster, LateWire]) -> SandboxCluster:
     return wired[0]
-
-
-@pytest.fixture
-def wire(wired: tuple[SandboxCluster, LateWire]) -> Iterator[LateWire]:
-    yield wired[1]
-    assert wired[1].all_met
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
 
 
 def places_of(topic: str, partitions: int) -> list[TopicPartition]:

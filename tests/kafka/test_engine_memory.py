@@ -184,12 +184,6 @@ def row(
 
 
 @pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def mirror(cluster_pair: ClusterPair, destination: Destination) -> str:
     return new_mirror(destination, cluster_pair.source, copy_lanes="1", refresh_interval_seconds="1")
 

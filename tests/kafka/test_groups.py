@@ -46,12 +46,6 @@ MakeScene = Callable[..., GroupScene]
 
 
 @pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def make_scene(cluster_pair: ClusterPair, destination: Destination) -> Iterator[MakeScene]:
     made: list[GroupScene] = []
 

@@ -34,12 +34,6 @@ from tests.support.wire import FETCH, PRODUCE, Fault, Wire, cut_to, hang_up
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
-@pytest.fixture
-def mirror(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Mirror]:
-    with closing(Mirror(source_cluster, destination_cluster)) as made:
-        yield made
-
-
 def assert_same(mirror: Mirror, topic: str, partitions: int = 1) -> None:
     """Compare what both have on disk, and every checksum in the copy."""
     source, destination = (cluster.brokers[0].log_dir for cluster in (mirror.source, mirror.destination))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
-import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
@@ -23,25 +20,12 @@ from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.results import Outcome
 from kmirror.ops.stop.failover import remove
-from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import Incarnation, LaneChangeRecord
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.lane import Mirror
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.stored import first_difference
-
-
-@pytest.fixture
-def mirror(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Mirror]:
-    with closing(Mirror(source_cluster, destination_cluster)) as made:
-        yield made
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def fill(mirror: Mirror, topic: str, count: int) -> None:

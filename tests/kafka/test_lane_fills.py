@@ -36,7 +36,6 @@ from tests.support.late_wire import MARKERS, Fate, LateWire
 from tests.support.leader import OWN_ID
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
-from tests.support.shared_clusters import late_wired_cluster
 from tests.support.visible import COMMITTED, UNCOMMITTED, visible
 from tests.support.waiting import wait_until
 
@@ -86,18 +85,6 @@ def assert_alike(mirror: Mirror, topic: str, partitions: int = 1) -> None:
 
 
 # -- a bad network -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
-def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
-    """Return a cluster whose broker is reached through a wire only, and forgets producers quickly."""
-    return late_wired_cluster(request, request.param)
-
-
-@pytest.fixture
-def wire(wired: tuple[SandboxCluster, LateWire]) -> Iterator[LateWire]:
-    yield wired[1]
-    assert wired[1].all_met
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.sandbox.cluster import SandboxCluster
-from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
-from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records
 from tests.support.shared_clusters import forgetful_cluster
 from tests.support.waiting import wait_until
@@ -56,10 +55,6 @@ def marking(cluster: SandboxCluster) -> Iterator[Marking]:
     """Return the leader of a new topic of one partition."""
     with Leader(cluster, create_topic(cluster)) as leader:
         yield Marking(leader)
-
-
-def young() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # -- offsets that nobody is shown -------------------------------------------------------------------------------------
@@ -216,13 +211,6 @@ def test_of_two_rivals_only_one_is_ever_written(marking: Marking, first: str, kn
     state = marking.leader.producer()
     assert state is not None
     assert (state.producer_epoch, state.coordinator_epoch) == one
-
-
-@pytest.fixture
-def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCluster:
-    """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
-    shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
-    return request.getfixturevalue("mortal_cluster") if shared else cluster
 
 
 def test_who_is_shut_out_stays_shut_out_when_the_leader_is_killed(mortal: SandboxCluster) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kmirror.errors import ExitCode, Reason
@@ -12,16 +10,10 @@ from kmirror.ops.context import Destination
 from kmirror.state.records import TopicOrigin
 from kmirror.words import counted
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, properties_of, selector, settings_of
+from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, selector, settings_of
 from tests.support.real_logs import delete_records
 
 RECORDS = [f"value {i}" for i in range(20)]
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-
 import pytest
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
@@ -19,19 +16,8 @@ PASSWORD = "hunter2-in-clear"
 
 
 @pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def source(cluster_pair: ClusterPair) -> dict[str, str]:
     return properties_of(cluster_pair.source)
-
-
-@pytest.fixture
-def name() -> str:
-    return f"m-{uuid.uuid4().hex[:8]}"
 
 
 def test_create_stores_references_settings_and_the_sources_cluster_id(

@@ -42,12 +42,6 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
-@pytest.fixture
 def topic(cluster_pair: ClusterPair) -> str:
     """Return a source topic of two partitions, with 5 records in partition 1."""
     name = unique_topic()

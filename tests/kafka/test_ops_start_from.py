@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,12 +24,6 @@ from tests.support.transactions import OpenTransaction
 #: The time of a record follows from its length: these are of the first to fifth millisecond.
 VALUES = ["a", "bb", "ccc", "dddd", "eeeee"]
 TIME = 1_700_000_000_000
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,7 +15,6 @@ from kmirror.cluster.protocol.isolation import Isolation, Kind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import delete_records
 from kmirror.engine.clock import now_ms
 from kmirror.sandbox.cluster import SandboxCluster
@@ -25,7 +23,7 @@ from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.logs import QUICK_SEEDS, BuiltLog
 from tests.support.oracle import dump_log
 from tests.support.real_logs import CODECS, CompactedTopic, producer_of
-from tests.support.shared_clusters import forgetful_cluster, installed_in
+from tests.support.shared_clusters import forgetful_cluster
 from tests.support.visible import COMMITTED, Bounds, assert_shows, assert_sound, bounds_of, shown
 
 #: Beyond this many offsets a log's beginning is made of filler, as a mirror's is.
@@ -36,18 +34,6 @@ FEW = 300
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster whose cleaner is never idle."""
     return forgetful_cluster(request, request.param)
-
-
-@pytest.fixture(scope="module")
-def logs(cluster: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
-    """Return random logs that the cluster holds."""
-    return installed_in(request, cluster)
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
 
 
 def offset_of(client: ClusterClient, partition: TopicPartition, which: int, *, read_committed: bool = False) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -25,12 +24,6 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settings: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,6 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, properties_of, selector
 from tests.support.visible import assert_mirrored, shown
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def states(destination: Destination, mirror: str) -> dict[str, TopicState]:

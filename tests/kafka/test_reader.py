@@ -17,7 +17,6 @@ from kmirror.cluster.protocol.fetch import FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.reader import PartitionReader, read_batch_at, read_batches
-from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -31,12 +30,6 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 @pytest.fixture
 def cluster(source_cluster: SandboxCluster) -> SandboxCluster:
     return source_cluster
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
 
 
 def produce(cluster: SandboxCluster, topic: str, codec: str) -> list[Record]:

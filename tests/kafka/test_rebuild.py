@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,7 +24,7 @@ from kmirror.state.records import PENDING_REBUILD, TopicRecord
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import commit, committed
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector
 from tests.support.visible import shown
 
 RESET = Reason.SOURCE_TOPIC_RECREATED
@@ -44,12 +44,6 @@ class HereAndNow:
 
 class CutOffError(KmirrorError):
     """The process is gone here."""
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 class Scene:

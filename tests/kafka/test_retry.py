@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -153,12 +152,6 @@ def test_a_right_that_is_given_is_used_without_being_told(guarded_cluster: Sandb
         allow(guarded, mirror.mirror_of(unwritten), "WRITE")
         mirror.wait_copied(lane)
         assert {report.state for report in mirror.rows_at_stop(lane)} == {"MIRRORING"}
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def test_a_source_topic_that_is_there_again_goes_by_its_policy_and_two_events_tell_of_a_failure(

@@ -19,9 +19,10 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
+from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
 from tests.support.clusters import broker_processes
+from tests.support.ports import free_base_port
 
 
 def typed(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,14 +30,6 @@ def typed(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert program == "kmirror"
     command = [sys.executable, "-m", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
-
-
-def free_base_port() -> int:
-    """Return a base port whose whole block is free."""
-    while True:
-        base = free_ports(1)[0]
-        if all(is_free(port) for port in range(base, base + 60)):
-            return base
 
 
 def test_up_status_and_down_each_twice_and_with_a_broker_lost(clusters_directory: Path) -> None:

@@ -29,12 +29,6 @@ from tests.support.side_jobs import run_once
 from tests.support.topics import alter_topic
 
 
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
-
-
 class Synced:
     """A mirror of one topic, and the job that syncs its settings."""
 

@@ -38,18 +38,6 @@ OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_
 
 
 @pytest.fixture
-def config(destination_cluster: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
-
-
-@pytest.fixture
-def store(config: dict[str, Any]) -> Iterator[StateStore]:
-    made = state_store(config)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def name(store: StateStore) -> str:
     """Create a mirror and give its name."""
     made = f"m-{uuid.uuid4().hex[:8]}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,23 +21,6 @@ from kmirror.state.store import StateStore
 from tests.support.stores import state_store
 
 PROCESSES, INCREMENTS = 8, 6
-
-
-@pytest.fixture
-def config(destination_cluster: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
-
-
-@pytest.fixture
-def store(config: dict[str, Any]) -> Iterator[StateStore]:
-    made = state_store(config)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"m-{uuid.uuid4().hex[:8]}"
 
 
 def counter(name: str, count: int) -> MirrorRecord:

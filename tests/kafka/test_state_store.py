@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,28 +14,7 @@ from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState, encode
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import STATE_TOPIC, StateStore
-from tests.support.stores import state_store
-
-
-@pytest.fixture
-def config(destination_cluster: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
-
-
-@pytest.fixture
-def store(config: dict[str, Any]) -> Iterator[StateStore]:
-    made = state_store(config)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"m-{uuid.uuid4().hex[:8]}"
-
-
-def mirror(name: str, at: int = 0) -> MirrorRecord:
-    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)
+from tests.support.stores import mirror, state_store
 
 
 def test_what_was_written_is_read_by_the_same_store_and_by_another(store: StateStore, config: Any, name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,11 +17,11 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.lock import transact
-from kmirror.state.records import Incarnation, MirrorRecord
+from kmirror.state.records import Incarnation
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 from tests.support.acls import create_in_force
-from tests.support.stores import state_store
+from tests.support.stores import mirror, state_store
 
 MEMORY = "--operation Create --operation Read --operation Write --operation DescribeConfigs"
 LONG = 250.0  # seconds; a test that waited for it would run into its own time-out
@@ -54,15 +53,6 @@ def store(cluster: SandboxCluster) -> Iterator[StateStore]:
     made = state_store(config_of(cluster))
     yield made
     made.close()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"m-{uuid.uuid4().hex[:8]}"
-
-
-def mirror(name: str, at: int = 0) -> MirrorRecord:
-    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)
 
 
 def write_mirror(store: StateStore, name: str, timeout: float = 60) -> None:

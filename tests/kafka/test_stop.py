@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,14 +30,8 @@ from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
 from tests.support.visible import shown
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def mirrored(pair: ClusterPair, destination: Destination, *topics: str, partitions: int = 1, **settings: str) -> str:

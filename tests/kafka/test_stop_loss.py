@@ -8,7 +8,6 @@ partition that had FAILED was stopped without a word on it. A foreign record at 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import TopicPartition as ClientPartition
@@ -29,12 +28,6 @@ from tests.support.foreign import write_idempotently, write_plainly
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
-    with Destination.open(properties_of(cluster_pair.destination)) as opened:
-        yield opened
 
 
 def mirrored(source: SandboxCluster, destination: Destination, topic: str, partitions: int = 1) -> str:

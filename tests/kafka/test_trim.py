@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,12 +50,6 @@ def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
         return request.getfixturevalue("busy_cluster")  # type: ignore[no-any-return]
     make: MakeCluster = request.getfixturevalue("make_module_cluster")
     return make(f"trim-{request.param}", kafka_version=request.param, properties=BUSY)
-
-
-@pytest.fixture
-def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
-    with ClusterClient(client_config(cluster.client_properties())) as made:
-        yield made
 
 
 def own_settings(cluster: SandboxCluster, topic: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.engine import Pair, limit_writes
+from tests.support.engine import Engine, Pair, limit_writes
 
 BYTES_PER_SECOND = 2 << 20
 
@@ -56,3 +56,12 @@ def forgetful_destination(make_cluster: MakeCluster) -> SandboxCluster:
     cluster = make_cluster("forgetful", properties=expiration)
     limit_writes(cluster, BYTES_PER_SECOND)
     return cluster
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    """Return a list for the engines that a test starts; they are destroyed when it ends."""
+    started: list[Engine] = []
+    yield started
+    for engine in started:
+        engine.destroy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,14 +25,6 @@ from tests.support.mirrors import properties_of
 
 TOPICS = 2000
 _AT_ONCE = 200
-
-
-@pytest.fixture
-def engines() -> Iterator[list[Engine]]:
-    started: list[Engine] = []
-    yield started
-    for engine in started:
-        engine.destroy()
 
 
 def fill(cluster: SandboxCluster, topics: list[str]) -> None:

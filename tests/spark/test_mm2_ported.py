@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,14 +48,6 @@ def source(make_module_cluster: MakeCluster) -> SandboxCluster:
 @pytest.fixture
 def destination(destination_cluster: SandboxCluster) -> SandboxCluster:
     return destination_cluster
-
-
-@pytest.fixture
-def engines() -> Iterator[list[Engine]]:
-    started: list[Engine] = []
-    yield started
-    for engine in started:
-        engine.destroy()
 
 
 def create(source: SandboxCluster, destination: SandboxCluster, folder: Path, **settings: str) -> str:

@@ -21,7 +21,6 @@ from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster, start_together
-from kmirror.sandbox.ports import free_ports, is_free
 from kmirror.sandbox.registry import down
 from tests.support.acls import USERS, acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
@@ -29,6 +28,7 @@ from tests.support.engine import Engine, typed
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.ports import free_base_port
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
 from tests.support.waiting import wait_until
 
@@ -112,14 +112,6 @@ def another_engine(source: SandboxCluster, destination: SandboxCluster) -> Itera
         assert add(opened, mirror, selector(topic)).exit_code == 0
         with LocalEngine(opened, mirror):
             yield
-
-
-def free_base_port() -> int:
-    """Return a base port whose whole block is free."""
-    while True:
-        base = free_ports(1)[0]
-        if all(is_free(port) for port in range(base, base + 60)):
-            return base
 
 
 @pytest.mark.parametrize("page", ["migration", "disaster", "failback", "drill", "break-glass"])

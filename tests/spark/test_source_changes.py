@@ -5,13 +5,11 @@ Each case has a mirror of its own, worked through the command line.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import limit_writes, typed
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
-from tests.support.mirrored import Mirrored
+from tests.support.mirrored import Mirrored, only_topic, recover
 from tests.support.real_logs import delete_records, write
 from tests.support.still_logs import FOREVER
 from tests.support.visible import Bounds, bounds_of, shown
@@ -37,22 +35,10 @@ def mirror(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Mirrored]:
         yield made
 
 
-def only_topic(mirror: Mirrored) -> str:
-    (topic,) = mirror.topics
-    return topic
-
-
 def lose_records(mirror: Mirrored) -> None:
     """Write 200 more records at the source, and delete all below 1,150."""
     write(mirror.source, only_topic(mirror), 200)
     delete_records(mirror.source, only_topic(mirror), 1150)
-
-
-def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run `kmirror recover` and return its document."""
-    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return dict(json.loads(done.stdout))
 
 
 def large_records(count: int) -> list[VisibleRecord]:

@@ -6,7 +6,6 @@ the cases on single brokers; each has a mirror of its own, worked through the co
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,11 +17,10 @@ from confluent_kafka.admin import AdminClient
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.engine import typed
 from tests.support.foreign import labelled, write_and_abort, write_idempotently, write_plainly
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
-from tests.support.mirrored import Mirrored
+from tests.support.mirrored import Mirrored, recover
 from tests.support.mirrors import delete_topic, make_topic
 from tests.support.real_logs import BUSY, CompactedTopic, delete_records, write
 from tests.support.still_logs import FOREVER
@@ -40,13 +38,6 @@ def source(make_module_cluster: MakeCluster) -> SandboxCluster:
 @pytest.fixture(scope="module")
 def destination(make_module_cluster: MakeCluster) -> SandboxCluster:
     return make_module_cluster("destination", properties=BUSY)
-
-
-def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run `kmirror recover` and return its document."""
-    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return dict(json.loads(done.stdout))
 
 
 def archived(mirror: Mirrored, topic: str, number: int = 1) -> list[VisibleRecord]:

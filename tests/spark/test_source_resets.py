@@ -17,7 +17,7 @@ from tests.support.engine import typed
 from tests.support.groups import commit, committed
 from tests.support.installed_logs import create_topics
 from tests.support.log_batches import VisibleRecord
-from tests.support.mirrored import Mirrored
+from tests.support.mirrored import Mirrored, only_topic
 from tests.support.mirrors import delete_topic
 from tests.support.real_logs import delete_records, write
 from tests.support.still_logs import FOREVER
@@ -35,11 +35,6 @@ def mirror(cluster_pair: ClusterPair, tmp_path: Path) -> Iterator[Mirrored]:
         made.create("refresh.interval.seconds=1")
         made.copy()
         yield made
-
-
-def only_topic(mirror: Mirrored) -> str:
-    (topic,) = mirror.topics
-    return topic
 
 
 def recreate(mirror: Mirrored, records: int, partitions: int = 2) -> None:

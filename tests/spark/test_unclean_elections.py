@@ -18,13 +18,13 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.spark.test_source_histories import archived, is_failed, recover, said
+from tests.spark.test_source_histories import archived, is_failed, said
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, unique_topic
 from tests.support.engine import Engine
 from tests.support.foreign import labelled
 from tests.support.installed_logs import create_topics
 from tests.support.leader import create_topic
-from tests.support.mirrored import Mirrored
+from tests.support.mirrored import Mirrored, recover
 from tests.support.real_logs import BUSY, delete_records, set_topic, write
 from tests.support.still_logs import FOREVER
 from tests.support.visible import Bounds, assert_mirrored, bounds_of, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -147,3 +148,8 @@ class Leader:
         """Return what the leader remembers of a producer."""
         producers = self.client.describe_producers([self.partition])[self.partition].producers
         return next((p for p in producers if p.producer_id == producer_id), None)
+
+
+def young() -> int:
+    """Return the timestamp of a record that is written now."""
+    return time.time_ns() // 1_000_000

@@ -188,3 +188,16 @@ class Mirrored:
 
         with ThreadPoolExecutor(_JVMS if with_console else _READERS) as pool:
             return dict(zip(chosen, pool.map(one, chosen), strict=True))
+
+
+def only_topic(mirror: Mirrored) -> str:
+    """Return the topic of a mirror of one."""
+    (topic,) = mirror.topics
+    return topic
+
+
+def recover(mirror: Mirrored, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """Run `kmirror recover` and return its document."""
+    done = typed(mirror.destination, "recover", "--mirror", mirror.name, "--json", *arguments)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return dict(json.loads(done.stdout))

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.state.records import MirrorRecord
 from kmirror.state.store import StateStore
 
 
@@ -14,3 +15,8 @@ def state_store(config: ClientConfig | Mapping[str, str]) -> StateStore:
     store = StateStore(config if isinstance(config, ClientConfig) else client_config(config))
     weakref.finalize(store, store._client.close)
     return store
+
+
+def mirror(name: str, at: int = 0) -> MirrorRecord:
+    """Return a mirror as it is remembered: nothing is asked of its source, which is not there."""
+    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, {}, None, "eve@ops", at)

@@ -1,0 +1,94 @@
+"""What the tests of several modules begin with: a destination, a client, a store, a mirror.
+
+A module that needs another one defines it under the same name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.ops.context import Destination
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror.state.store import StateStore
+from tests.support.clusters import ClusterPair
+from tests.support.lane import Mirror
+from tests.support.late_wire import LateWire
+from tests.support.logs import BuiltLog
+from tests.support.mirrors import properties_of
+from tests.support.shared_clusters import installed_in, late_wired_cluster
+from tests.support.stores import state_store
+
+
+@pytest.fixture
+def destination(cluster_pair: ClusterPair) -> Iterator[Destination]:
+    """Return what verbs are given: the destination, and what is remembered there."""
+    with Destination.open(properties_of(cluster_pair.destination)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def mirror(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Mirror]:
+    """Return a mirror that a lane is given, between the clusters that all tests share."""
+    with closing(Mirror(source_cluster, destination_cluster)) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: SandboxCluster) -> Iterator[ClusterClient]:
+    """Return a client of the cluster that the module is about."""
+    with ClusterClient(client_config(cluster.client_properties())) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def logs(cluster: SandboxCluster, request: pytest.FixtureRequest) -> dict[str, BuiltLog]:
+    """Return random logs that the cluster holds."""
+    return installed_in(request, cluster)
+
+
+@pytest.fixture
+def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
+    shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
+    return request.getfixturevalue("mortal_cluster") if shared else cluster
+
+
+@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+def wired(request: pytest.FixtureRequest) -> tuple[SandboxCluster, LateWire]:
+    """Return a cluster whose broker is reached through a wire only, and forgets producers quickly."""
+    return late_wired_cluster(request, request.param)
+
+
+@pytest.fixture
+def wire(wired: tuple[SandboxCluster, LateWire]) -> Iterator[LateWire]:
+    """Return the wire; all that was asked of it must have happened."""
+    yield wired[1]
+    assert wired[1].all_met
+
+
+@pytest.fixture
+def config(destination_cluster: SandboxCluster) -> dict[str, Any]:
+    """Return how the cluster is reached on which things are remembered."""
+    return {"bootstrap.servers": destination_cluster.bootstrap_servers}
+
+
+@pytest.fixture
+def store(config: dict[str, Any]) -> Iterator[StateStore]:
+    """Return what is remembered there."""
+    made = state_store(config)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """Return the name of a mirror that is not there yet."""
+    return f"m-{uuid.uuid4().hex[:8]}"
