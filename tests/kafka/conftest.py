@@ -19,10 +19,12 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.state.store import StateStore
 from tests.support.clusters import ClusterPair
+from tests.support.inspected import Pair
 from tests.support.lane import Mirror
 from tests.support.late_wire import LateWire
 from tests.support.logs import BuiltLog
 from tests.support.mirrors import properties_of
+from tests.support.round_trip import Trip
 from tests.support.shared_clusters import installed_in, late_wired_cluster
 from tests.support.stores import state_store
 
@@ -92,3 +94,17 @@ def store(config: dict[str, Any]) -> Iterator[StateStore]:
 def name() -> str:
     """Return the name of a mirror that is not there yet."""
     return f"m-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def trip(cluster_pair: ClusterPair) -> Iterator[Trip]:
+    """Return a mirror between the clusters that all tests share, that can be failed over and back."""
+    with Trip(cluster_pair.source, cluster_pair.destination) as trip:
+        yield trip
+
+
+@pytest.fixture
+def pair(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Pair]:
+    """Return topics and their copies, to be inspected."""
+    with closing(Pair(source_cluster, destination_cluster)) as made:
+        yield made

@@ -5,9 +5,8 @@ What is looked at is what the engine makes of it: what lanes are told to do, wha
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -17,184 +16,22 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.control.mirror import MirrorEngine
-from kmirror.engine.spec import LaneResult, LaneSpec
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import Reason
 from kmirror.ops.add.add import add
-from kmirror.ops.context import PENDING_ADD, Destination, change, now_ms
-from kmirror.ops.mirrors.pause import pause, resume
-from kmirror.ops.results import Outcome, VerbResult
+from kmirror.ops.context import Destination, change
+from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.client import client
-from kmirror.state.lease import EngineIdentity, Lease
-from kmirror.state.records import (
-    DesiredState,
-    Guard,
-    Incarnation,
-    PartitionRecord,
-    PartitionState,
-    ProgressRecord,
-    ProgressRow,
-    TopicOrigin,
-    TopicRecord,
-    decode,
-)
+from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, decode
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.idle_engine import ALIGNING, MIRRORING, Run, mirror, row, topic
+from tests.support.mirrors import delete_topic, make_topic, properties_of, selector
 
-ALIGNING, MIRRORING, PAUSED = PartitionState.LOG_ALIGNMENT, PartitionState.MIRRORING, PartitionState.PAUSED
-FIVE = ["a", "bb", "ccc", "dddd", "eeeee"]
-
-
-class NoRebuilder:
-    """Rebuild nothing."""
-
-    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        raise RefusedError(f"{topic} is not rebuilt here")
-
-    def carry_out(self, topic: str) -> None:
-        raise RefusedError(f"{topic} is not rebuilt here")
-
-
-class IdleLanes:
-    """Take lanes, and run none of them."""
-
-    def __init__(self) -> None:
-        self.specs: list[LaneSpec] = []
-        self._running: list[tuple[LaneSpec, Future[LaneResult]]] = []
-
-    def submit(
-        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
-    ) -> Future[LaneResult]:
-        future: Future[LaneResult] = Future()
-        self.specs.append(argument)
-        self._running.append((argument, future))
-        return future
-
-    def cancel(self, name: str) -> None:
-        raise AssertionError(f"{name} was cancelled")
-
-    def is_waiting(self, name: str) -> bool:
-        return False
-
-    def end(self) -> None:
-        """Let those that run end clean."""
-        for spec, future in self._running:
-            future.set_result(LaneResult(spec.lane, spec.generation, 0, "STOPPED", "asked to", clean=True))
-        self._running.clear()
-
-
-class Run:
-    """One engine in charge, from its start to its end."""
-
-    def __init__(self, destination: Destination, mirror: str) -> None:
-        self._destination, self._mirror = destination, mirror
-        self.lanes = IdleLanes()
-        identity = EngineIdentity.of_this_process("app", "local[1]")
-        self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
-        state = destination.state()
-        self.engine = MirrorEngine(
-            mirror, state, self._lease, destination.properties, self.lanes, "eve@ops", NoRebuilder()
-        )
-
-    def __enter__(self) -> Run:
-        self.engine.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.stop()
-        self.lanes.end()
-        deadline = time.monotonic() + 20
-        while not self.engine.finished:
-            assert time.monotonic() < deadline
-            self.engine.tick()
-        self.engine.close()
-
-    def until(self, condition: Callable[[], bool], *, lanes_end: bool = False) -> None:
-        """Let the engine work until something holds."""
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
-            if lanes_end:
-                self.lanes.end()
-            self.engine.tick()
-            time.sleep(0.02)
-
-    def report(self, *rows: ProgressRow, fills_by_transactions: bool = False) -> None:
-        """Say it as the lane does that was started last, and wait until the engine has heard it."""
-        self.say(*rows, fills_by_transactions=fills_by_transactions)
-        heard = {TopicPartition(row.topic, row.partition): row for row in rows}
-        self.until(lambda: all(self.engine.partitions.rows.get(place) == row for place, row in heard.items()))
-
-    def say(self, *rows: ProgressRow, fills_by_transactions: bool) -> None:
-        """Say it as the lane does that was started last."""
-        spec = self.lanes.specs[-1]
-        record = ProgressRecord(
-            self._mirror, spec.lane, spec.lease_id, spec.generation, 0, "h", 1, now_ms(), rows, fills_by_transactions
-        )
-        change(self._destination, self._mirror, lambda _: Changes((record,)))
-
-    def remembered(self, topic: str, partition: int = 0) -> PartitionRecord:
-        """Return what is stored of a partition once the engine's next heartbeat is through."""
-        self.beat()
-        found = self._destination.state().partition(self._mirror, topic, partition)
-        assert found is not None
-        return found
-
-    def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
-        """Return what the lane that was started last is told of beginnings: first offset and `begun`."""
-        told = self.lanes.specs[-1].assignments if self.lanes.specs else ()
-        return {(a.topic, a.partition): (a.first_offset, a.begun) for a in told}
-
-    def incarnations(self) -> dict[int, Incarnation]:
-        """Return which lanes may write, as the next heartbeat says."""
-        self.beat()
-        return dict(self._lease.record.lanes)
-
-    def is_caught_up(self) -> bool:
-        """Return what `run --until-caught-up` looks at."""
-        return self.engine.caught_up
-
-    def forget_the_source(self) -> None:
-        """Let it be as if the source had not answered yet; it will soon."""
-        self.engine.partitions.targets = None
-
-    def beat(self) -> None:
-        """Let the engine work until its next heartbeat is through."""
-        before = self._lease.record.last_seen_ms
-        self.until(lambda: self._lease.record.last_seen_ms > before)
-
-
-def row(
-    topic: str,
-    state: PartitionState,
-    destination_offset: int,
-    *,
-    source_log_start: int = 0,
-    begun: bool = False,
-    aligned_to: int | None = None,
-) -> ProgressRow:
-    return ProgressRow(
-        topic, 0, 5, 5, source_log_start, destination_offset, None, state, begun=begun, aligned_to=aligned_to
-    )
-
-
-@pytest.fixture
-def mirror(cluster_pair: ClusterPair, destination: Destination) -> str:
-    return new_mirror(destination, cluster_pair.source, copy_lanes="1", refresh_interval_seconds="1")
-
-
-@pytest.fixture
-def topic(cluster_pair: ClusterPair) -> str:
-    """Return a source topic of one partition with five records."""
-    name = unique_topic()
-    make_topic(cluster_pair.source, name)
-    produce(cluster_pair.source, name, FIVE)
-    return name
+__all__ = ["mirror", "topic"]
 
 
 def test_a_running_engine_begins_topics_that_are_added_where_the_add_has_decided(
@@ -377,147 +214,6 @@ def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(
         run.until(lambda: bool(run.lanes.specs))
         (assignment,) = run.lanes.specs[-1].assignments
         assert assignment.mismatch is None
-
-
-# -- pauses -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def operator(destination: Destination) -> Iterator[Operator]:
-    with Destination.open(destination.properties) as opened, ThreadPoolExecutor(1) as pool:
-        yield Operator(opened, pool)
-
-
-class Operator:
-    """Somebody who pauses and resumes while the test has the engine work."""
-
-    def __init__(self, destination: Destination, pool: ThreadPoolExecutor) -> None:
-        self._destination, self._pool = destination, pool
-
-    def pause(self, mirror: str) -> Future[VerbResult]:
-        """Begin to pause a mirror."""
-        return self._pool.submit(pause, self._destination, mirror)
-
-    def resume(self, mirror: str) -> None:
-        """Resume a mirror."""
-        assert resume(self._destination, mirror).exit_code == 0
-
-
-def results_of(done: Future[VerbResult], topic: str) -> list[Outcome]:
-    return [row.result for row in done.result(20).results if row.topic == topic]
-
-
-def test_a_pause_right_after_a_resume_waits_until_the_engine_has_given_up_what_it_copies_again(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    add(destination, mirror, selector(topic))
-    with Run(destination, mirror) as run:
-        run.until(lambda: bool(run.lanes.specs))
-        run.report(row(topic, MIRRORING, 5, begun=True))
-        first = operator.pause(mirror)
-        run.until(first.done, lanes_end=True)
-        assert results_of(first, topic) == [Outcome.DONE]
-        started = len(run.lanes.specs)
-        operator.resume(mirror)
-        # a lane has it again, and has said nothing yet: what is remembered is still that it is paused
-        run.until(lambda: len(run.lanes.specs) > started)
-        former = run.remembered(topic)
-        assert former.state is PAUSED
-        second = operator.pause(mirror)
-        for _ in range(4):
-            run.beat()
-            assert wait([second], 0.5).not_done, "a lane copies it"
-        run.until(second.done, lanes_end=True)
-        assert results_of(second, topic) == [Outcome.DONE]
-        found = run.remembered(topic)
-        assert found == replace(former, state_time_ms=found.state_time_ms, pause_id=found.pause_id)
-        assert found.pause_id not in (None, former.pause_id)
-
-
-def test_a_pause_is_answered_also_where_the_resume_before_it_was_not_acted_on(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    add(destination, mirror, selector(topic))
-    with Run(destination, mirror) as run:
-        first = operator.pause(mirror)
-        run.until(first.done, lanes_end=True)
-        paused = destination.state().topic(mirror, topic)
-        assert paused is not None
-        # both at once
-        resumed = replace(paused, desired=DesiredState.ACTIVE)
-        change(destination, mirror, lambda _: Changes((resumed, replace(paused, pause_id="again"))))
-        second = operator.pause(mirror)
-        run.until(second.done, lanes_end=True)
-        assert results_of(second, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).pause_id == "again", lanes_end=True)
-
-
-def test_an_engine_answers_what_was_paused_before_it_came(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    add(destination, mirror, selector(topic))
-    alone = operator.pause(mirror)
-    # nobody is there who could answer
-    assert results_of(alone, topic) == [Outcome.DONE]
-    with Run(destination, mirror) as run:
-        again = operator.pause(mirror)
-        run.until(again.done)
-        assert results_of(again, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).state is PAUSED)
-        assert run.lanes.specs == []
-
-
-def test_what_is_added_to_a_paused_mirror_begins_where_the_add_has_decided(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    with Run(destination, mirror) as run:
-        run.until(operator.pause(mirror).done)
-        add(destination, mirror, selector(topic), start_from=StartFrom("latest"))
-        again = operator.pause(mirror)
-        run.until(again.done)
-        assert results_of(again, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).state is PAUSED)
-        assert run.remembered(topic).first_offset == 5
-        operator.resume(mirror)
-        run.until(lambda: bool(run.lanes.specs))
-        assert run.begins() == {(topic, 0): (5, False)}
-
-
-def test_an_add_under_way_is_not_interfered_with(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    with Run(destination, mirror) as run:
-        claim = TopicRecord(mirror, topic, topic, None, None, DesiredState.PAUSED, 1, TopicOrigin.CREATED, PENDING_ADD)
-        change(destination, mirror, lambda _: Changes((claim,)))
-        # nobody copies to it yet, and what the `add` writes of its partitions must not be overwritten
-        done = operator.pause(mirror)
-        run.until(done.done)
-        assert results_of(done, topic) == [Outcome.NOOP]
-        run.beat()
-        run.beat()
-        assert destination.state().partitions(mirror, topic) == ()
-
-
-def test_what_is_rebuilt_while_it_is_paused_is_written_under_its_new_guard(
-    destination: Destination, operator: Operator, mirror: str, topic: str
-) -> None:
-    add(destination, mirror, selector(topic))
-    assert results_of(operator.pause(mirror), topic) == [Outcome.DONE]
-    with Run(destination, mirror) as run:
-        run.until(operator.pause(mirror).done)
-        paused = destination.state().topic(mirror, topic)
-        assert paused is not None
-        rebuilt = replace(paused, destination_topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-        fresh = PartitionRecord(mirror, topic, 0, ALIGNING, now_ms(), guard=Guard((1 << 62) + 7, 0, -1, 0))
-        change(destination, mirror, lambda _: Changes((fresh, rebuilt)))
-        again = operator.pause(mirror)
-        run.until(again.done)
-        run.until(lambda: run.remembered(topic).state is PAUSED)
-        found = run.remembered(topic)
-        assert (found.guard, found.pause_id) == (fresh.guard, paused.pause_id)
-        operator.resume(mirror)
-        run.until(lambda: bool(run.lanes.specs))
-        assert [a.producer_id for a in run.lanes.specs[-1].assignments] == [(1 << 62) + 7]
 
 
 # -- answers that are lost --------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
-from tests.kafka.test_failback import Trip, archives_of, under_way
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
@@ -35,6 +34,7 @@ from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import selector, settings_of
 from tests.support.oracle import librdkafka_records
 from tests.support.real_logs import BUSY, CompactedTopic
+from tests.support.round_trip import Trip, archives_of, under_way
 from tests.support.shared_clusters import GuardedPair
 from tests.support.visible import assert_sound, bounds_of, latest_values, shown, unsuperseded, visible
 from tests.support.waiting import wait_until

@@ -23,7 +23,6 @@ from kmirror.ops.failback.plan import Way
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.kafka.test_failback import Trip, archives_of, make_old_topic, under_way
 from tests.support.archiving import assert_holds
 from tests.support.clusters import ClusterPair, new_cluster, unique_topic
 from tests.support.engine import ROOT
@@ -32,6 +31,7 @@ from tests.support.log_batches import VisibleRecord
 from tests.support.log_dirs import contents, own_files
 from tests.support.mirrors import produce, selector
 from tests.support.real_logs import write
+from tests.support.round_trip import Trip, archives_of, make_old_topic, under_way
 from tests.support.visible import assert_mirrored, bounds_of, shown
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

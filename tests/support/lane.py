@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from crc32c import crc32c
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
@@ -38,6 +41,8 @@ from kmirror.state.records import (
 )
 from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
+from tests.support.oracle import raw_log_bytes
+from tests.support.stored import first_difference
 
 
 class Mirror:
@@ -251,3 +256,27 @@ def _ends(client: ClusterClient, partitions: Mapping[str, TopicPartition]) -> di
 def states(partitions: Iterable[PartitionCopy]) -> dict[str, str]:
     """Return what each partition of a lane is doing."""
     return {str(p.assignment.destination): p.status.value for p in partitions}
+
+
+def assert_same(mirror: Mirror, topic: str, partitions: int = 1) -> None:
+    """Compare what both have on disk, and every checksum in the copy."""
+    source, destination = (cluster.brokers[0].log_dir for cluster in (mirror.source, mirror.destination))
+    for partition in range(partitions):
+        assert first_difference(source, destination, topic, partition, mirror.mirror_of(topic)) is None
+        data, position = raw_log_bytes(mirror.destination, mirror.mirror_of(topic), partition), 0
+        while position < len(data) and (length := struct.unpack_from(">i", data, position + 8)[0]) > 0:
+            end = position + 12 + length
+            assert struct.unpack_from(">I", data, position + 17)[0] == crc32c(data[position + 21 : end])
+            position = end
+
+
+def fill(mirror: Mirror, topic: str, count: int, partition: int = 0) -> None:
+    """Produce so many records."""
+    producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers, "acks": "all"})
+    for number in range(count):
+        producer.produce(topic, b"value", b"%d" % number, partition)
+    assert producer.flush(30) == 0
+
+
+def copy_of(lane: Lane, mirror_topic: str, partition: int = 0) -> PartitionCopy:
+    return next(p for p in lane.partitions if p.assignment.destination == (mirror_topic, partition))

@@ -1,0 +1,83 @@
+"""Two clusters change places, there and back, on real brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import Stopped
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import PartitionState
+from tests.support.clusters import unique_topic
+from tests.support.groups import commit, committed, member
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import produce, properties_of, selector
+from tests.support.round_trip import CutOffError, Trip, make_old_topic, under_way
+from tests.support.visible import assert_mirrored, shown
+from tests.support.waiting import wait_until
+
+
+def test_switchover_there_and_back(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    make_old_topic(trip.a, topic)
+    produce(trip.a, topic, ["one", "two", "three"])
+    commit(trip.a, group, topic, {0: 2})
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+
+    def switch(here: Destination, cluster: SandboxCluster) -> Stopped:
+        with LocalEngine(here, trip.mirror, [GroupSyncJob(trip.mirror, here.properties)]) as engine:
+            engine.catch_up()
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(here, trip.mirror)))
+            request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
+            return switchover(here, request, checkpoint=checkpoint)
+
+    cut_off = ["begun", "promoted", "turning round"]
+
+    def checkpoint(name: str) -> None:
+        if cut_off and cut_off[0] == name:
+            del cut_off[0]
+            raise CutOffError(name)
+
+    for _ in range(3):
+        with pytest.raises(CutOffError):
+            switch(trip.at_b, trip.b)
+    done = switch(trip.at_b, trip.b)
+    assert done.result.exit_code == 0, done.result
+    assert under_way(trip.at_b, trip.mirror) == []
+    assert committed(trip.b, group, topic) == {0: 2}
+    produce(trip.b, topic, ["four"])
+    commit(trip.b, group, topic, {0: 4})
+    back = switch(trip.at_a, trip.a)
+    assert back.result.exit_code == 0, back.result
+    assert committed(trip.a, group, topic) == {0: 4}
+    assert [record.value for record in shown(trip.a, topic)] == [b"one", b"two", b"three", b"four"]
+    produce(trip.a, topic, ["five"])
+    trip.copy_to_b()
+    assert_mirrored(trip.a, trip.b, topic)
+    assert {row.state for row in describe(trip.at_a, trip.mirror)} == {PartitionState.STOPPED}
+    assert {row.state for row in describe(trip.at_b, trip.mirror)} == {PartitionState.MIRRORING}
+
+
+def test_a_switchover_whose_source_is_still_read_says_so_and_goes_on(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    make_old_topic(trip.a, topic)
+    produce(trip.a, topic, ["one"])
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
+    with pytest.raises(RefusedError) as wrong:
+        switchover(trip.at_b, SwitchoverRequest(trip.mirror, properties_of(trip.a)))
+    assert wrong.value.reason is Reason.SOURCE_CLUSTER_CHANGED
+    with LocalEngine(trip.at_b, trip.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
+        with member(trip.a, group, topic):
+            done = switchover(trip.at_b, request)
+        assert done.result.exit_code == ExitCode.TIMED_OUT
+        assert group in str(done.result.error)
+        done = switchover(trip.at_b, request)
+    assert done.result.exit_code == 0, done.result

@@ -1,0 +1,170 @@
+"""An engine between two real clusters whose lanes do not run: what they would report is written by the test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.spec import LaneResult, LaneSpec
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.context import Destination, change, now_ms
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, ProgressRecord, ProgressRow
+from kmirror.state.snapshot import Changes
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import make_topic, new_mirror, produce
+
+ALIGNING, MIRRORING, PAUSED = PartitionState.LOG_ALIGNMENT, PartitionState.MIRRORING, PartitionState.PAUSED
+FIVE = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+class NoRebuilder:
+    """Rebuild nothing."""
+
+    def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
+        raise RefusedError(f"{topic} is not rebuilt here")
+
+    def carry_out(self, topic: str) -> None:
+        raise RefusedError(f"{topic} is not rebuilt here")
+
+
+class IdleLanes:
+    """Take lanes, and run none of them."""
+
+    def __init__(self) -> None:
+        self.specs: list[LaneSpec] = []
+        self._running: list[tuple[LaneSpec, Future[LaneResult]]] = []
+
+    def submit(
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+    ) -> Future[LaneResult]:
+        future: Future[LaneResult] = Future()
+        self.specs.append(argument)
+        self._running.append((argument, future))
+        return future
+
+    def cancel(self, name: str) -> None:
+        raise AssertionError(f"{name} was cancelled")
+
+    def is_waiting(self, name: str) -> bool:
+        return False
+
+    def end(self) -> None:
+        """Let those that run end clean."""
+        for spec, future in self._running:
+            future.set_result(LaneResult(spec.lane, spec.generation, 0, "STOPPED", "asked to", clean=True))
+        self._running.clear()
+
+
+class Run:
+    """One engine in charge, from its start to its end."""
+
+    def __init__(self, destination: Destination, mirror: str) -> None:
+        self._destination, self._mirror = destination, mirror
+        self.lanes = IdleLanes()
+        identity = EngineIdentity.of_this_process("app", "local[1]")
+        self._lease = Lease.acquire(destination.store, mirror, identity, 5_000)
+        state = destination.state()
+        self.engine = MirrorEngine(
+            mirror, state, self._lease, destination.properties, self.lanes, "eve@ops", NoRebuilder()
+        )
+
+    def __enter__(self) -> Run:
+        self.engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.stop()
+        self.lanes.end()
+        deadline = time.monotonic() + 20
+        while not self.engine.finished:
+            assert time.monotonic() < deadline
+            self.engine.tick()
+        self.engine.close()
+
+    def until(self, condition: Callable[[], bool], *, lanes_end: bool = False) -> None:
+        """Let the engine work until something holds."""
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, (self.engine.journal.notes, self.engine.partitions.rows)
+            if lanes_end:
+                self.lanes.end()
+            self.engine.tick()
+            time.sleep(0.02)
+
+    def report(self, *rows: ProgressRow, fills_by_transactions: bool = False) -> None:
+        """Say it as the lane does that was started last, and wait until the engine has heard it."""
+        self.say(*rows, fills_by_transactions=fills_by_transactions)
+        heard = {TopicPartition(row.topic, row.partition): row for row in rows}
+        self.until(lambda: all(self.engine.partitions.rows.get(place) == row for place, row in heard.items()))
+
+    def say(self, *rows: ProgressRow, fills_by_transactions: bool) -> None:
+        """Say it as the lane does that was started last."""
+        spec = self.lanes.specs[-1]
+        record = ProgressRecord(
+            self._mirror, spec.lane, spec.lease_id, spec.generation, 0, "h", 1, now_ms(), rows, fills_by_transactions
+        )
+        change(self._destination, self._mirror, lambda _: Changes((record,)))
+
+    def remembered(self, topic: str, partition: int = 0) -> PartitionRecord:
+        """Return what is stored of a partition once the engine's next heartbeat is through."""
+        self.beat()
+        found = self._destination.state().partition(self._mirror, topic, partition)
+        assert found is not None
+        return found
+
+    def begins(self) -> dict[tuple[str, int], tuple[int, bool]]:
+        """Return what the lane that was started last is told of beginnings: first offset and `begun`."""
+        told = self.lanes.specs[-1].assignments if self.lanes.specs else ()
+        return {(a.topic, a.partition): (a.first_offset, a.begun) for a in told}
+
+    def incarnations(self) -> dict[int, Incarnation]:
+        """Return which lanes may write, as the next heartbeat says."""
+        self.beat()
+        return dict(self._lease.record.lanes)
+
+    def is_caught_up(self) -> bool:
+        """Return what `run --until-caught-up` looks at."""
+        return self.engine.caught_up
+
+    def forget_the_source(self) -> None:
+        """Let it be as if the source had not answered yet; it will soon."""
+        self.engine.partitions.targets = None
+
+    def beat(self) -> None:
+        """Let the engine work until its next heartbeat is through."""
+        before = self._lease.record.last_seen_ms
+        self.until(lambda: self._lease.record.last_seen_ms > before)
+
+
+def row(
+    topic: str,
+    state: PartitionState,
+    destination_offset: int,
+    *,
+    source_log_start: int = 0,
+    begun: bool = False,
+    aligned_to: int | None = None,
+) -> ProgressRow:
+    return ProgressRow(
+        topic, 0, 5, 5, source_log_start, destination_offset, None, state, begun=begun, aligned_to=aligned_to
+    )
+
+
+@pytest.fixture
+def mirror(cluster_pair: ClusterPair, destination: Destination) -> str:
+    return new_mirror(destination, cluster_pair.source, copy_lanes="1", refresh_interval_seconds="1")
+
+
+@pytest.fixture
+def topic(cluster_pair: ClusterPair) -> str:
+    """Return a source topic of one partition with five records."""
+    name = unique_topic()
+    make_topic(cluster_pair.source, name)
+    produce(cluster_pair.source, name, FIVE)
+    return name

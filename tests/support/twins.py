@@ -1,0 +1,125 @@
+"""The same topic on two real clusters, and ways to write to either."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.compare.difference import Difference, PartitionComparison
+from kmirror.engine.compare.logs import compare_partition
+from kmirror.engine.lane.control import append_to
+from kmirror.sandbox.cluster import SandboxCluster
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+BASE_TIME = 1_700_000_000_000
+
+
+class Side:
+    """One cluster's partition 0 of a topic, and ways to write to it."""
+
+    def __init__(self, cluster: SandboxCluster, topic: str, config: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self.partition = TopicPartition(topic, 0)
+        self.properties = {"bootstrap.servers": cluster.bootstrap_servers}
+        self.client = ClusterClient(client_config(self.properties))
+        self.admin = AdminClient(self.properties)
+        self.admin.create_topics([NewTopic(topic, 1, 1, config=dict(config))])[topic].result(30)
+        # asked again until the leader has taken office
+        assert self.client.list_offsets({self.partition: LATEST})[self.partition].offset == 0
+
+    def append(self, records: list[Record], *, size: int = 10, codec: str = "none") -> None:
+        """Append records in batches of up to `size`, as they are."""
+        for first in range(0, len(records), size):
+            # the broker assigns offsets; within a batch they count from 0
+            batch = [replace(record, offset=i) for i, record in enumerate(records[first : first + size])]
+            append_to(self.client, self.partition, memoryview(make_batch(batch, compression_type=codec)))
+
+    def producer(self, **config: Any) -> Producer:
+        """Return a librdkafka producer."""
+        return Producer({**self.properties, "acks": "all", **config})
+
+    def transaction(self, values: list[bytes], *, commit: bool | None) -> Producer:
+        """Write records in a transaction, and wait for its marker; with `commit` None it stays open."""
+        before = self.log_end_offset
+        producer = self.producer(**{"transactional.id": uuid.uuid4().hex, "linger.ms": 0})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number, value in enumerate(values):
+            producer.produce(*self.partition[:1], value, partition=0, timestamp=BASE_TIME + number)
+        producer.flush(30)
+        if commit is not None:
+            (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        deadline = time.monotonic() + 30
+        while self.log_end_offset < before + len(values) + (commit is not None):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return producer
+
+    def set(self, *settings: str) -> None:
+        """Change topic settings: name, value, name, value …"""
+        resource = ConfigResource(ResourceType.TOPIC, self.partition.topic)
+        for name, value in zip(settings[::2], settings[1::2], strict=True):
+            resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def delete_records(self, before: int) -> None:
+        """Move the log start."""
+        place = ClientPartition(*self.partition, before)
+        self.admin.delete_records([place])[place].result(30)
+
+    def log_files(self) -> list[Path]:
+        """Return the partition's segment files."""
+        (broker,) = self.cluster.brokers
+        return sorted((broker.log_dir / f"{self.partition}").glob("*.log"))
+
+    @property
+    def log_end_offset(self) -> int:
+        """Where the log ends."""
+        return self.client.list_offsets({self.partition: LATEST}, log_end=True)[self.partition].offset or 0
+
+
+@dataclass
+class Twins:
+    """The same topic on both clusters."""
+
+    source: Side
+    destination: Side
+
+    def both(self, write: Callable[[Side], object]) -> None:
+        """Do the same to both."""
+        write(self.source)
+        write(self.destination)
+
+    def compare(self, start: int | None = None, end: int | None = None) -> PartitionComparison:
+        """Compare them."""
+        ours, theirs = self.destination, self.source
+        return compare_partition(theirs.client, ours.client, theirs.partition, ours.partition, start, end)
+
+    def difference(self, start: int | None = None, end: int | None = None) -> Difference:
+        """Compare them and return the first difference, which must be there."""
+        found = self.compare(start, end)
+        assert not found.equal
+        assert found.first_difference is not None
+        return found.first_difference
+
+
+def record(number: int, **changes: object) -> Record:
+    headers = (("h", b"%d" % number), ("empty", b""), ("null", None)) if number % 3 else ()
+    key = None if number % 5 == 0 else b"k%d" % number
+    value = None if number % 7 == 0 else b"v%d" % number * (number % 4)
+    return replace(Record(number, BASE_TIME + number, key, value, headers), **changes)  # type: ignore[arg-type]
+
+
+RECORDS = [record(number) for number in range(100)]
