@@ -45,7 +45,7 @@ class LateWire:
         self._held: list[_Held] = []
         self._delayed: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
+        self._sockets: set[socket.socket] = {self._listener}
         self.host, self.port = self._listener.getsockname()
         self.met: Counter[Fate] = Counter()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -82,7 +82,7 @@ class LateWire:
 
     def close(self) -> None:
         """Hang up everywhere."""
-        for sock in self._sockets:
+        for sock in self._sockets.copy():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
@@ -96,11 +96,12 @@ class LateWire:
                 except OSError:  # it is being restarted
                     client.close()
                     continue
-                self._sockets += [client, broker]
+                self._sockets |= {client, broker}
                 threading.Thread(target=self._serve, args=(client, broker), daemon=True).start()
 
     def _serve(self, client: socket.socket, broker: socket.socket) -> None:
         """Pass on one request after the other with its answer; clients of these tests never send two at once."""
+        late = False
         with contextlib.suppress(OSError):
             while frame := _frame(client):
                 match self._fate_of(frame):
@@ -112,12 +113,17 @@ class LateWire:
                         broker.sendall(frame)
                         _frame(broker)
                     case Fate.LATE:
+                        late = True
                         self._keep(_Held(broker, frame))
                     case Fate.LOST:
                         pass
                 break
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
+        ended = {client} if late else {client, broker}  # what is late is yet to be sent
+        for sock in ended:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        self._sockets -= ended
 
     def _fate_of(self, frame: bytes) -> Fate:
         (api_key,) = struct.unpack_from(">h", frame, 4)

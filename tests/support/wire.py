@@ -31,7 +31,7 @@ class Wire:
         self._freeze_new = False
         self._asked: dict[tuple[socket.socket, int], int] = {}
         self._listener = socket.create_server((listen_on, 0))
-        self._sockets: list[socket.socket] = [self._listener]
+        self._sockets: set[socket.socket] = {self._listener}
         self.host, self.port = self._listener.getsockname()
         self.spoiled = 0
         self._thread(self._accept)
@@ -65,17 +65,19 @@ class Wire:
     def close(self) -> None:
         """Hang up everywhere."""
         self.thaw()
-        for sock in self._sockets:
+        for sock in self._sockets.copy():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
-    def _thread(self, target: Callable[..., None], *args: object) -> None:
+    def _thread(self, target: Callable[..., None], *args: object) -> threading.Thread:
         def run() -> None:
             with contextlib.suppress(OSError):
                 target(*args)
 
-        threading.Thread(target=run, daemon=True).start()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -87,9 +89,20 @@ class Wire:
             except OSError:  # it is being restarted
                 client.close()
                 continue
-            self._sockets += [client, broker]
-            self._thread(self._bytes if self._opaque else self._requests, client, broker, address)
-            self._thread(self._bytes if self._opaque else self._answers, broker, client, address)
+            self._sockets |= {client, broker}
+            threading.Thread(target=self._serve, args=(client, broker, address), daemon=True).start()
+
+    def _serve(self, client: socket.socket, broker: socket.socket, address: tuple[str, int]) -> None:
+        """Forward both ways until either side has ended; then hang up."""
+        there = self._thread(self._bytes if self._opaque else self._requests, client, broker, address)
+        back = self._thread(self._bytes if self._opaque else self._answers, broker, client, address)
+        there.join()
+        back.join()
+        client.close()
+        broker.close()
+        self._sockets -= {client, broker}
+        for lost in [asked for asked in list(self._asked) if asked[0] is broker]:
+            del self._asked[lost]
 
     def _wait_for_thaw(self, address: tuple[str, int]) -> None:
         with self._thawed:
