@@ -169,7 +169,7 @@ BROKERS = SandboxStatus(
 
 def test_sandbox_status() -> None:
     screen = piped()
-    TableOutput(screen).sandbox(BROKERS, {})
+    TableOutput(screen).sandbox(BROKERS)
     assert written(screen) == (
         "CLUSTER  BROKER  ADDRESS          STATE    PID  KAFKA  LOG\n"
         "a             1  127.0.0.1:19092  RUNNING   42  4.3.1  /sandbox/a/1.log\n"
@@ -180,17 +180,17 @@ def test_sandbox_status() -> None:
 
 def test_no_sandbox() -> None:
     screen = piped()
-    TableOutput(screen).sandbox(SandboxStatus(Path("/sandbox"), ()), {})
+    TableOutput(screen).sandbox(SandboxStatus(Path("/sandbox"), ()))
     assert written(screen) == ("", "there is no sandbox in /sandbox; `kmirror sandbox up` makes one\n")
 
 
 def test_what_the_sandbox_would_do() -> None:
     would = VerbResult.of("sandbox up", "", [TopicResult(None, None, Outcome.DONE, "would start a")], dry_run=True)
     table, document = piped(), piped()
-    TableOutput(table).sandbox(BROKERS, {"brokers": []}, would)
-    JsonOutput(document).sandbox(BROKERS, {"brokers": []}, would)
+    TableOutput(table).sandbox(BROKERS, would)
+    JsonOutput(document).sandbox(BROKERS, would)
     assert written(table) == ("would start a\n", "dry run: nothing was changed\n")
-    assert json.loads(written(document)[0]) == {**would.to_json(), "mirror": None, "brokers": []}
+    assert json.loads(written(document)[0]) == {**would.to_json(), **BROKERS.to_json()}
 
 
 LINES = (

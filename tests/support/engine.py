@@ -31,7 +31,7 @@ def kmirror(
     destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run one kmirror command to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         command(destination, verb, *arguments, with_spark=with_spark),
         capture_output=True,
         text=True,
@@ -39,6 +39,8 @@ def kmirror(
         check=False,
         timeout=180,
     )
+    _check_document([verb, *arguments], done)
+    return done
 
 
 def command(destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True) -> list[str]:
@@ -52,7 +54,17 @@ def typed(destination: SandboxCluster | str, verb: str, *arguments: str) -> subp
     line = _line(destination, verb, *arguments)
     out, err = io.StringIO(), io.StringIO()
     code = main(line, Screen(out, err, io.StringIO()))
-    return subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+    done = subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+    _check_document(line, done)
+    return done
+
+
+def _check_document(line: list[str], done: subprocess.CompletedProcess[str]) -> None:
+    """Hold the document that a command printed against its schema."""
+    if "--json" in line:
+        from tests.support.json_documents import check_printed
+
+        check_printed(line, done.stdout)
 
 
 def _line(destination: SandboxCluster | str, verb: str, *arguments: str) -> list[str]:

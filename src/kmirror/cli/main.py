@@ -183,7 +183,6 @@ def _report(failure: Exception, session: Session, arguments: Sequence[str]) -> i
     if session.verb is not None and session.verb.changes:
         name = session.command.removeprefix("kmirror ")
         document = VerbResult.failed(name, session.mirror or "", error, dry_run=session.dry_run).to_json()
-        document["mirror"] = session.mirror
     output = session.output or output_for(_written_output(arguments), session.screen)
     if session.verbosity > 1:
         traceback.print_exception(failure, file=session.screen.err)

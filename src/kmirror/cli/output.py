@@ -7,7 +7,7 @@ warnings, questions, errors) goes to standard error in both.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -58,8 +58,8 @@ class Output(Protocol):
     def verified(self, outcome: VerifyOutcome, headline: str) -> None:
         """Show what `verify` found; `headline` sums it up in a sentence for people."""
 
-    def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
-        """Show how the sandbox is, which is also `document`, after what was `done`."""
+    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
+        """Show how the sandbox is, after what was `done`."""
 
     def running(self) -> AbstractContextManager[Watcher]:
         """Show how `run` goes, view by view."""
@@ -146,7 +146,7 @@ class TableOutput:
         self.screen.line(headline)
         _tell_trouble(self.screen, outcome)
 
-    def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
+    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
         from kmirror.sandbox.registry import BROKERS
 
         if done is not None and done.dry_run:
@@ -219,7 +219,7 @@ class JsonOutput:
     screen: Screen
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
-        self._print(_document(result))
+        self._print(result.to_json())
         _tell_trouble(self.screen, result)
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
@@ -235,8 +235,8 @@ class JsonOutput:
         self._print(outcome.to_json())
         _tell_trouble(self.screen, outcome)
 
-    def sandbox(self, status: SandboxStatus, document: Mapping[str, Any], done: VerbResult | None = None) -> None:
-        self._print(document if done is None else {**_document(done), **document})
+    def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
+        self._print({**(done.to_json() if done else {}), **status.to_json()})
 
     def running(self) -> AbstractContextManager[Watcher]:
         return nullcontext(_ignore)
@@ -261,10 +261,6 @@ class JsonOutput:
 def output_for(kind: str, screen: Screen, verbosity: int = 0) -> Output:
     """Return the output of a kind, `table` or `json`; with a verbosity tables leave nothing out."""
     return JsonOutput(screen) if kind == "json" else TableOutput(screen, verbosity)
-
-
-def _document(result: VerbResult) -> dict[str, Any]:
-    return {**result.to_json(), "mirror": result.mirror or None}
 
 
 def _tell_trouble(screen: Screen, outcome: VerbResult | VerifyOutcome) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -104,7 +104,7 @@ def status_verb(call: Call, directory: str | None) -> int:
     from kmirror.sandbox.registry import status
 
     found = status(_folder(directory))
-    call.output.sandbox(found, _status_document(found))
+    call.output.sandbox(found)
     return 0
 
 
@@ -129,16 +129,5 @@ def _show(call: Call, name: str, steps: Sequence[Step], status: SandboxStatus) -
     rows = [TopicResult(None, None, Outcome.DONE, f"{would}{step.text}") for step in steps]
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, "there is nothing to do")]
-    call.output.sandbox(status, _status_document(status), VerbResult.of(name, "", rows, dry_run=call.dry_run))
+    call.output.sandbox(status, VerbResult.of(name, "", rows, dry_run=call.dry_run))
     return 0
-
-
-def _status_document(status: SandboxStatus) -> dict[str, Any]:
-    """Return what `--json` prints of the brokers."""
-    from kmirror.sandbox.registry import BROKERS
-
-    return {
-        "directory": str(status.directory),
-        "clientFiles": [str(file) for file in status.client_files],
-        "brokers": [BROKERS.document(broker) for broker in status.brokers],
-    }

@@ -11,7 +11,22 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import Column, Table
+from kmirror.columns import (
+    COUNT,
+    DURATION,
+    END,
+    FLAG,
+    TEXT,
+    TIME,
+    Column,
+    Only,
+    Table,
+    Type,
+    document,
+    list_of,
+    object_of,
+    one_of,
+)
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
@@ -83,39 +98,125 @@ class TopicResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
-        row = RESULTS.document(self)
-        known = self.at_stop
-        if known is not None:
-            row |= {
-                "stopTimeMs": known.time_ms,
-                "logEnd": known.log_end,
-                "sourceOffset": known.source_offset,
-                "sourceHighWatermark": known.source_high_watermark,
-                "asOf": known.source_as_of_ms,
-                "estimatedMoreRecords": self.estimated_more,
-                "recordsPerSecond": known.records_per_second,
-                "rpoMs": self.rpo_ms,
-                "failureReason": known.failure.value if known.failure else None,
-                "failureMessage": known.failure_message,
-                "foreignRecords": known.foreign_records,
-                "foreignProducerId": known.foreign_producer_id,
-            }
-        return row
+        return document(_RESULT, self)
 
 
+REASON = one_of("reason", Reason)
+OUTCOME = one_of("result", Outcome)
+_AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
+_UNSEEN = "the source was never seen"
 _RESULT: tuple[Column[TopicResult], ...] = (
-    Column("topic", lambda row: row.topic, "TOPIC"),
-    Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
-    Column("result", lambda row: row.result, "RESULT"),
-    Column("reason", lambda row: row.reason),
+    Column(
+        "topic",
+        TEXT.null_when("the row is about the mirror itself"),
+        "the topic on the destination",
+        lambda row: row.topic,
+        "TOPIC",
+    ),
+    Column(
+        "partition",
+        COUNT.null_when("the row is about the whole topic"),
+        "the partition",
+        lambda row: row.partition,
+        "PARTITION",
+        is_number=True,
+    ),
+    Column("result", OUTCOME, "how it ended", lambda row: row.result, "RESULT"),
+    Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda row: row.reason),
     Column(
         "message",
+        TEXT.null_when("there is nothing to tell"),
+        "what was done, or what is wrong, in a sentence",
         lambda row: row.message,
         "MESSAGE",
         cell=lambda row: f"{row.reason}: {one_line(row.message)}" if row.reason else one_line(row.message),
     ),
-    Column("lastMirroredOffset", lambda row: row.last_mirrored_offset),
-    Column("lag", lambda row: row.lag),
+    Column(
+        "lastMirroredOffset",
+        END.null_when("unknown, or the verb does not stop partitions"),
+        "the end of what came from the source",
+        lambda row: row.last_mirrored_offset,
+    ),
+    Column(
+        "lag",
+        COUNT.null_when("unknown, or the verb does not look at it"),
+        "offsets that the destination lacks; of a stopped partition the records known to be lost",
+        lambda row: row.lag,
+    ),
+    Column("stopTimeMs", TIME, "when it was stopped", lambda row: row.at_stop and row.at_stop.time_ms, only=_AT_STOP),
+    Column(
+        "logEnd", END, "the destination's log end then", lambda row: row.at_stop and row.at_stop.log_end, only=_AT_STOP
+    ),
+    Column(
+        "sourceOffset",
+        END.null_when(_UNSEEN),
+        "the source's last stable offset, the newest one known",
+        lambda row: row.at_stop and row.at_stop.source_offset,
+        only=_AT_STOP,
+    ),
+    Column(
+        "sourceHighWatermark",
+        END.null_when(_UNSEEN),
+        "the source's high watermark, the newest one known",
+        lambda row: row.at_stop and row.at_stop.source_high_watermark,
+        only=_AT_STOP,
+    ),
+    Column(
+        "asOf",
+        TIME.null_when(_UNSEEN),
+        "when the source's offsets were seen",
+        lambda row: row.at_stop and row.at_stop.source_as_of_ms,
+        only=_AT_STOP,
+    ),
+    Column(
+        "estimatedMoreRecords",
+        COUNT.null_when("asOf is at most 10 s before the stop, or the rate is unknown"),
+        "records that the source has probably received since asOf",
+        lambda row: row.estimated_more,
+        only=_AT_STOP,
+    ),
+    Column(
+        "recordsPerSecond",
+        Type("number", "records per second").null_when("never measured"),
+        "how fast the source's log grew when that was last measured",
+        lambda row: row.at_stop and row.at_stop.records_per_second,
+        only=_AT_STOP,
+    ),
+    Column(
+        "rpoMs",
+        DURATION.null_when("unknown"),
+        "time between the last mirrored record and the source's last one",
+        lambda row: row.rpo_ms,
+        only=_AT_STOP,
+    ),
+    Column(
+        "failureReason",
+        REASON.null_when("it had not FAILED"),
+        "why it had FAILED before the stop",
+        lambda row: row.at_stop and row.at_stop.failure,
+        only=_AT_STOP,
+    ),
+    Column(
+        "failureMessage",
+        TEXT.null_when("it had not FAILED, or there is nothing to tell"),
+        "the same in a sentence",
+        lambda row: row.at_stop and row.at_stop.failure_message,
+        only=_AT_STOP,
+    ),
+    Column(
+        "foreignRecords",
+        COUNT,
+        "records after lastMirroredOffset that are not the source's",
+        lambda row: row.at_stop and row.at_stop.foreign_records,
+        only=_AT_STOP,
+    ),
+    Column(
+        "foreignProducerId",
+        Type("integer", "producer id").null_when("there are none, or it is unknown"),
+        "who wrote them; -1 is a producer without an id",
+        lambda row: row.at_stop and row.at_stop.foreign_producer_id,
+        only=_AT_STOP,
+    ),
 )
 RESULTS = Table(_RESULT, "TOPIC RESULT MESSAGE")
 PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
@@ -145,19 +246,47 @@ class StopTotals:
 
     def to_json(self) -> dict[str, Any]:
         """Return the totals as `--json` prints them."""
-        return {
-            "partitions": self.partitions,
-            "failedPartitions": self.failed_partitions,
-            "knownLostRecords": self.known_lost_records,
-            "partitionsUnknown": self.partitions_unknown,
-            "estimatedMoreRecords": self.estimated_more_records,
-            "foreignRecords": self.foreign_records,
-            "rpoMs": self.rpo_ms,
-            "rpoAtLeastMs": self.rpo_at_least_ms,
-            "lastMirroredTimestampMs": self.last_mirrored_timestamp_ms,
-            "asOf": self.as_of_ms,
-            "sourceAnswers": self.source_trouble is None,
-        }
+        return document(TOTALS, self)
+
+
+TOTALS: tuple[Column[StopTotals], ...] = (
+    Column("partitions", COUNT, "partitions in all", lambda totals: totals.partitions),
+    Column("failedPartitions", COUNT, "those that had FAILED", lambda totals: totals.failed_partitions),
+    Column(
+        "knownLostRecords",
+        COUNT.null_when("no source's end was ever seen"),
+        "records that sources were seen to have and the copies lack",
+        lambda totals: totals.known_lost_records,
+    ),
+    Column("partitionsUnknown", COUNT, "partitions whose loss is unknown", lambda totals: totals.partitions_unknown),
+    Column(
+        "estimatedMoreRecords",
+        COUNT,
+        "records that sources have probably received since they were seen",
+        lambda totals: totals.estimated_more_records,
+    ),
+    Column("foreignRecords", COUNT, "records that are not the sources'", lambda totals: totals.foreign_records),
+    Column("rpoMs", DURATION.null_when("unknown of a partition"), "the longest rpoMs", lambda totals: totals.rpo_ms),
+    Column(
+        "rpoAtLeastMs",
+        DURATION.null_when("unknown of every partition"),
+        "the longest rpoMs among those that are known",
+        lambda totals: totals.rpo_at_least_ms,
+    ),
+    Column(
+        "lastMirroredTimestampMs",
+        TIME.null_when("unknown, or nothing follows the last mirrored records"),
+        "the earliest among the timestamps of the last mirrored records",
+        lambda totals: totals.last_mirrored_timestamp_ms,
+    ),
+    Column(
+        "asOf",
+        TIME.null_when("no source's end was ever seen"),
+        "the earliest moment at which one of the ends was seen",
+        lambda totals: totals.as_of_ms,
+    ),
+    Column("sourceAnswers", FLAG, "whether the source answers now", lambda totals: totals.source_trouble is None),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +303,24 @@ class GroupResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
-        return {
-            "group": self.group,
-            "topic": self.topic,
-            "partition": self.partition,
-            "from": self.from_offset,
-            "to": self.to_offset,
-            "result": self.result.value,
-            "reason": self.reason.value if self.reason else None,
-        }
+        return document(GROUP_RESULTS, self)
+
+
+GROUP_REASON = one_of("group reason", GroupReason)
+GROUP_RESULTS: tuple[Column[GroupResult], ...] = (
+    Column("group", TEXT, "the group on the destination", lambda row: row.group),
+    Column("topic", TEXT, "the topic on the destination", lambda row: row.topic),
+    Column("partition", COUNT, "the partition", lambda row: row.partition),
+    Column("from", END.null_when("there was none"), "the offset committed before", lambda row: row.from_offset),
+    Column("to", END.null_when("there is none"), "the offset committed now", lambda row: row.to_offset),
+    Column("result", OUTCOME, "how it ended", lambda row: row.result),
+    Column(
+        "reason",
+        one_of("reason or group reason", Reason, GroupReason).null_when("there is no code for it"),
+        "why, as a code",
+        lambda row: row.reason,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +339,17 @@ class ErrorInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as `--json` prints it."""
-        return {
-            "code": int(self.code),
-            "message": self.message,
-            "hint": self.hint,
-            "reason": self.reason.value if self.reason else None,
-        }
+        return document(ERROR, self)
+
+
+EXIT_CODE = one_of("exit code", ExitCode)
+ERROR: tuple[Column[ErrorInfo], ...] = (
+    Column("code", EXIT_CODE, "the exit code", lambda error: int(error.code)),
+    Column("message", TEXT, "what is wrong, in a sentence", lambda error: error.message),
+    Column("hint", TEXT.null_when("there is nothing to advise"), "what to do about it", lambda error: error.hint),
+    Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda error: error.reason),
+)
+ERROR_OR_NULL = object_of(ERROR).null_when("all that was asked is done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,17 +392,41 @@ class VerbResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as `--json` prints it."""
-        totals = {} if self.totals is None else {"totals": self.totals.to_json()}
-        return {
-            "verb": self.verb,
-            "mirror": self.mirror,
-            "dryRun": self.dry_run,
-            "exitCode": int(self.exit_code),
-            **totals,
-            "results": [row.to_json() for row in self.results],
-            "groups": [row.to_json() for row in self.groups],
-            "error": self.error.to_json() if self.error else None,
-        }
+        return document(RESULT, self)
+
+
+#: The document of every verb that changes something, and of `wait` and `run`.
+RESULT: tuple[Column[VerbResult], ...] = (
+    Column("verb", TEXT, "the command", lambda done: done.verb),
+    Column(
+        "mirror",
+        TEXT.null_when("the command failed before it knew, or is about no mirror"),
+        "the mirror",
+        lambda done: done.mirror or None,
+    ),
+    Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.dry_run),
+    Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.exit_code)),
+    Column(
+        "totals",
+        object_of(TOTALS),
+        "what was lost in all",
+        lambda done: done.totals and done.totals.to_json(),
+        only=Only("verbs that stop partitions at once: failover, remove", lambda done: done.totals),
+    ),
+    Column(
+        "results",
+        list_of(object_of(_RESULT)),
+        "how it ended, by topic or partition",
+        lambda done: [row.to_json() for row in done.results],
+    ),
+    Column(
+        "groups",
+        list_of(object_of(GROUP_RESULTS)),
+        "how it ended for committed offsets",
+        lambda done: [row.to_json() for row in done.groups],
+    ),
+    Column("error", ERROR_OR_NULL, "why not all is done", lambda done: done.error and done.error.to_json()),
+)
 
 
 def exit_code_of(rows: Iterable[TopicResult]) -> ExitCode:

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from kmirror.columns import Column, Table
+from kmirror.columns import COUNT, TEXT, Column, Table, document, list_of, one_of
 from kmirror.errors import RefusedError, UsageError
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
@@ -64,14 +65,23 @@ class BrokerStatus:
 
 BROKERS: Table[BrokerStatus] = Table(
     (
-        Column("cluster", lambda broker: broker.cluster, "CLUSTER"),
-        Column("clusterId", lambda broker: broker.cluster_id),
-        Column("nodeId", lambda broker: broker.node_id, "BROKER", is_number=True),
-        Column("address", lambda broker: broker.address, "ADDRESS"),
-        Column("state", lambda broker: broker.state, "STATE"),
-        Column("pid", lambda broker: broker.pid, "PID", is_number=True),
-        Column("kafkaVersion", lambda broker: broker.kafka_version, "KAFKA"),
-        Column("logFile", lambda broker: str(broker.log_file), "LOG"),
+        Column("cluster", TEXT, "a or b", lambda broker: broker.cluster, "CLUSTER"),
+        Column("clusterId", TEXT, "id of the cluster", lambda broker: broker.cluster_id),
+        Column("nodeId", COUNT, "id of the broker", lambda broker: broker.node_id, "BROKER", is_number=True),
+        Column("address", TEXT, "host:port", lambda broker: broker.address, "ADDRESS"),
+        Column(
+            "state", one_of("broker state", BrokerState), "state of its process", lambda broker: broker.state, "STATE"
+        ),
+        Column(
+            "pid",
+            COUNT.null_when("it does not run"),
+            "its process id",
+            lambda broker: broker.pid,
+            "PID",
+            is_number=True,
+        ),
+        Column("kafkaVersion", TEXT, "version of Kafka", lambda broker: broker.kafka_version, "KAFKA"),
+        Column("logFile", TEXT, "file with what it writes", lambda broker: str(broker.log_file), "LOG"),
     ),
     "CLUSTER BROKER ADDRESS STATE PID KAFKA LOG",
 )
@@ -89,6 +99,27 @@ class SandboxStatus:
     def bootstrap_servers(self, cluster: str) -> str:
         """Return a cluster's addresses, comma-separated; empty when it does not exist."""
         return ",".join(broker.address for broker in self.brokers if broker.cluster == cluster)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as `--json` prints it."""
+        return document(STATUS, self)
+
+
+STATUS: tuple[Column[SandboxStatus], ...] = (
+    Column("directory", TEXT, "the sandbox's folder", lambda status: str(status.directory)),
+    Column(
+        "clientFiles",
+        list_of(TEXT),
+        "files with client properties; none unless it is secured",
+        lambda status: [str(file) for file in status.client_files],
+    ),
+    Column(
+        "brokers",
+        BROKERS.type,
+        "its brokers; none where there is no sandbox",
+        lambda status: [BROKERS.document(broker) for broker in status.brokers],
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

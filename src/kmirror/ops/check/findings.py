@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import Column, Table
+from kmirror.columns import FLAG, TEXT, Column, Table, document
 from kmirror.errors import ExitCode, Reason
+from kmirror.ops.results import EXIT_CODE, REASON
 from kmirror.words import one_line
 
 
@@ -39,17 +40,19 @@ class CheckLine:
 #: A line holds the first line of its message only.
 CHECKS: Table[CheckLine] = Table(
     (
-        Column("cluster", lambda line: line.cluster, "CLUSTER"),
-        Column("check", lambda line: line.what, "CHECK"),
-        Column("ok", lambda line: line.ok, "RESULT", cell=lambda line: line.grade),
+        Column("cluster", TEXT, "the side: source or destination", lambda line: line.cluster, "CLUSTER"),
+        Column("check", TEXT, "what was checked", lambda line: line.what, "CHECK"),
+        Column("ok", FLAG, "whether it is well", lambda line: line.ok, "RESULT", cell=lambda line: line.grade),
         Column(
             "message",
+            TEXT,
+            "what was found; may have several lines",
             lambda line: line.message,
             "MESSAGE",
             cell=lambda line: one_line(line.message.partition("\n")[0]),
         ),
-        Column("hint", lambda line: line.hint),
-        Column("reason", lambda line: line.reason),
+        Column("hint", TEXT.null_when("there is nothing to advise"), "what to do about it", lambda line: line.hint),
+        Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda line: line.reason),
     ),
     "RESULT CLUSTER CHECK MESSAGE",
 )
@@ -64,4 +67,10 @@ class CheckReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
-        return {"exitCode": int(self.exit_code), "checks": [CHECKS.document(line) for line in self.lines]}
+        return document(CHECK, self)
+
+
+CHECK: tuple[Column[CheckReport], ...] = (
+    Column("exitCode", EXIT_CODE, "the exit code", lambda report: int(report.exit_code)),
+    Column("checks", CHECKS.type, "what was found", lambda report: [CHECKS.document(line) for line in report.lines]),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kmirror.columns import Column, Table
+from kmirror.columns import FLAG, TEXT, Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
@@ -35,11 +35,25 @@ class SettingRow:
 
 MIRROR_SETTINGS: Table[SettingRow] = Table(
     (
-        Column("key", lambda row: row.key, "KEY"),
-        Column("value", lambda row: row.value, "VALUE", cell=lambda row: one_line(row.value)),
-        Column("default", lambda row: row.is_default, "FROM", cell=lambda row: "default" if row.is_default else "set"),
-        Column("changeable", lambda row: row.changeable),
-        Column("help", lambda row: row.help),
+        Column("key", TEXT, "the setting, or the client property of the source", lambda row: row.key, "KEY"),
+        Column(
+            "value",
+            TEXT,
+            "its value as it is written",
+            lambda row: row.value,
+            "VALUE",
+            cell=lambda r: one_line(r.value),
+        ),
+        Column(
+            "default",
+            FLAG,
+            "whether that is the default",
+            lambda row: row.is_default,
+            "FROM",
+            cell=lambda row: "default" if row.is_default else "set",
+        ),
+        Column("changeable", FLAG, "whether `config --set` may change it", lambda row: row.changeable),
+        Column("help", TEXT, "what it does", lambda row: row.help),
     ),
     "KEY FROM VALUE",
 )

@@ -14,11 +14,12 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.columns import Column, Table
+from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.groups.commit import sentence
 from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
+from kmirror.ops.results import GROUP_REASON
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
@@ -66,28 +67,68 @@ def _notes(rows: Sequence[GroupRow]) -> list[str]:
     return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in told.items()]
 
 
+_UNSYNCED = "kmirror never set it"
 GROUPS: Table[GroupRow] = Table(
     (
-        Column("mirror", lambda row: row.mirror, "MIRROR"),
-        # the last column alone may hold spaces
-        Column("group", lambda row: row.group, "GROUP", cell=lambda row: row.group.replace(" ", "\u00b7")),
-        Column("sourceGroup", lambda row: row.source_group),
-        Column("type", lambda row: row.kind),
-        Column("topic", lambda row: row.topic, "TOPIC"),
-        Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
-        Column("sourceOffset", lambda row: row.source_offset, "SOURCE-OFFSET", is_number=True),
-        Column("destinationOffset", lambda row: row.destination_offset, "DESTINATION-OFFSET", is_number=True),
-        Column("lastSyncedOffset", lambda row: row.last_synced_offset),
-        Column("lastSyncMs", lambda row: row.last_sync_ms),
+        Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
+        Column(
+            "group",
+            TEXT,
+            "the group on the destination",
+            lambda row: row.group,
+            "GROUP",
+            # the last column alone may hold spaces
+            cell=lambda row: row.group.replace(" ", "\u00b7"),
+        ),
+        Column("sourceGroup", TEXT, "the group on the source", lambda row: row.source_group),
+        Column("type", one_of("group type", GroupKind), "what kind of group it is", lambda row: row.kind),
+        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
+        Column("partition", COUNT, "the partition", lambda row: row.partition, "PARTITION", is_number=True),
+        Column(
+            "sourceOffset",
+            END.null_when("there is none, or the source does not answer"),
+            "the offset committed on the source",
+            lambda row: row.source_offset,
+            "SOURCE-OFFSET",
+            is_number=True,
+        ),
+        Column(
+            "destinationOffset",
+            END.null_when("there is none"),
+            "the offset committed on the destination",
+            lambda row: row.destination_offset,
+            "DESTINATION-OFFSET",
+            is_number=True,
+        ),
+        Column(
+            "lastSyncedOffset",
+            END.null_when(_UNSYNCED),
+            "the offset that kmirror last set",
+            lambda row: row.last_synced_offset,
+        ),
+        Column(
+            "lastSyncMs",
+            TIME.null_when(_UNSYNCED),
+            "when kmirror last set it, or found it as it should be",
+            lambda row: row.last_sync_ms,
+        ),
         Column(
             "lastSyncAgeMs",
+            DURATION.null_when(_UNSYNCED),
+            "how long ago that was",
             lambda row: row.last_sync_age_ms,
             "LAST-SYNC",
             cell=lambda row: None if row.last_sync_age_ms is None else format_duration(row.last_sync_age_ms),
             is_number=True,
         ),
-        Column("reason", lambda row: row.reason, "REASON"),
-        Column("message", lambda row: row.message),
+        Column(
+            "reason",
+            GROUP_REASON.null_when("it is synced"),
+            "why the offset is left alone",
+            lambda row: row.reason,
+            "REASON",
+        ),
+        Column("message", TEXT.null_when("it is synced"), "the same in a sentence", lambda row: row.message),
     ),
     "MIRROR GROUP TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAST-SYNC REASON",
     none="no group has committed offsets of these topics at the source",

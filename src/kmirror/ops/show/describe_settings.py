@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.topic_setting import TopicSettings
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
-from kmirror.columns import Column, Table
+from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.selection import select_topics
@@ -42,21 +42,37 @@ def _one_word(value: str | None) -> str | None:
     return None if value is None else "".join(value.split()) or '""'
 
 
+_UNREAD = "nothing of the topic can be read"
 TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
     (
-        Column("mirror", lambda row: row.mirror, "MIRROR"),
-        Column("topic", lambda row: row.topic, "TOPIC"),
-        Column("sourceTopic", lambda row: row.source_topic),
-        Column("key", lambda row: row.key, "KEY"),
-        Column("sourceValue", lambda row: row.source_value, "SOURCE", cell=lambda row: _one_word(row.source_value)),
+        Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
+        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
+        Column("sourceTopic", TEXT, "the topic on the source", lambda row: row.source_topic),
+        Column("key", TEXT.null_when(_UNREAD), "the setting's name", lambda row: row.key, "KEY"),
+        Column(
+            "sourceValue",
+            TEXT.null_when("unknown, or not set there"),
+            "its value on the source",
+            lambda row: row.source_value,
+            "SOURCE",
+            cell=lambda row: _one_word(row.source_value),
+        ),
         Column(
             "destinationValue",
+            TEXT.null_when("unknown, or not set there"),
+            "its value on the destination",
             lambda row: row.destination_value,
             "DESTINATION",
             cell=lambda row: _one_word(row.destination_value),
         ),
-        Column("state", lambda row: row.state, "STATE"),
-        Column("why", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
+        Column(
+            "state",
+            one_of("setting state", SettingState).null_when(_UNREAD),
+            "how the two values relate",
+            lambda row: row.state,
+            "STATE",
+        ),
+        Column("why", TEXT, "the same in a sentence", lambda row: row.why, "WHY", cell=lambda row: one_line(row.why)),
     ),
     "MIRROR TOPIC KEY SOURCE DESTINATION STATE WHY",
     none="no topic is mirrored: there are no settings to compare",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kmirror.columns import Column, Table
+from kmirror.columns import TEXT, TIME, Column, Table, Type
 from kmirror.ops.context import Destination, now_ms, require_mirror
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event
@@ -12,13 +12,24 @@ from kmirror.words import at_time, one_line
 
 EVENTS: Table[Event] = Table(
     (
-        Column("timeMs", lambda event: event.time_ms, "TIME", cell=lambda event: at_time(event.time_ms)),
-        Column("mirror", lambda event: event.mirror, "MIRROR"),
-        Column("what", lambda event: event.what, "WHAT"),
-        Column("actor", lambda event: event.actor, "WHO"),
-        Column("result", lambda event: event.result, "RESULT", code=lambda event: event.result),
+        Column(
+            "timeMs", TIME, "when it happened", lambda event: event.time_ms, "TIME", cell=lambda e: at_time(e.time_ms)
+        ),
+        Column("mirror", TEXT, "the mirror", lambda event: event.mirror, "MIRROR"),
+        Column("what", TEXT, "the command, or the engine's decision", lambda event: event.what, "WHAT"),
+        Column("actor", TEXT, "who did it: user@host, or the engine", lambda event: event.actor, "WHO"),
+        Column(
+            "result",
+            TEXT,
+            "how it ended, or how far it came, in a word",
+            lambda event: event.result,
+            "RESULT",
+            code=lambda event: event.result,
+        ),
         Column(
             "details",
+            Type("object", "object"),
+            "what else is known; its keys depend on `what`",
             lambda event: dict(event.details),
             "DETAILS",
             cell=lambda event: one_line(json.dumps(event.details, ensure_ascii=False)),

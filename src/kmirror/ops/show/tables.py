@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kmirror.columns import Column, Table
+from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.errors import NOT_COPYING, Reason
+from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
@@ -121,47 +122,154 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
 
 
+_UNSEEN = "the source was never seen"
+_NO_ENGINE = "no engine is in charge"
 _PARTITION: tuple[Column[PartitionRow], ...] = (
-    Column("mirror", lambda row: row.mirror, "MIRROR"),
-    Column("topic", lambda row: row.topic, "TOPIC"),
-    Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
-    Column("sourceOffset", lambda row: row.source_offset, "SOURCE-OFFSET", is_number=True),
-    Column("destinationOffset", lambda row: row.destination_offset, "DESTINATION-OFFSET", is_number=True),
-    Column("lag", lambda row: row.lag, "LAG", is_number=True),
+    Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
+    Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
+    Column("partition", COUNT, "the partition", lambda row: row.partition, "PARTITION", is_number=True),
+    Column(
+        "sourceOffset",
+        END.null_when(_UNSEEN),
+        "the source's last stable offset, the newest one known",
+        lambda row: row.source_offset,
+        "SOURCE-OFFSET",
+        is_number=True,
+    ),
+    Column(
+        "destinationOffset",
+        END.null_when("the partition's leader does not answer, or the topic is gone"),
+        "the destination's log end",
+        lambda row: row.destination_offset,
+        "DESTINATION-OFFSET",
+        is_number=True,
+    ),
+    Column(
+        "lag",
+        COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
+        "offsets that the destination lacks: sourceOffset - destinationOffset",
+        lambda row: row.lag,
+        "LAG",
+        is_number=True,
+    ),
     Column(
         "state",
+        one_of("partition state", PartitionState),
+        "state of the partition",
         lambda row: row.state,
         "STATE",
         # why nothing is copied goes before what is only remembered
         cell=lambda row: f"{row.reason} ({row.shown_state})" if row.is_idle else row.shown_state,
         code=lambda row: row.reason if row.is_idle else row.shown_state,
     ),
-    Column("retryAttempt", lambda row: row.retry_attempt, "RETRY", is_number=True),
-    Column("errorMessage", lambda row: row.error_message, "ERROR", cell=lambda row: one_line(row.error_message)),
-    Column("sourceTopic", lambda row: row.source_topic),
-    Column("topicState", lambda row: row.topic_state),
-    Column("reason", lambda row: row.reason, "REASON"),
+    Column(
+        "retryAttempt",
+        COUNT,
+        "how often copying was tried again",
+        lambda row: row.retry_attempt,
+        "RETRY",
+        is_number=True,
+    ),
+    Column(
+        "errorMessage",
+        TEXT.null_when("there is nothing to tell"),
+        "the reason in a sentence",
+        lambda row: row.error_message,
+        "ERROR",
+        cell=lambda row: one_line(row.error_message),
+    ),
+    Column("sourceTopic", TEXT, "the topic on the source", lambda row: row.source_topic),
+    Column("topicState", one_of("topic state", TopicState), "state of the whole topic", lambda row: row.topic_state),
+    Column(
+        "reason", REASON.null_when("all is well"), "why the partition is not copied", lambda row: row.reason, "REASON"
+    ),
     Column(
         "stateTimeMs",
+        TIME.null_when("unknown"),
+        "since when the partition is in this state",
         lambda row: row.state_time_ms,
         "STOPPED",
         cell=lambda row: None if row.state_time_ms is None else at_time(row.state_time_ms),
     ),
-    Column("timeLagMs", lambda row: row.time_lag_ms),
-    Column("lastKnownLag", lambda row: row.last_known_lag),
-    Column("sourceLogStart", lambda row: row.source_log_start),
-    Column("destinationLogStart", lambda row: row.destination_log_start),
-    Column("sourceHighWatermark", lambda row: row.source_high_watermark),
-    Column("lastMirroredOffset", lambda row: row.last_mirrored_offset, "LAST-MIRRORED-OFFSET", is_number=True),
-    Column("lastMirroredEpoch", lambda row: row.last_mirrored_epoch, "LAST-MIRRORED-EPOCH", is_number=True),
-    Column("initialCopyComplete", lambda row: row.initial_copy_complete),
-    Column("rebuiltAt", lambda row: row.rebuilt_at_ms),
-    Column("archive", lambda row: row.archive),
-    Column("asOf", lambda row: row.as_of_ms),
-    Column("engine", lambda row: row.engine),
-    Column("engineLastSeenMs", lambda row: row.engine_last_seen_ms),
-    Column("engineAgeMs", lambda row: row.engine_age_ms),
-    Column("keptBeyondSourceLogStart", lambda row: row.kept_beyond_source_log_start),
+    Column(
+        "timeLagMs",
+        DURATION.null_when("lag is null, or nothing was copied yet"),
+        "age of the last record copied; 0 where lag is 0",
+        lambda row: row.time_lag_ms,
+    ),
+    Column(
+        "lastKnownLag",
+        COUNT.null_when("never known"),
+        "the lag, or what it was when it was last known",
+        lambda row: row.last_known_lag,
+    ),
+    Column("sourceLogStart", OFFSET.null_when(_UNSEEN), "the source's log start", lambda row: row.source_log_start),
+    Column(
+        "destinationLogStart",
+        OFFSET.null_when("the partition's leader does not answer, or the topic is gone"),
+        "the destination's log start",
+        lambda row: row.destination_log_start,
+    ),
+    Column(
+        "sourceHighWatermark",
+        END.null_when(_UNSEEN),
+        "the source's high watermark",
+        lambda row: row.source_high_watermark,
+    ),
+    Column(
+        "lastMirroredOffset",
+        END.null_when("the partition was never stopped"),
+        "the end of what came from the source",
+        lambda row: row.last_mirrored_offset,
+        "LAST-MIRRORED-OFFSET",
+        is_number=True,
+    ),
+    Column(
+        "lastMirroredEpoch",
+        Type("integer", "leader epoch").null_when("the partition was never stopped, or the epoch is unknown"),
+        "the source's leader epoch of the last mirrored batch",
+        lambda row: row.last_mirrored_epoch,
+        "LAST-MIRRORED-EPOCH",
+        is_number=True,
+    ),
+    Column(
+        "initialCopyComplete",
+        FLAG,
+        "whether the copy has reached the source's end once",
+        lambda row: row.initial_copy_complete,
+    ),
+    Column(
+        "rebuiltAt",
+        TIME.null_when("the topic was never rebuilt"),
+        "when the topic was last rebuilt",
+        lambda row: row.rebuilt_at_ms,
+    ),
+    Column(
+        "archive",
+        TEXT.null_when("there is none"),
+        "the topic with the records from before the last rebuild",
+        lambda row: row.archive,
+    ),
+    Column("asOf", TIME.null_when(_UNSEEN), "when the source's offsets were seen", lambda row: row.as_of_ms),
+    Column("engine", TEXT.null_when(_NO_ENGINE), "the engine in charge", lambda row: row.engine),
+    Column(
+        "engineLastSeenMs",
+        TIME.null_when("no engine ever ran"),
+        "the last heartbeat of an engine",
+        lambda row: row.engine_last_seen_ms,
+    ),
+    Column(
+        "engineAgeMs",
+        DURATION.null_when("no engine ever ran"),
+        "how long ago that was",
+        lambda row: row.engine_age_ms,
+    ),
+    Column(
+        "keptBeyondSourceLogStart",
+        COUNT.null_when("unknown, or the partition is STOPPED"),
+        "offsets that the mirror keeps and the source has deleted",
+        lambda row: row.kept_beyond_source_log_start,
+    ),
 )
 PARTITIONS = Table(
     _PARTITION,
@@ -201,18 +309,69 @@ class MirrorRow:
 
 MIRRORS: Table[MirrorRow] = Table(
     (
-        Column("mirror", lambda row: row.mirror, "MIRROR"),
-        Column("topics", lambda row: row.topics, "TOPICS", is_number=True),
-        Column("partitions", lambda row: row.partitions, "PARTITIONS", is_number=True),
-        Column("sourceClusterId", lambda row: row.source_cluster_id, "SOURCE-CLUSTER-ID"),
-        Column("sourceBootstrapServer", lambda row: row.source_bootstrap_server, "SOURCE"),
-        Column("state", lambda row: row.state, "STATE"),
-        Column("engine", lambda row: row.engine, "ENGINE"),
-        Column("maxLag", lambda row: row.max_lag, "MAX-LAG", is_number=True),
-        Column("reason", lambda row: row.reason, "REASON"),
-        Column("engineLastSeenMs", lambda row: row.engine_last_seen_ms),
+        Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
+        Column("topics", COUNT, "how many topics it has", lambda row: row.topics, "TOPICS", is_number=True),
+        Column(
+            "partitions",
+            COUNT,
+            "how many partitions these have",
+            lambda row: row.partitions,
+            "PARTITIONS",
+            is_number=True,
+        ),
+        Column(
+            "sourceClusterId",
+            TEXT.null_when("not recorded"),
+            "id of the source cluster",
+            lambda row: row.source_cluster_id,
+            "SOURCE-CLUSTER-ID",
+        ),
+        Column(
+            "sourceBootstrapServer",
+            TEXT.null_when("not recorded"),
+            "addresses of the source, comma-separated",
+            lambda row: row.source_bootstrap_server,
+            "SOURCE",
+        ),
+        Column(
+            "state",
+            one_of("topic state", TopicState).null_when("it has no topics, and its source answers"),
+            "the worst state among its topics",
+            lambda row: row.state,
+            "STATE",
+        ),
+        Column(
+            "engine",
+            TEXT.null_when(_NO_ENGINE),
+            "the engine in charge",
+            lambda row: row.engine,
+            "ENGINE",
+        ),
+        Column(
+            "maxLag",
+            COUNT.null_when("no lag is known"),
+            "the largest lag among its partitions",
+            lambda row: row.max_lag,
+            "MAX-LAG",
+            is_number=True,
+        ),
+        Column(
+            "reason",
+            REASON.null_when("all is well"),
+            "why partitions are not copied, by the first that is not",
+            lambda row: row.reason,
+            "REASON",
+        ),
+        Column(
+            "engineLastSeenMs",
+            TIME.null_when("no engine ever ran"),
+            "the last heartbeat of an engine",
+            lambda row: row.engine_last_seen_ms,
+        ),
         Column(
             "engineAgeMs",
+            DURATION.null_when("no engine ever ran"),
+            "how long ago that was",
             lambda row: row.engine_age_ms,
             "HEARTBEAT-AGE",
             cell=lambda row: None if row.engine_age_ms is None else format_duration(row.engine_age_ms // 1000 * 1000),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import Column, Table
+from kmirror.columns import COUNT, END, FLAG, OFFSET, TEXT, Column, Table, Type, document, list_of, object_of, one_of
 from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
 from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
-from kmirror.ops.results import ErrorInfo, Outcome
+from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, REASON, ErrorInfo, Outcome
 from kmirror.words import counted, one_line
 
 #: Where a difference tells what happened; elsewhere either side may have been changed.
@@ -67,28 +67,91 @@ class VerifyRow:
         return Comparison.DIFFERENT if self.different else Comparison.NOT_COMPARED
 
 
+_UNCOMPARED = "the row is about the whole topic"
+_RECORD: tuple[Column[RecordSummary], ...] = (
+    Column("offset", OFFSET, "the record's offset", lambda record: record.offset),
+    Column("timestamp", Type("integer", "epoch ms"), "the record's timestamp", lambda record: record.timestamp),
+    Column(
+        "checksum", TEXT, "BLAKE2b of key, value and headers, 128 bits, hexadecimal", lambda record: record.checksum
+    ),
+)
+_DIFFERENCE: tuple[Column[Difference], ...] = (
+    Column("offset", OFFSET, "where the two logs first differ", lambda found: found.offset),
+    Column("kind", one_of("kind of difference", Kind), "what is different", lambda found: found.kind),
+    Column("message", TEXT, "the same in a sentence", lambda found: found.what),
+    Column(
+        "source",
+        object_of(_RECORD).null_when("it has none there"),
+        "the source's record",
+        lambda found: found.source and document(_RECORD, found.source),
+    ),
+    Column(
+        "destination",
+        object_of(_RECORD).null_when("it has none there"),
+        "the destination's record",
+        lambda found: found.destination and document(_RECORD, found.destination),
+    ),
+)
 VERIFIED: Table[VerifyRow] = Table(
     (
-        Column("topic", lambda row: row.topic, "TOPIC"),
-        Column("partition", lambda row: row.partition, "PARTITION", is_number=True),
-        Column("result", lambda row: row.result, "RESULT", cell=lambda row: row.verdict),
-        Column("reason", lambda row: row.reason),
+        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
+        Column(
+            "partition",
+            COUNT.null_when(_UNCOMPARED),
+            "the partition",
+            lambda row: row.partition,
+            "PARTITION",
+            is_number=True,
+        ),
+        Column(
+            "result",
+            OUTCOME,
+            "DONE: equal as far as compared; FAILED: different, or not compared",
+            lambda row: row.result,
+            "RESULT",
+            cell=lambda row: row.verdict,
+        ),
+        Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda row: row.reason),
         Column(
             "message",
+            TEXT,
+            "what was found, in a sentence",
             lambda row: row.message,
             "MESSAGE",
             cell=lambda row: "; ".join(one_line(told) for told in (row.message, *row.notes)),
         ),
-        Column("different", lambda row: row.different),
-        Column("firstDifference", lambda row: _difference_json(row.first_difference)),
-        Column("startOffset", lambda row: row.start),
-        Column("endOffset", lambda row: row.end),
-        Column("offsetsCompared", lambda row: row.offsets),
-        Column("recordsCompared", lambda row: row.records, "RECORDS", is_number=True),
-        Column("bytesCompared", lambda row: row.size_in_bytes),
-        Column("lag", lambda row: row.lag),
-        Column("lastMirroredOffset", lambda row: row.last_mirrored_offset),
-        Column("notes", lambda row: list(row.notes)),
+        Column("different", FLAG, "whether the two logs differ", lambda row: row.different),
+        Column(
+            "firstDifference",
+            object_of(_DIFFERENCE).null_when("no difference was found"),
+            "the first difference",
+            lambda row: row.first_difference and document(_DIFFERENCE, row.first_difference),
+        ),
+        Column("startOffset", OFFSET.null_when(_UNCOMPARED), "the first offset to compare", lambda row: row.start),
+        Column(
+            "endOffset",
+            END.null_when(_UNCOMPARED),
+            "up to where to compare: the last mirrored offset, or the destination's log end",
+            lambda row: row.end,
+        ),
+        Column("offsetsCompared", COUNT, "how many offsets were compared", lambda row: row.offsets),
+        Column(
+            "recordsCompared",
+            COUNT,
+            "how many records were compared",
+            lambda row: row.records,
+            "RECORDS",
+            is_number=True,
+        ),
+        Column("bytesCompared", COUNT, "their size as the source stores them", lambda row: row.size_in_bytes),
+        Column("lag", COUNT.null_when("unknown"), "offsets that the destination lacks", lambda row: row.lag),
+        Column(
+            "lastMirroredOffset",
+            END.null_when("the partition was never stopped"),
+            "the end of what came from the source",
+            lambda row: row.last_mirrored_offset,
+        ),
+        Column("notes", list_of(TEXT), "what else was found, in sentences", lambda row: list(row.notes)),
     ),
     "TOPIC PARTITION RESULT RECORDS MESSAGE",
 )
@@ -107,13 +170,21 @@ class VerifyOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as `--json` prints it."""
-        return {
-            "verb": "verify",
-            "mirror": self.mirror,
-            "exitCode": int(self.exit_code),
-            "results": [VERIFIED.document(row) for row in self.rows],
-            "error": self.error.to_json() if self.error else None,
-        }
+        return document(VERIFY, self)
+
+
+VERIFY: tuple[Column[VerifyOutcome], ...] = (
+    Column("verb", TEXT, "verify", lambda _: "verify"),
+    Column("mirror", TEXT, "the mirror", lambda outcome: outcome.mirror),
+    Column("exitCode", EXIT_CODE, "the exit code", lambda outcome: int(outcome.exit_code)),
+    Column(
+        "results",
+        VERIFIED.type,
+        "what was found, by partition",
+        lambda outcome: [VERIFIED.document(row) for row in outcome.rows],
+    ),
+    Column("error", ERROR_OR_NULL, "why not all is equal", lambda outcome: outcome.error and outcome.error.to_json()),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +307,3 @@ def error_of(rows: Iterable[VerifyRow], code: ExitCode) -> ErrorInfo | None:
     if different:
         hint = "compare the records of both sides at that offset"
     return ErrorInfo(code, message, hint, first.reason)
-
-
-def _difference_json(difference: Difference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    return {
-        "offset": difference.offset,
-        "kind": difference.kind.value,
-        "message": difference.what,
-        "source": _record_json(difference.source),
-        "destination": _record_json(difference.destination),
-    }
-
-
-def _record_json(record: RecordSummary | None) -> dict[str, Any] | None:
-    return None if record is None else record._asdict()
