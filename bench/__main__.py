@@ -128,7 +128,7 @@ def _compare(
     copies: list[Copy],
 ) -> None:
     """Fill the source with a data set and let every contender copy it: to warm up, and then once each round."""
-    load = _filled(pair, folder, data_set, megabytes)
+    load = filled(pair, folder, data_set, megabytes)
     warm_up(pair.destination, load, folder)
     for contender in contenders:
         _warm_up(functools.partial(_measure, pair, contender, load, "warm-up"))
@@ -139,7 +139,7 @@ def _compare(
     pair.source.delete_topics({load.topic})
 
 
-def _filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
+def filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
     """Fill a topic of the source with a data set."""
     amount = Amount.of(data_set, megabytes)
     load = Load(f"bench-{data_set.key}", data_set, amount, time.time_ns() // 1_000_000)
@@ -156,7 +156,7 @@ def _filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load
 
 def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], megabytes: int) -> None:
     """Have the brokers do often what each contender makes them do."""
-    load = _filled(pair, folder, WARM_UP, max(1, megabytes * _LITTLE_MEGABYTES // 100))
+    load = filled(pair, folder, WARM_UP, max(1, megabytes * _LITTLE_MEGABYTES // 100))
     for contender in contenders:
         for _ in range(_LITTLE_WARM_UPS):
             _measure(pair, contender, load, "warm-up")

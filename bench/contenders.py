@@ -69,21 +69,21 @@ class Kmirror:
         self._ends = not for_latency
         config = self._folder / "source.properties"
         config.write_text(f"bootstrap.servers={self._pair.source.bootstrap_servers}\n", encoding="utf-8")
-        carry_out(self._command("create", "--mirror-config", str(config)))
-        carry_out(self._command("add", "--topics", load.topic))
+        carry_out(self.command("create", "--mirror-config", str(config)))
+        carry_out(self.command("add", "--topics", load.topic))
 
     def start(self) -> Running:
         """Start the engine."""
         log = self._folder / "kmirror.log"
-        argv = self._command("run", *(["--until-caught-up"] if self._ends else []))
+        argv = self.command("run", *(["--until-caught-up"] if self._ends else []))
         return Running([start(argv, log)], log, ends_itself=self._ends)
 
     def clean_up(self) -> None:
         """Delete the topic, and then the mirror that has nothing left."""
         self._pair.destination.delete_topics({self._topic})
-        carry_out(self._command("delete", "--yes"))
+        carry_out(self.command("delete", "--yes"))
 
-    def _command(self, verb: str, *arguments: str) -> list[str]:
+    def command(self, verb: str, *arguments: str) -> list[str]:
         destination = self._pair.destination.bootstrap_servers
         return kmirror(verb, "--mirror", self._mirror, "--bootstrap-server", destination, *arguments)
 

@@ -124,6 +124,7 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "sourceLogStart": 2,
         "destinationLogStart": 3,
         "keptBeyondSourceLogStart": 0,
+        "throttleBytesPerSecond": None,
         "sourceHighWatermark": 105,
         "lastMirroredOffset": None,
         "lastMirroredEpoch": None,
@@ -436,6 +437,7 @@ def test_list_sums_up_a_mirror() -> None:
         "reason": None,
         "engineLastSeenMs": NOW - 500,
         "engineAgeMs": 500,
+        "throttleBytesPerSecond": None,
     }
 
 
@@ -448,3 +450,14 @@ def test_list_shows_the_worst_topic_and_a_mirror_without_topics() -> None:
     empty = State.of([MIRROR])
     assert mirror_row(empty, MIRROR, [], source_trouble(THERE), NOW).state is None
     assert mirror_row(empty, MIRROR, [], source_trouble(SILENT), NOW).state is TopicState.SOURCE_UNAVAILABLE
+
+
+def test_a_limit_is_told_as_long_as_something_is_copied() -> None:
+    limited = replace(MIRROR, settings={"throttle.bytes.per.second": "20000000"})
+    state = State.of([limited, TOPIC, ENGINE, progress()])
+    rows = partition_rows(state, limited, [TOPIC], HERE, THERE, NOW)
+    assert mirror_row(state, limited, rows, source_trouble(THERE), NOW).throttle_bytes_per_second == 20_000_000
+    assert PARTITIONS.notes is not None
+    told = "m: copying is limited to 20,000,000 bytes/s (throttle.bytes.per.second)"
+    assert list(PARTITIONS.notes(rows)) == [told]
+    assert told not in list(PARTITIONS.notes([replace(row, state=PartitionState.STOPPED) for row in rows]))

@@ -52,6 +52,7 @@ def test_defaults() -> None:
         sync_group_offsets_interval_seconds=10,
         group_prefix_enable=False,
         copy_lanes=2,
+        throttle_bytes_per_second=0,
     )
 
 
@@ -79,6 +80,7 @@ def test_every_setting_is_read() -> None:
             "sync.group.offsets.interval.seconds": "3",
             "group.prefix.enable": "true",
             "copy.lanes": "8",
+            "throttle.bytes.per.second": "70000",
         }
     )
     assert settings == Settings(
@@ -103,6 +105,7 @@ def test_every_setting_is_read() -> None:
         sync_group_offsets_interval_seconds=3,
         group_prefix_enable=True,
         copy_lanes=8,
+        throttle_bytes_per_second=70_000,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [
         "orders-a",
@@ -178,6 +181,14 @@ def test_a_start_that_is_neither_is_refused_and_told_what_is_allowed(text: str) 
         ({"copy.lanes": "1.5"}, "copy.lanes=1.5 is not a whole number from 1 to 256", "in that range"),
         ({"copy.lanes": ""}, "copy.lanes= is not a whole number from 1 to 256", "in that range"),
         ({"copy.lanes": "9" * 5000}, f"copy.lanes={'9' * 5000} is not a whole number", "in that range"),
+        *(
+            (
+                {"throttle.bytes.per.second": text},
+                f"throttle.bytes.per.second={text} is neither 0 nor a whole number of bytes a second from 65536 to",
+                "0 takes the limit away",
+            )
+            for text in ("1", "65535", "-1", "10MB", "", "9" * 5000)
+        ),
         (
             {"refresh.interval.seconds": "10s"},
             "refresh.interval.seconds=10s is not a whole number from 1 to 86400 (seconds)",

@@ -163,6 +163,8 @@ PROGRESS = ProgressRecord(
     fills_by_transactions=True,
     taken=4,
     given_up=3,
+    fetched_bytes=5000,
+    throttled_ms=70,
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -216,6 +218,7 @@ ENGINE = EngineRecord(
     0,
     {10: Incarnation(2, 1)},
     {10: 4},
+    throttle={10: 65536},
 )
 
 STORED: list[tuple[Record, bytes, bytes]] = [
@@ -282,10 +285,10 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
         b'"failed_offset","records_per_second"],'
-        b'"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L","pid":4711,'
+        b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L","pid":4711,'
         b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null],'
         b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,1.5]],'
-        b'"taken":4,"time_ms":1000,"v":1}',
+        b'"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
     ),
     (
         CHANGE,
@@ -303,7 +306,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'["engine","m"]',
         b'{"application_id":"app-1","boot_id":"boot","host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
         b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"revisions":{"10":4},"settle_ms":0,"since_ms":1,'
-        b'"state":"RUNNING","ttl_ms":10000,"v":1}',
+        b'"state":"RUNNING","throttle":{"10":65536},"ttl_ms":10000,"v":1}',
     ),
 ]
 KINDS = [record.key[0] for record, _, _ in STORED]

@@ -99,6 +99,18 @@ def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
     return Kind("int", f"{lowest} – {highest}", read)
 
 
+def _byte_rate(lowest: int, highest: int) -> Kind:
+    def read(key: str, text: str) -> int:
+        if not re.fullmatch("[0-9]{1,18}", text) or (int(text) and not lowest <= int(text) <= highest):
+            raise UsageError(
+                f"{key}={text} is neither 0 nor a whole number of bytes a second from {lowest} to {highest}",
+                "give a number in that range, without a unit; 0 takes the limit away",
+            )
+        return int(text)
+
+    return Kind("int", f"0, {lowest} – {highest}", read)
+
+
 def parse_start_from(key: str, text: str) -> StartFrom:
     """Return where a copy begins, as `earliest`, `latest` or `timestamp:T` tell it; `key` is the flag or setting.
 
@@ -356,6 +368,12 @@ class Settings:
         _integer(1, 256),
         2,
         "Number of Spark tasks that copy in parallel. Partitions are distributed among them.",
+    )
+    throttle_bytes_per_second: int = _row(
+        "throttle.bytes.per.second",
+        _byte_rate(65_536, 1 << 40),
+        0,
+        "Limit on the bytes per second that the mirror fetches from its source, shared among its lanes. 0: no limit.",
     )
 
     def selects(self, source_topic: str) -> bool:

@@ -299,6 +299,9 @@ class ProgressRecord:
     #: The last change that it goes by; and the last for which all partitions to be released are released.
     taken: int = 0
     given_up: int = 0
+    #: Since it began: bytes fetched from the source, and for how long its share of the throttle kept it from fetching.
+    fetched_bytes: int = 0
+    throttled_ms: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -362,6 +365,8 @@ class EngineRecord:
     silent_lanes: Mapping[int, int] | None = None
     source_reason: Reason | None = None
     source_message: str | None = None
+    #: By lane, the bytes a second that it may fetch; None: no limit.
+    throttle: Mapping[int, int] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

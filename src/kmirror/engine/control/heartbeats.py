@@ -47,11 +47,17 @@ class Heartbeats:
         return self._lanes.beat_now or at - self.last_at >= HEARTBEAT_SECONDS
 
     def beat(
-        self, silent_lanes: Mapping[int, int], source_trouble: KmirrorError | None, *, stopping: bool
+        self,
+        silent_lanes: Mapping[int, int],
+        source_trouble: KmirrorError | None,
+        throttle: Mapping[int, int] | None,
+        *,
+        stopping: bool,
     ) -> KmirrorError | None:
         """Write one; return why the engine must stop the mirror, None in the normal case.
 
-        `silent_lanes` have not reported since those times, in epoch milliseconds.
+        `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what lanes may fetch,
+        in bytes a second.
         """
         try:
             self._settle()
@@ -70,6 +76,7 @@ class Heartbeats:
                 revisions=self._lanes.revisions(),
                 silent_lanes=silent_lanes,
                 source_trouble=source_trouble,
+                throttle=throttle,
                 timeout=_TIMEOUT,
             )
         except OutcomeUnknown:

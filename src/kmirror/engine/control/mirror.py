@@ -27,6 +27,7 @@ from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJob
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, Replica
+from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
@@ -79,6 +80,7 @@ class MirrorEngine:
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
         self._rebuilds = Rebuilds(rebuilder, self.journal.note)
+        self._throttle_shares = ThrottleShares()
         self._heard: queue.SimpleQueue[
             ProgressRecord | FeedTopic | MirrorRecord | SourceReport | JobEvent | Exception
         ] = queue.SimpleQueue()
@@ -160,7 +162,9 @@ class MirrorEngine:
 
     def _beat(self) -> None:
         silent_lanes = self._workers.silent_lanes_ms(now())
-        error = self._heartbeats.beat(silent_lanes, self.source.trouble, stopping=self.stopping)
+        limit = self._topics.settings.throttle_bytes_per_second
+        throttle = self._throttle_shares.of(limit, self._lanes.claims()) if limit else None
+        error = self._heartbeats.beat(silent_lanes, self.source.trouble, throttle, stopping=self.stopping)
         if error is not None and self.lost is None:
             self.lost = error
             self.stop()
@@ -225,6 +229,9 @@ class MirrorEngine:
 
     def _take_progress(self, record: ProgressRecord) -> None:
         words, last_words = self._lanes.heard(record)
+        if record.lease_id == self._lease.lease_id:
+            use = LaneUse(record.time_ms / 1000, record.fetched_bytes, record.throttled_ms / 1000)
+            self._throttle_shares.take(record.lane, use)
         for row, assignment in words:
             topic = self._topics.by_name.get(row.topic)
             # a lane's late report on a released topic, or on its namesake, no longer counts

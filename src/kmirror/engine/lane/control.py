@@ -94,6 +94,8 @@ class LaneControl:
         self.fills_by_transactions = False
         self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
+        #: What was fetched since the lane began, and for how many seconds its share kept it from fetching.
+        self.usage: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         #: The last change that was read, and what takes it.
         self.revision = 0
         self.on_lane_change: Callable[[LaneChangeRecord], None] = lambda _: None
@@ -123,6 +125,14 @@ class LaneControl:
         self._tail.close()
         self._client.close()
         self._report_client.close()
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """How much the lane may fetch; None: as much as it can; 0 while it does not know its share. From any thread."""
+        owner = self._owner
+        if owner is None or owner.lease_id != self.spec.lease_id:
+            return 0
+        return None if owner.throttle is None else owner.throttle.get(self.spec.lane, 0)
 
     def report_soon(self) -> None:
         """Publish progress now rather than within the second."""
@@ -242,6 +252,7 @@ class LaneControl:
     def _report(self, seen: tuple[tuple[int, int], Sequence[ProgressRow]]) -> None:
         """Write one progress record; raises KmirrorError or OutcomeUnknown when it was not, or perhaps not, written."""
         spec, ((taken, given_up), rows) = self.spec, seen
+        fetched_bytes, throttled_seconds = self.usage()
         record = ProgressRecord(
             spec.mirror,
             spec.lane,
@@ -255,6 +266,8 @@ class LaneControl:
             self.fills_by_transactions,
             taken,
             given_up,
+            fetched_bytes,
+            int(throttled_seconds * 1000),
         )
         key, value = encode(record)
         batch = make_batch([Record(0, now_ms(), key, value)])

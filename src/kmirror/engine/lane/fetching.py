@@ -18,6 +18,7 @@ from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.throttle import Throttle
 from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown, Reason
 
@@ -37,7 +38,7 @@ LANE_BYTES = 16 << 20
 
 
 class Fetching:
-    """Fetch for one lane; used by its sending thread, but for `seen_at`."""
+    """Fetch for one lane; used by its sending thread, but for `seen_at` and `usage`."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -46,6 +47,7 @@ class Fetching:
         #: By partition that has a place in a fetch session, its key there.
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
+        self._throttle = Throttle(now())
         #: Until then no rack is named to leaders: a follower has failed.
         self._leaders_only_until = 0.0
 
@@ -95,6 +97,10 @@ class Fetching:
         if link is not None and key in link.partitions and key not in link.held_back and seen is not None:
             seen = max(seen, link.seen_at)
         return seen
+
+    def usage(self) -> tuple[int, float]:
+        """Return the bytes fetched so far, and for how many seconds the throttle kept the lane from fetching."""
+        return self._throttle.fetched_bytes, self._throttle.waited(now())
 
     def look_around(self, at: float) -> None:
         """Begin what is due: time-outs, and asking leaders again for whom to fetch from."""
@@ -168,12 +174,18 @@ class Fetching:
         if connection.must_be_replaced:
             self._lose(link, "the session's time is over")
             return
+        at = now()
+        self._throttle.set_limit(self._work.control.bytes_per_second, at)
+        allowed = self._throttle.allowance(at)
+        if allowed == 0:
+            return
         wait = FETCH_WAIT_HELD_BACK_MS if link.held_back else FETCH_WAIT_MS
+        max_bytes = FETCH_BYTES if allowed is None else min(allowed, FETCH_BYTES)
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
-        link.asked_at = now()
+        link.asked_at = at
         rack = self._work.source_config.rack if link.asked_at >= self._leaders_only_until else ""
-        request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=FETCH_BYTES, rack=rack)
+        request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
         try:
             link.stream.send([request])
         except OutcomeUnknown as error:
@@ -206,6 +218,7 @@ class Fetching:
             return
         frame = Frame(view, link)
         self._held_bytes += len(view)
+        self._throttle.spend(len(view))
         at = now()
         link.seen_at = asked_at or link.seen_at
         for part in answer.partitions:

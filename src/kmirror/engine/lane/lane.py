@@ -65,6 +65,7 @@ class Lane:
         self._reports = Reports(self._fetching.seen_at)
         self._looked_at = 0.0
         self._was_caught_up = False
+        self.control.usage = self._fetching.usage
         self.control.on_change = lambda: self._loop.post(lambda _: None)
         self.control.standing = lambda: (self._work.revision, self._changes.given_up)
         self.control.on_lane_change = self._on_lane_change

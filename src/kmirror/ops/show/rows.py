@@ -22,6 +22,7 @@ from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
+from kmirror.settings.table import parse_settings
 from kmirror.state.records import (
     FRESH_SECONDS,
     PENDING_PROMOTE,
@@ -122,6 +123,7 @@ def partition_rows(
     health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
+    limit = _throttle_of(mirror)
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
         if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
@@ -147,6 +149,7 @@ def partition_rows(
                     engine_last_seen_ms=health.last_seen_ms,
                     engine_age_ms=health.age_ms,
                     is_reported=is_reported(health, report.record if report else None),
+                    throttle_bytes_per_second=limit,
                 )
             )
     return rows
@@ -232,7 +235,12 @@ def mirror_row(
         reason=next(idle, None) or next(reasons, None),
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
+        throttle_bytes_per_second=_throttle_of(mirror),
     )
+
+
+def _throttle_of(mirror: MirrorRecord) -> int | None:
+    return parse_settings(mirror.settings).throttle_bytes_per_second or None
 
 
 def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:

@@ -69,6 +69,8 @@ class PartitionRow:
     engine_age_ms: int | None = None
     #: False while the partition is to be copied and no lane of the engine in charge reports on it.
     is_reported: bool = True
+    #: The mirror's limit; None: no limit.
+    throttle_bytes_per_second: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -108,6 +110,8 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             if idle:
                 yield f"{mirror}: {counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}"
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
+        if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
+            yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
         for reason in dict.fromkeys(row.reason for row in stopped):
             topics = {row.topic for row in stopped if row.reason is reason}
             yield f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}"
@@ -124,6 +128,8 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
 
 _UNSEEN = "the source was never seen"
 _NO_ENGINE = "no engine is in charge"
+_LIMIT = Type("integer", "bytes per second").null_when("there is no limit")
+
 _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column("mirror", TEXT, "the mirror", lambda row: row.mirror, "MIRROR"),
     Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
@@ -270,6 +276,12 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "offsets that the mirror keeps and the source has deleted",
         lambda row: row.kept_beyond_source_log_start,
     ),
+    Column(
+        "throttleBytesPerSecond",
+        _LIMIT,
+        "the mirror's throttle.bytes.per.second",
+        lambda row: row.throttle_bytes_per_second,
+    ),
 )
 PARTITIONS = Table(
     _PARTITION,
@@ -305,6 +317,8 @@ class MirrorRow:
     reason: Reason | None = None
     engine_last_seen_ms: int | None = None
     engine_age_ms: int | None = None
+    #: None: no limit.
+    throttle_bytes_per_second: int | None = None
 
 
 MIRRORS: Table[MirrorRow] = Table(
@@ -376,6 +390,12 @@ MIRRORS: Table[MirrorRow] = Table(
             "HEARTBEAT-AGE",
             cell=lambda row: None if row.engine_age_ms is None else format_duration(row.engine_age_ms // 1000 * 1000),
             is_number=True,
+        ),
+        Column(
+            "throttleBytesPerSecond",
+            _LIMIT,
+            "the mirror's throttle.bytes.per.second",
+            lambda row: row.throttle_bytes_per_second,
         ),
     ),
     "MIRROR TOPICS PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",

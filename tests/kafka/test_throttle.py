@@ -1,0 +1,66 @@
+"""A mirror with `throttle.bytes.per.second`: its lanes share the limit, follow a change, and go at full speed after."""
+
+from __future__ import annotations
+
+from confluent_kafka import Producer
+
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.show.describe import describe
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.state.records import ProgressRecord
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.waiting import wait_until
+
+KEY = "throttle.bytes.per.second"
+LIMIT = 400_000
+PARTITIONS, RECORDS, SIZE = 4, 3000, 1000
+#: What may come beyond the limit: a fifth of a second's bytes that gathered, and an answer that was under way; and in
+#: the moment in which shares change, as much again.
+BURST = 0.5 * LIMIT
+
+
+def reports(destination: Destination, mirror: str) -> dict[int, ProgressRecord]:
+    return {record.lane: record for record in destination.state().progress(mirror)}
+
+
+def fetched(found: dict[int, ProgressRecord]) -> int:
+    return sum(record.fetched_bytes for record in found.values())
+
+
+def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic("throttled")
+    make_topic(cluster_pair.source, topic, PARTITIONS)
+    producer = Producer({**properties_of(cluster_pair.source), "linger.ms": 5, "batch.size": 20_000})
+    for number in range(RECORDS):
+        producer.produce(topic, bytes(SIZE), partition=number % PARTITIONS)
+    assert producer.flush(60) == 0
+    mirror = new_mirror(destination, cluster_pair.source, throttle_bytes_per_second=str(LIMIT))
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    (listed,) = (row for row in list_mirrors(destination) if row.mirror == mirror)
+    assert listed.throttle_bytes_per_second == LIMIT
+    assert {row.throttle_bytes_per_second for row in describe(destination, mirror)} == {LIMIT}
+
+    with LocalEngine(destination, mirror) as engine:
+        wait_until(lambda: all(one.throttled_ms for one in reports(destination, mirror).values()) and engine.lanes)
+        wait_until(lambda: len(reports(destination, mirror)) == 2)
+        first = reports(destination, mirror)
+        wait_until(lambda: min(one.throttled_ms for one in reports(destination, mirror).values()) > 1500)
+        second = reports(destination, mirror)
+        seconds = (max(r.time_ms for r in second.values()) - min(r.time_ms for r in first.values())) / 1000
+        assert 0 < fetched(second) - fetched(first) <= seconds * LIMIT + BURST
+        assert fetched(second) < RECORDS * SIZE, "it was copied before anybody looked"
+        record = destination.state().engine(mirror)
+        assert record is not None
+        assert record.throttle is not None
+        assert LIMIT * 0.99 <= sum(record.throttle.values()) <= LIMIT
+
+        assert change_config(destination, mirror, {KEY: "100000000"}, ()).exit_code == 0
+        engine.catch_up()
+        assert change_config(destination, mirror, {}, (KEY,)).exit_code == 0
+        wait_until(lambda: (one := destination.state().engine(mirror)) is not None and one.throttle is None)
+    assert {row.throttle_bytes_per_second for row in describe(destination, mirror)} == {None}
+    assert fetched(reports(destination, mirror)) >= RECORDS * SIZE
