@@ -69,6 +69,7 @@ def measure(pair: Pair, folder: Path, key: str) -> list[Kept]:
             found.append(Kept(key, limit, seconds, rate, rate / limit))
             print(f"{key}: {rate / 1e6:.2f} MB/s under {limit / 1e6:.0f} MB/s", file=sys.stderr, flush=True)
         assert pair.destination.log_end(load.topic) < load.amount.records, "everything was copied before the end"
+        assert running is not None
         running.end()
     finally:
         if running is not None:
