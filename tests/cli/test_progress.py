@@ -12,6 +12,7 @@ from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.verify.verify import TopicProgress, VerifyView
@@ -19,7 +20,7 @@ from kmirror.ops.verify.verify import TopicProgress, VerifyView
 ORDERS = TopicView("m", "orders", 8, 1_234_567, 42_500_000.0, "ACTIVE", None, None)
 PAYMENTS = TopicView("m", "payments", 1, 3_000_000, 900.0, "ACTIVE", None, None)
 USERS = TopicView("m", "users", 2, None, 0.0, "FAILED", Reason.OFFSET_MISMATCH, "expected 7,\ngot 9")
-VIEW = RunView(12.34, "copying", ("m",), (ORDERS, PAYMENTS, USERS), 42_500_900.0, ())
+VIEW = RunView(0, 12.34, "copying", ("m",), (ORDERS, PAYMENTS, USERS), 42_500_900.0, ())
 
 
 def drawn(view: RunView, most: int = 10) -> list[str]:
@@ -58,31 +59,12 @@ def test_several_mirrors_have_a_column() -> None:
 
 
 def test_before_the_first_topic_the_table_says_what_it_does() -> None:
-    assert drawn(RunView(0.0, "starting", ("m",), (), 0.0, ()))[-1].split() == ["m", "starting", "0ms"]
+    assert drawn(RunView(0, 0.0, "starting", ("m",), (), 0.0, ()))[-1].split() == ["m", "starting", "0ms"]
 
 
 @pytest.mark.parametrize(("height", "topics"), [(0, 1), (10, 4), (24, 18), (200, 20)])
 def test_the_table_fits_the_terminal(height: int, topics: int) -> None:
     assert progress.most_topics(height) == topics
-
-
-def test_lines_where_there_is_no_terminal() -> None:
-    screen = Screen(io.StringIO(), io.StringIO(), io.StringIO())
-    with progress.running(screen) as watch:
-        watch(RunView(0.0, "starting", ("m",), (), 0.0, ()))
-        watch(replace(VIEW, elapsed_seconds=4.0))
-        watch(replace(VIEW, elapsed_seconds=5.0))
-        watch(replace(VIEW, elapsed_seconds=6.0, notes=("m: new partition orders-8",)))
-        watch(replace(VIEW, elapsed_seconds=9.0, topics=(ORDERS,)))
-        watch(replace(VIEW, elapsed_seconds=10.0, phase="stopping"))
-    assert isinstance(screen.out, io.StringIO)
-    assert screen.out.getvalue().splitlines() == [
-        "   0ms  starting m",
-        "    4s  copying  3 topics, 11 partitions  lag ≥ 4,234,567  42.5 MB/s  1 FAILED",
-        "    6s  m: new partition orders-8",
-        "    9s  copying  1 topic, 8 partitions  lag 1,234,567  42.5 MB/s",
-        "   10s  stopping  3 topics, 11 partitions  lag ≥ 4,234,567  42.5 MB/s  1 FAILED",
-    ]
 
 
 def test_on_a_terminal_notes_stay_above_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +78,7 @@ def test_on_a_terminal_notes_stay_above_the_table(monkeypatch: pytest.MonkeyPatc
     screen = Screen(Terminal(), io.StringIO(), io.StringIO())
     with progress.running(screen) as watch:
         watch(VIEW)
-        watch(replace(VIEW, notes=("m: new partition orders-8",)))
+        watch(replace(VIEW, notes=(Note(0, Level.INFO, "m", "m: new partition orders-8"),)))
     assert isinstance(screen.out, Terminal)
     shown = screen.out.getvalue()
     assert "m: new partition orders-8\n" in shown

@@ -34,6 +34,11 @@ from tests.support.mirrors import delete_topic, make_topic, properties_of, selec
 __all__ = ["mirror", "topic"]
 
 
+def noted(run: Run) -> list[str]:
+    """Return what the engine has noted for watchers."""
+    return [note.text for note in run.engine.journal.notes]
+
+
 def test_a_running_engine_begins_topics_that_are_added_where_the_add_has_decided(
     cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
 ) -> None:
@@ -70,7 +75,7 @@ def test_what_was_decided_and_seen_outlives_the_engine(
             begun=True,
             aligned=True,
         )
-        notes = [note for note in run.engine.journal.notes if "begins" in note]
+        notes = [note for note in noted(run) if "begins" in note]
         assert notes == [f"{topic}-0 begins at offset 5, as it was decided when the topic was added"]
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
     told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
@@ -116,7 +121,7 @@ def test_a_topic_that_was_deleted_and_added_again_has_no_past(
         add(destination, mirror, selector(topic))
         # the lane of its former life has a last word
         run.say(row(topic, MIRRORING, 8, begun=True), fills_by_transactions=True)
-        run.until(lambda: any("empty transactions" in note for note in run.engine.journal.notes))
+        run.until(lambda: any("empty transactions" in note for note in noted(run)))
         assert run.engine.partitions.rows == {}
         run.until(lambda: run.lanes.specs[-1].assignments[:1] != former, lanes_end=True)
         assert run.begins() == {(topic, 0): (0, False)}
@@ -141,7 +146,7 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         run.report(row(topic, MIRRORING, 5, source_log_start=5, aligned_to=5))
         assert run.is_caught_up()
         assert run.remembered(topic).initial_copy_complete
-        assert f"{topic}-0 begins at offset 5, where its source's log begins" in run.engine.journal.notes
+        assert f"{topic}-0 begins at offset 5, where its source's log begins" in noted(run)
 
 
 def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_source_did(
@@ -162,7 +167,7 @@ def test_filling_by_transactions_is_told_once(destination: Destination, mirror: 
         run.until(lambda: bool(run.lanes.specs))
         run.report(row(topic, MIRRORING, 4), fills_by_transactions=True)
         run.report(row(topic, MIRRORING, 5), fills_by_transactions=True)
-        notes = [note for note in run.engine.journal.notes if "empty transactions" in note]
+        notes = [note for note in noted(run) if "empty transactions" in note]
     assert notes == [
         "markers may not be written (ALTER on the destination cluster is not granted): "
         "offsets are filled by empty transactions, which is slower"
@@ -190,7 +195,7 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         assert known_end(run) == 7
         run.report(row(topic, MIRRORING, 4, begun=True)._replace(again_from=4, again_until=7))
         note = f"{topic}-0 had lost the offsets 4 to 6 at the destination"
-        assert [line for line in run.engine.journal.notes if line.startswith(note)], run.engine.journal.notes
+        assert [line for line in noted(run) if line.startswith(note)], noted(run)
 
 
 def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.engine import command, kmirror, typed
 from tests.support.groups import commit
 
 PARTITIONS, RECORDS = 2, 500
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +76,16 @@ def test_run_until_caught_up_then_verify(
 
 @pytest.mark.parametrize(("number", "with_spark"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_run_ends_when_it_is_told_to(
-    destination_cluster: SandboxCluster, mirrored: tuple[str, str], number: signal.Signals, with_spark: bool
+    destination_cluster: SandboxCluster,
+    mirrored: tuple[str, str],
+    tmp_path: Path,
+    number: signal.Signals,
+    with_spark: bool,
 ) -> None:
-    mirror, _ = mirrored
+    mirror, topic = mirrored
+    log = tmp_path / "run.log"
     engine = subprocess.Popen(
-        command(destination_cluster, "run", "--mirror", mirror, with_spark=with_spark),
+        command(destination_cluster, "run", "--mirror", mirror, "--log-file", str(log), with_spark=with_spark),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -86,8 +93,11 @@ def test_a_run_ends_when_it_is_told_to(
     )
     try:
         assert engine.stdout is not None
-        assert engine.stdout.readline().split()[1:] == ["starting", mirror]
-        assert any("copying  1 topic, 2 partitions" in line for line in engine.stdout)
+        time, level, named, first = engine.stdout.readline().split(maxsplit=3)
+        assert (re.fullmatch(TIME, time) is not None, level, named) == (True, "INFO", mirror)
+        assert re.search(r"process \d+ on \S+, Spark master local\[\*\]; Spark logs to /\S+/spark-\d+\.log$", first)
+        assert re.fullmatch(rf"{TIME} INFO    {mirror} starting\n", engine.stdout.readline())
+        assert any(f"{mirror} copying: 1 topic, 2 partitions, lag " in line for line in engine.stdout)
         if number is signal.SIGINT:
             second = kmirror(destination_cluster, "run", "--mirror", mirror, with_spark=False)
             assert second.returncode == 3
@@ -98,3 +108,11 @@ def test_a_run_ends_when_it_is_told_to(
         engine.kill()
     assert (engine.returncode, err) == (0, "")
     assert out.splitlines()[-1].startswith("stopped after ")
+    lines = log.read_text().splitlines()
+    assert all(re.match(rf"{TIME} (INFO   |WARNING) {mirror} ", line) for line in lines), lines
+    messages = [line.split(maxsplit=3)[3] for line in lines]
+    assert messages[-1].startswith("stopped after ")
+    assert f"lane 0 of {mirror} runs, with 1 partition" in messages
+    assert f"{topic}: PENDING_MIRROR" in messages
+    # a few seconds of a mirror to which nothing happens
+    assert len(lines) < 20

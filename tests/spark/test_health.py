@@ -6,6 +6,7 @@ Once a Spark master stood without its only worker, 40,000 records waited, and ev
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -64,10 +65,18 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         pair.wait_until_equal(engine)
         assert_healthy(pair, engine)
         spark.kill_worker(spark.workers[0])
+        name = f"{pair.mirror} {pair.topic}"
+        has_changed = re.compile(rf"Z ERROR   {name}: LINK_FAILED NO_WORKERS \(was ACTIVE\): .*; Spark logs to /")
+        sums_up = re.compile(
+            rf"Z ERROR   {pair.mirror} not copying: 1 topic, 4 partitions, lag 2,000 as of \S+Z, 0 B/s, 1 LINK_FAILED; "
+            rf"{pair.topic} LINK_FAILED NO_WORKERS since \S+Z or longer: .*; Spark logs to /"
+        )
         pair.fill(2_000)
         assert_everything_says(pair, "NO_WORKERS", hint="start Spark workers")
         assert listed(pair)["engineAgeMs"] < 10_000
-        wait_until(lambda: "not copying  1 topic, 4 partitions  lag 2,000  0 B/s  NO_WORKERS: " in engine.output, 60)
+        # at once what has changed, and within a minute how far the copy is behind; both name Spark's own log
+        wait_until(lambda: any(has_changed.search(line) for line in engine.output.splitlines()), 60)
+        wait_until(lambda: any(sums_up.search(line) for line in engine.output.splitlines()), 90)
 
         spark.start_worker()
         pair.wait_until_equal(engine)

@@ -69,7 +69,9 @@ class LocalEngine:
             self._side_jobs,
         )
         self._thread = threading.Thread(
-            target=lambda: drive([self.engine], self._stop, Limits(), lambda v: self.notes.extend(v.notes), now())
+            target=lambda: drive(
+                [self.engine], self._stop, Limits(), lambda v: self.notes.extend(note.text for note in v.notes), now()
+            )
         )
         self._thread.start()
         return self

@@ -10,6 +10,7 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
+from kmirror.engine.control.journal import Level
 from kmirror.engine.control.lanes import Lanes
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.assignment import Assignment, Recovery
@@ -61,7 +62,7 @@ class Engine:
     def as_it_stands(self, assignment: Assignment) -> Assignment:
         return replace(assignment, begun=True)
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence: str, level: Level = Level.INFO, *, about_spark: bool = False) -> None:
         self.notes.append(sentence)
 
     def record(self, what: str, result: str, details: Mapping[str, object]) -> None:
@@ -138,7 +139,7 @@ def test_a_lane_at_work_is_told_what_changes_and_is_not_started_again(engine: En
     assert engine.told[0].taken[0].begun
     assert (engine.lanes.claims(), engine.lanes.revisions()) == ({0: Incarnation(1, 0)}, {0: 1})
     assert len(engine.specs) == 1
-    assert engine.notes == []
+    assert engine.notes == ["lane 0 of m runs, with 3 partitions"]
 
 
 def test_what_a_lane_gives_up_is_free_when_it_says_so(engine: Engine) -> None:

@@ -61,7 +61,7 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
 def test_what_cannot_pass_ends_it_at_once(error: KmirrorError) -> None:
     assert not may_pass(error)
     with pytest.raises(type(error)):
-        Patience(threading.Event(), None, lambda phase, note: None).attempt("it", lambda: failing(error))
+        Patience(threading.Event(), None, lambda phase, note, level: None).attempt("it", lambda: failing(error))
 
 
 def failing(error: Exception) -> None:
@@ -78,15 +78,15 @@ def test_it_says_what_it_waits_for_and_goes_on(monkeypatch: pytest.MonkeyPatch) 
             raise errors.pop(0)
         return "done"
 
-    patience = Patience(threading.Event(), None, lambda phase, note: shown.append((phase, note)))
+    patience = Patience(threading.Event(), None, lambda phase, note, level: shown.append((phase, note)))
     assert patience.attempt("the lease of m", action) == "done"
     assert [note.rpartition(": ")[2] for _, note in shown if note] == ["slow", "silent"]
-    assert all(phase.startswith("waiting since ") and phase.endswith(" for the lease of m:") for phase, _ in shown)
+    assert all(phase.startswith("waiting since ") and phase.endswith(" for the lease of m") for phase, _ in shown)
 
 
 def test_the_operator_ends_the_wait_also_while_a_call_hangs() -> None:
     stop, hanging = threading.Event(), threading.Event()
-    patience = Patience(stop, None, lambda phase, note: None)
+    patience = Patience(stop, None, lambda phase, note, level: None)
     threading.Timer(0.1, stop.set).start()
     with pytest.raises(Interrupted):
         patience.attempt("it", lambda: hanging.wait(60))
@@ -95,7 +95,7 @@ def test_the_operator_ends_the_wait_also_while_a_call_hangs() -> None:
 
 
 def test_the_time_ends_the_wait_with_what_was_missing() -> None:
-    patience = Patience(threading.Event(), 0.1, lambda phase, note: None)
+    patience = Patience(threading.Event(), 0.1, lambda phase, note, level: None)
     with pytest.raises(TimedOutError, match=r"waited 0\.1 s for the clusters: connection refused"):
         patience.attempt("the clusters", lambda: failing(ConnectFailedError("connection refused")))
 

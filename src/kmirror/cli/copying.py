@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
 from kmirror.cli import tables
+from kmirror.cli.failures import explain
 from kmirror.cli.options import (
     MASTER,
     Call,
     assignments_option,
     duration_option,
+    file_option,
     mirror_option,
     report_option,
     topics_option,
@@ -34,7 +37,8 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
 @verb(
     "run",
     "Copy records until stopped or caught up.\n\nCtrl-C or SIGTERM stops it cleanly with exit code 0. If it is killed,"
-    " start it again: no record is lost or copied twice.",
+    " start it again: no record is lost or copied twice.\n\nA terminal shows a live table. Anywhere else, stdout is a"
+    " log: a line when something changes, and one a minute that sums up. With --json the log is on stderr.",
     mirror_option(multiple=True),
     MASTER,
     click.Option(["--until-caught-up"], is_flag=True, help="Exit once everything present at the start is copied."),
@@ -43,8 +47,17 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     click.Option(["--standby"], is_flag=True, help="Wait for the running engine to end, then copy."),
     click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
     _SPARK_CONF,
+    click.Option(
+        ["--log-format"],
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Format of the log; json is one object per line.",
+    ),
+    file_option("--log-file", "Write the log to this file too, rotated at 10 MB; five old files are kept."),
     examples=(
         "kmirror run --mirror dr --bootstrap-server b:9092",
+        "kmirror run --mirror dr --log-format json --log-file /var/log/kmirror/dr.log --bootstrap-server b:9092",
         "kmirror run --mirror dr --until-caught-up --timeout 1h --bootstrap-server b:9092",
         "kmirror run --mirror dr --master spark://spark:7077 --spark-conf spark.executor.memory=4g --standby"
         " --bootstrap-server b:9092",
@@ -61,22 +74,39 @@ def run_verb(
     standby: bool,
     take_over: bool,
     spark_conf: dict[str, str],
+    log_format: str,
+    log_file: str | None,
 ) -> int:
     if timeout_ms is not None and not until_caught_up:
         raise UsageError("--timeout requires --until-caught-up", "to copy for a fixed time, give --for")
+    from kmirror.cli.log_file import LogFile
+    from kmirror.cli.run_log import RunLog
+    from kmirror.engine.clock import now_ms
     from kmirror.ops.run.run import RunRequest, run
 
     request = RunRequest(mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf)
     seconds = 0.0
-    with call.output.running() as show:
+    with closing(LogFile.at(log_file, call.output.screen.tell)) if log_file else nullcontext() as file:
+        log = RunLog(file.write, log_format) if file is not None else None
+        try:
+            with call.output.running(log_format) as show:
 
-        def watch(view: RunView) -> None:
-            nonlocal seconds
-            seconds = view.elapsed_seconds
-            show(view)
+                def watch(view: RunView) -> None:
+                    nonlocal seconds
+                    seconds = view.elapsed_seconds
+                    if log is not None:
+                        log.take(view)
+                    show(view)
 
-        done = run(call.open_destination, request, watch)
-    call.output.result(done, headline(done, until_caught_up, seconds))
+                done = run(call.open_destination, request, watch)
+        except Exception as error:
+            if log is not None:
+                log.fail(now_ms(), mirror, explain(error))
+            raise
+        sentence = headline(done, until_caught_up, seconds)
+        if log is not None:
+            log.end(now_ms(), done, sentence)
+    call.output.ran(done, sentence, log_format)
     return done.exit_code
 
 

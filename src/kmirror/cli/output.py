@@ -61,8 +61,11 @@ class Output(Protocol):
     def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
         """Show how the sandbox is, after what was `done`."""
 
-    def running(self) -> AbstractContextManager[Watcher]:
-        """Show how `run` goes, view by view."""
+    def running(self, log_format: str) -> AbstractContextManager[Watcher]:
+        """Show how `run` goes, view by view: as a table on a terminal, else as a log in that format."""
+
+    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+        """Show how `run` ended, after `running`."""
 
     def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
         """Show how `verify` goes, view by view."""
@@ -156,10 +159,23 @@ class TableOutput:
         else:
             self.screen.tell(f"there is no sandbox in {status.directory}; `kmirror sandbox up` makes one")
 
-    def running(self) -> AbstractContextManager[Watcher]:
+    def running(self, log_format: str) -> AbstractContextManager[Watcher]:
         from kmirror.cli import progress
+        from kmirror.cli.run_log import RunLog
 
-        return progress.running(self.screen)
+        if self.screen.is_terminal:
+            return progress.running(self.screen)
+        return nullcontext(RunLog(self.screen.line, log_format).take)
+
+    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+        from kmirror.cli.run_log import JSON, RunLog
+        from kmirror.engine.clock import now_ms
+
+        if self.screen.is_terminal or log_format != JSON:
+            self.result(result, headline)
+            return
+        RunLog(self.screen.line, log_format).end(now_ms(), result, headline)
+        _tell_trouble(self.screen, result)
 
     def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
         from kmirror.cli import progress
@@ -238,8 +254,13 @@ class JsonOutput:
     def sandbox(self, status: SandboxStatus, done: VerbResult | None = None) -> None:
         self._print({**(done.to_json() if done else {}), **status.to_json()})
 
-    def running(self) -> AbstractContextManager[Watcher]:
-        return nullcontext(_ignore)
+    def running(self, log_format: str) -> AbstractContextManager[Watcher]:
+        from kmirror.cli.run_log import RunLog
+
+        return nullcontext(RunLog(self.screen.tell, log_format).take)
+
+    def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
+        self.result(result)
 
     def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
         return nullcontext(_ignore)

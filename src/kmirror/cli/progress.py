@@ -1,4 +1,4 @@
-"""How `run` and `verify` go: alive on a terminal, a line every few seconds anywhere else.
+"""How `run`, `verify` and `promote` go: alive on a terminal; the last two have a line every few seconds elsewhere.
 
 What to show is decided without a clock: views carry the time they were taken at.
 """
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: Between two plain lines while nothing else happens.
 LINE_SECONDS = 5.0
-_LINK_STATES = frozenset({"LINK_FAILED", "SOURCE_UNAVAILABLE"})
 
 _MOST_TOPICS = 20
 _LINES_BESIDES_TOPICS = 6
@@ -30,18 +29,7 @@ _LINES_BESIDES_TOPICS = 6
 
 @contextmanager
 def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
-    """Show the views of `run` for the time of a `with` block: a table on a terminal, with the notes above it."""
-    if not screen.is_terminal:
-        pace = _Pace()
-
-        def write(view: RunView) -> None:
-            for note in view.notes:
-                screen.line(f"{_at(view.elapsed_seconds)}  {note}")
-            if pace.is_due(view.phase, view.elapsed_seconds):
-                screen.line(run_line(view))
-
-        yield write
-        return
+    """Show the views of `run` for the time of a `with` block: a table on the terminal, with the notes above it."""
     from rich.live import Live
 
     console = screen.console()
@@ -49,7 +37,7 @@ def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
 
         def draw(view: RunView) -> None:
             for note in view.notes:
-                console.print(note)
+                console.print(note.text)
             live.update(run_table(view, most_topics(console.height)), refresh=True)
 
         yield draw
@@ -135,28 +123,6 @@ class _Pace:
         if due:
             self._phase, self._written_at = phase, seconds
         return due
-
-
-def run_line(view: RunView) -> str:
-    """Return how a run stands, in one line."""
-    at = _at(view.elapsed_seconds)
-    if not view.topics:
-        return f"{at}  {view.phase} {', '.join(view.mirrors)}"
-    partitions = counted(sum(topic.partitions for topic in view.topics), "partition")
-    failed = sum(topic.state == "FAILED" for topic in view.topics)
-    return (
-        f"{at}  {view.phase}  {counted(len(view.topics), 'topic')}, {partitions}"
-        f"  lag {_lag(view.topics)}  {tables.rate(view.total_bytes_per_second)}"
-        f"{f'  {failed} FAILED' if failed else ''}{_cause(view.topics)}"
-    )
-
-
-def _cause(topics: Sequence[TopicView]) -> str:
-    """Return why some topics are not copied, where that is not their own trouble."""
-    for topic in topics:
-        if topic.reason and topic.state in _LINK_STATES:
-            return f"  {topic.reason}: {one_line(topic.message)}"
-    return ""
 
 
 def run_table(view: RunView, most: int) -> Table:

@@ -15,3 +15,8 @@ def now() -> float:
 def now_ms() -> int:
     """Return the wall clock in epoch milliseconds, to compare with records' timestamps."""
     return time.time_ns() // 1_000_000
+
+
+def epoch_ms(moment: float) -> int:
+    """Return a moment that `now` gave as epoch milliseconds, by the wall clock of today."""
+    return now_ms() - int(1000 * (now() - moment))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.clock import now
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
@@ -32,7 +33,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """One topic while the engine runs. `lag` in offsets, None while unknown."""
+    """One topic while the engine runs. `lag` in offsets, None while unknown; it was so at `lag_as_of_ms`."""
 
     mirror: str
     topic: str
@@ -42,18 +43,26 @@ class TopicView:
     state: str
     reason: Reason | None
     message: str | None
+    lag_as_of_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What a watcher is shown about once a second; `notes` are sentences that it has not been shown before."""
+    """What a watcher is shown about once a second; `notes` are those that it has not been shown before."""
 
+    time_ms: int
     elapsed_seconds: float
     phase: str
     mirrors: tuple[str, ...]
     topics: tuple[TopicView, ...]
     total_bytes_per_second: float
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
+    #: How much attention the phase needs.
+    level: Level = Level.INFO
+    #: By mirror and topic, what is wanted of topics that are not to be copied: PAUSED, STOPPED.
+    idle: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    #: The file into which Spark logs.
+    spark_log: str | None = None
 
 
 COPYING = "copying"
@@ -116,7 +125,7 @@ def _turn(
 def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunView:
     """Sum up the mirrors' state; the engines' notes are taken over."""
     topics: list[TopicView] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for engine in engines:
         notes += engine.journal.notes
         engine.journal.notes.clear()
@@ -127,13 +136,16 @@ def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunV
     rate = sum(topic.bytes_per_second for topic in topics)
     if phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
         phase = "not copying"
-    return RunView(elapsed, phase, tuple(e.mirror for e in engines), tuple(topics), rate, tuple(notes))
+    idle = {(engine.mirror, topic): wanted for engine in engines for topic, wanted in engine.idle_topics().items()}
+    mirrors = tuple(engine.mirror for engine in engines)
+    return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle)
 
 
 def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
     rows = [row for partition in partitions if (row := engine.partitions.rows.get(partition)) is not None]
     troubles = {partition: found for partition in partitions if (found := engine.trouble(partition)) is not None}
     lags = [engine.lag(partition) for partition in partitions]
+    as_of = [at for partition in partitions if (at := engine.lag_as_of_ms(partition)) is not None]
     failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
     troubled = failed or next((row for row in rows if row.reason), None)
     aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
@@ -154,6 +166,7 @@ def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPart
         state,
         reason,
         message,
+        min(as_of) if len(as_of) == len(partitions) else None,
     )
 
 

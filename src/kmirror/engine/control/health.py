@@ -34,11 +34,14 @@ class Health:
     wants_ends: bool = False
     #: By partition, when the source said where it ends, and where.
     _ends: dict[TopicPartition, tuple[float, int]] = field(default_factory=dict)
+    #: By partition, when its lane last reported where the copy ends.
+    _reported: dict[TopicPartition, float] = field(default_factory=dict)
     #: What is copied and whose lane has had no answer from the source lately.
     _unseen: set[TopicPartition] = field(default_factory=set)
 
     def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> None:
         """Take what a lane says of the source."""
+        self._reported[partition] = at
         fresh = row.source_seen_ms is None
         age = FRESH_SECONDS if row.source_seen_ms is None else max(0, record.time_ms - row.source_seen_ms) / 1000
         if row.source_offset is not None:
@@ -58,6 +61,7 @@ class Health:
         """Forget what was said of partitions."""
         for partition in partitions:
             self._ends.pop(partition, None)
+            self._reported.pop(partition, None)
             self._unseen.discard(partition)
 
     def judge(self, silent: Mapping[int, float | None], partitions: Iterable[TopicPartition], *, late: bool) -> bool:
@@ -81,6 +85,11 @@ class Health:
         if end is None or partition not in self._ends or at - seen_at > KNOWN_SECONDS:
             return None
         return max(0, source_end - end)
+
+    def known_at(self, partition: TopicPartition) -> float | None:
+        """Return since when neither end of a copy is known any better; None: one of them was never known."""
+        seen, reported_at = self._ends.get(partition), self._reported.get(partition)
+        return None if seen is None or reported_at is None else min(seen[0], reported_at)
 
 
 def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:

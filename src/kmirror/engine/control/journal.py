@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from kmirror.engine.clock import now_ms
 from kmirror.state.events import Event
+
+
+class Level(StrEnum):
+    """Name how much attention a note needs."""
+
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for watchers; with `about_spark`, Spark's own log may say more."""
+
+    time_ms: int
+    level: Level
+    mirror: str
+    text: str
+    about_spark: bool = False
 
 
 class Journal:
@@ -14,14 +35,14 @@ class Journal:
     def __init__(self, mirror: str, actor: str) -> None:
         self._mirror = mirror
         self._actor = actor
-        #: Sentences that were not shown yet; the watcher empties it.
-        self.notes: list[str] = []
+        #: What was not shown yet; the watcher empties it.
+        self.notes: list[Note] = []
         #: Events that no heartbeat has stored yet.
         self.events: list[Event] = []
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence: str, level: Level = Level.INFO, *, about_spark: bool = False) -> None:
         """Show a sentence to watchers."""
-        self.notes.append(sentence)
+        self.notes.append(Note(now_ms(), level, self._mirror, sentence, about_spark))
 
     def record(self, what: str, result: str, details: Mapping[str, object]) -> None:
         """Have an event stored with the next heartbeat."""

@@ -21,13 +21,14 @@ from typing import Protocol
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.plan import Change, Held, changes
 from kmirror.engine.lane.lane import run_lane
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.assignment import Assignment
 from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, LaneChangeRecord, ProgressRecord, ProgressRow
+from kmirror.words import counted
 
 #: So long may a worker take from its start to the lane's first report.
 LANE_START_SECONDS = 90.0
@@ -255,7 +256,11 @@ class Lanes:
         if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror)):
             handle.submitted_at, silent = at, False  # to submit it again would only delay it
         if silent and not self.stopping:
-            self._journal.note(f"lane {handle.lane} of {self._mirror} stopped responding and is replaced")
+            self._journal.note(
+                f"lane {handle.lane} of {self._mirror} stopped responding and is replaced",
+                Level.WARNING,
+                about_spark=True,
+            )
             self._journal.record("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
             self._old_futures.append(future)
             name = handle.name(self._mirror)
@@ -268,7 +273,11 @@ class Lanes:
             handle.deaths += 1
             handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
             if not self.stopping:
-                self._journal.note(f"lane {handle.lane} of {self._mirror} died and is restarted: {error}")
+                self._journal.note(
+                    f"lane {handle.lane} of {self._mirror} died and is restarted: {error}",
+                    Level.ERROR,
+                    about_spark=True,
+                )
                 self._journal.record("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
             self._replace(handle, clean=False)
             return
@@ -347,17 +356,25 @@ class Lanes:
             return [], []
         if record.attempt < handle.attempt:
             return [], []
-        self.plan_now = self.plan_now or handle.heard_at is None
+        if handle.heard_at is None:
+            self.plan_now = True
+            partitions = counted(len(handle.copies), "partition")
+            self._journal.note(f"lane {handle.lane} of {self._mirror} runs, with {partitions}")
         handle.heard_at = self._heard_at[handle.lane] = self._any_heard_at = now()
         if record.attempt > handle.attempt:
             handle.attempt = record.attempt
-            self._journal.note(f"a worker of lane {handle.lane} of {self._mirror} died; another worker continues")
+            self._journal.note(
+                f"a worker of lane {handle.lane} of {self._mirror} died; another worker continues",
+                Level.WARNING,
+                about_spark=True,
+            )
             self._doubt()
         if record.fills_by_transactions and record.lane not in self._filling:
             self._filling.add(record.lane)
             self._journal.note(
                 "markers may not be written (ALTER on the destination cluster is not granted): "
-                "offsets are filled by empty transactions, which is slower"
+                "offsets are filled by empty transactions, which is slower",
+                Level.WARNING,
             )
             self._journal.record(
                 "offsets", "FILLED_BY_TRANSACTIONS", {"lane": record.lane, "missing": "ALTER on the cluster"}

@@ -15,10 +15,10 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
-from kmirror.engine.clock import now
+from kmirror.engine.clock import epoch_ms, now
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.lanes import LaneRunner, Lanes
 from kmirror.engine.control.orders import LaneOrders
 from kmirror.engine.control.partitions import MirrorPartitions
@@ -34,8 +34,18 @@ from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
-from kmirror.state.records import MirrorRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord, decode
+from kmirror.state.records import (
+    PENDING_REBUILD,
+    DesiredState,
+    MirrorRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    TopicRecord,
+    decode,
+)
 from kmirror.state.snapshot import State
+from kmirror.words import at_time
 
 _POLL_MS = 500
 _PAUSE = 0.5
@@ -79,7 +89,7 @@ class MirrorEngine:
         self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
-        self._rebuilds = Rebuilds(rebuilder, self.journal.note)
+        self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
         self._heard: queue.SimpleQueue[
             ProgressRecord | FeedTopic | MirrorRecord | SourceReport | JobEvent | Exception
@@ -173,10 +183,10 @@ class MirrorEngine:
 
     def trouble(self, partition: TopicPartition) -> tuple[Reason, str] | None:
         """Return why it is not known that a partition is copied, None where its lane reports."""
-        at, accepted_at = self._ended_at or now(), self._heartbeats.last_at
-        if accepted_at and at - accepted_at > LANE_SILENCE_SECONDS:
-            seconds = int(at - accepted_at)
-            return Reason.DESTINATION_UNREACHABLE, f"the destination has not accepted a heartbeat for {seconds} s"
+        at, accepted_at = self._ended_at or now(), self._heartbeats.last_at or self._health.began
+        if at - accepted_at > LANE_SILENCE_SECONDS:
+            since = at_time(epoch_ms(accepted_at))
+            return Reason.DESTINATION_UNREACHABLE, f"the destination has not accepted a heartbeat since {since}"
         silence = self._workers.trouble(partition, at)
         return None if silence is None else (Reason.NO_WORKERS, silence)
 
@@ -184,6 +194,15 @@ class MirrorEngine:
         """Return how far a partition is behind what its source said within the last moments; None: not known."""
         row = self.partitions.rows.get(partition)
         return self._health.lag(partition, row.destination_offset if row else None, self._ended_at or now())
+
+    def lag_as_of_ms(self, partition: TopicPartition) -> int | None:
+        """Return when what `lag` is computed from was last known, in epoch milliseconds; None: never."""
+        known_at = self._health.known_at(partition)
+        return None if known_at is None else epoch_ms(known_at)
+
+    def idle_topics(self) -> dict[str, str]:
+        """Return the topics that are not to be copied now, each with what is wanted of it instead."""
+        return {topic.topic: _wanted(topic) for topic in self._topics.by_name.values() if not is_copied(topic)}
 
     @property
     def caught_up(self) -> bool:
@@ -221,7 +240,7 @@ class MirrorEngine:
                     self._take_source_report(heard)
                 case JobEvent():
                     if heard.note is not None:
-                        self.journal.note(heard.note)
+                        self.journal.note(heard.note, heard.level)
                     if heard.what is not None:
                         self.journal.record(heard.what, heard.result, heard.details)
                 case _:
@@ -284,3 +303,10 @@ class MirrorEngine:
                     for topic in feed.catch_up():
                         self._heard.put(topic)
             tail.close()
+
+
+def _wanted(topic: TopicRecord) -> str:
+    """Return what is wanted of a topic that is not copied."""
+    if topic.desired is not DesiredState.ACTIVE:
+        return topic.desired
+    return "PENDING_MIRROR" if topic.pending_operation == PENDING_REBUILD else "STOPPING"

@@ -10,10 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.control.health import Health
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
+
+#: What needs more attention than news do, by the result of its event.
+_LEVELS = {"FAILED": Level.ERROR, "LOSS_ACCEPTED": Level.WARNING, "DESTINATION_TRUNCATED": Level.WARNING}
 
 
 class MirrorPartitions:
@@ -227,7 +230,7 @@ class MirrorPartitions:
         self._announce(note, partition, "DESTINATION_TRUNCATED", **{"from": first, "until": until})
 
     def _announce(self, note: str, partition: TopicPartition, result: str, **details: object) -> None:
-        self._journal.note(note)
+        self._journal.note(note, _LEVELS.get(result, Level.INFO))
         place = {"topic": partition.topic, "partition": partition.partition}
         self._journal.record("partition", result, place | details)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.journal import Level
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
@@ -42,6 +43,7 @@ class JobEvent:
     what: str | None = None
     result: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
+    level: Level = Level.INFO
 
 
 class SideJob(Protocol):
@@ -89,7 +91,7 @@ class SideJobs:
                     failures += 1
                     if said != str(error):
                         said = str(error)
-                        self._tell(JobEvent(f"{job.name} of {view.mirror.name}: {error}"))
+                        self._tell(JobEvent(f"{job.name} of {view.mirror.name}: {error}", level=Level.WARNING))
                 stop.wait(pause)
         finally:
             job.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.source_monitor import SourceReport
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import KmirrorError, Reason
@@ -23,8 +23,9 @@ class SourceStatus:
         if report.trouble:
             if self.trouble is None or self.trouble.reason is not report.trouble.reason:
                 is_refused = report.trouble.reason in LINK_REFUSED
+                level = Level.ERROR if is_refused else Level.WARNING
                 what = "cannot be mirrored" if is_refused else "does not answer"
-                self._journal.note(f"the source of {self._mirror} {what}: {report.trouble}")
+                self._journal.note(f"the source of {self._mirror} {what}: {report.trouble}", level)
                 reason = report.trouble.reason or Reason.SOURCE_UNREACHABLE
                 details = {"reason": reason, "message": str(report.trouble)}
                 self._journal.record("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
@@ -32,7 +33,8 @@ class SourceStatus:
             return
         if report.log_start_trouble and not self._log_start_trouble:
             self._journal.note(
-                f"what the source of {self._mirror} has deleted is kept in the mirror: {report.log_start_trouble}"
+                f"what the source of {self._mirror} has deleted is kept in the mirror: {report.log_start_trouble}",
+                Level.WARNING,
             )
         self._log_start_trouble = report.log_start_trouble is not None
         if self.trouble is not None:

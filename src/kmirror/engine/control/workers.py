@@ -5,7 +5,7 @@ from __future__ import annotations
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, LATE_SECONDS, Health, no_workers_text
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.lanes import Lanes
 from kmirror.errors import Reason
 
@@ -30,7 +30,7 @@ class Workers:
         lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
         if lasts and not self._are_silent:
             self._are_silent = True
-            self._journal.note(f"{self._mirror}: {self._text(at)}")
+            self._journal.note(f"{self._mirror}: {self._text(at)}", Level.ERROR, about_spark=True)
             self._journal.record("workers", Reason.NO_WORKERS, {"lanes": sorted(silent), "master": self._master})
         elif not silent and self._are_silent:
             self._are_silent = False

@@ -14,6 +14,7 @@ from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, UnreachableError
 from kmirror.ops.context import Destination, require_mirror, source_client
@@ -72,7 +73,7 @@ class GroupSyncJob:
         )
         told = _told(self._mirror, carried.newly_skipped)
         if found.unreadable and found.unreadable != self._unreadable:
-            told.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}"))
+            told.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
         return told
 
@@ -268,6 +269,7 @@ def _told(mirror: str, newly_skipped: Sequence[tuple[str, GroupReason]]) -> list
                 "groups",
                 "SKIPPED",
                 {"reason": reason, "groups": sorted(groups)[:_NAMED], "count": len(groups)},
+                Level.WARNING,
             )
         )
     return told

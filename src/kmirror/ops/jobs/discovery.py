@@ -12,6 +12,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.engine.clock import now
+from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
@@ -167,7 +168,7 @@ class DiscoveryJob:
         if row.result is not Outcome.NOOP and self._said.get(name) != message:
             self._said[name] = message
             details = {"sourceTopic": name, "topic": row.topic, "reason": row.reason, "message": message}
-            yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details)
+            yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details, Level.WARNING)
 
 
 def _topics_of(source: ClusterClient, mirror: MirrorRecord, settings: Settings) -> dict[str, TopicMetadata]:

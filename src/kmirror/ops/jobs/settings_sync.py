@@ -12,6 +12,7 @@ from dataclasses import replace
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
@@ -144,7 +145,7 @@ class SettingsSyncJob:
         if self._said.get(topic) != message:
             self._said[topic] = message
             note = f"the settings of {topic} cannot be synced from its source: {message}"
-            yield JobEvent(note, _WHAT, "FAILED", {"topic": topic, "message": message})
+            yield JobEvent(note, _WHAT, "FAILED", {"topic": topic, "message": message}, Level.WARNING)
 
 
 def _is_stale(recorded_ms: int | None, seen_ms: int | None) -> bool:

@@ -14,6 +14,7 @@ from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, del
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.engine.control.journal import Level
 from kmirror.engine.control.side_jobs import JobEvent, JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 from kmirror.ops.context import Destination, change, source_client
@@ -226,7 +227,8 @@ def told_of(before: State, after: State, mirror: str, found: Mapping[str, Protec
 
 def _told(note: str, result: str, **details: Any) -> JobEvent:
     known = {key: value for key, value in details.items() if value is not None}
-    return JobEvent(note, _WHAT, result, {"message": note, **known})
+    level = Level.WARNING if result in {"DETECTED", "REFUSED"} else Level.INFO
+    return JobEvent(note, _WHAT, result, {"message": note, **known}, level)
 
 
 def _names(bindings: Iterable[AclBinding]) -> list[str]:

@@ -7,16 +7,17 @@ passwords, missing rights, an unknown host or mirror, another engine in charge: 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TypeVar
 
 from kmirror.cluster.connection import UnknownHostError
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
-from kmirror.engine.clock import now
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.control.journal import Level
 from kmirror.engine.waiting import begin
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
+from kmirror.words import at_time
 
 T = TypeVar("T")
 
@@ -65,10 +66,13 @@ def may_pass(error: Exception) -> bool:
 class Patience:
     """Try again, with growing pauses, until it is done, `stop` is set, or `seconds` (None: no limit) are over.
 
-    `show` is called about once a second with what is waited for and since when, and with what there is to tell.
+    `show` is called about once a second with what is waited for and since when, with what there is to tell, and with
+    how much attention it needs.
     """
 
-    def __init__(self, stop: threading.Event, seconds: float | None, show: Callable[[str, str | None], None]) -> None:
+    def __init__(
+        self, stop: threading.Event, seconds: float | None, show: Callable[[str, str | None, Level], None]
+    ) -> None:
         self._stop = stop
         self._seconds = seconds
         self._end = None if seconds is None else now() + seconds
@@ -95,8 +99,7 @@ class Patience:
             TimedOutError: the time is over.
             KmirrorError, OutcomeUnknown: it cannot pass.
         """
-        since = time.strftime("%H:%M:%SZ", time.gmtime())
-        waiting = f"waiting since {since} for {what}:"
+        waiting = f"waiting since {at_time(now_ms())} for {what}"
         pause, last, shown = FIRST_PAUSE_S, None, now()
         error: Exception | None = None
 
@@ -111,7 +114,10 @@ class Patience:
                 )
             if now() - shown >= _SHOW_S:
                 shown = now()
-                self._show(waiting if error is not None or phase is None else phase, None)
+                if error is not None or phase is None:
+                    self._show(waiting, None, Level.WARNING)
+                else:
+                    self._show(phase, None, Level.INFO)
                 if idle is not None:
                     idle()
 
@@ -131,7 +137,7 @@ class Patience:
                 error = failed
             if str(error) != last:
                 last = str(error)
-                self._show(waiting, f"waiting for {what}, tried again until it passes: {error}")
+                self._show(waiting, f"waiting for {what}, tried again until it passes: {error}", Level.WARNING)
             until, pause = now() + pause, min(LONGEST_PAUSE_S, 2 * pause)
             while now() < until:
                 turn(_STEP_S)

@@ -8,13 +8,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from kmirror import __version__
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.clock import now
+from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.driver import Ending, Limits, RunView, Watcher, drive
+from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.engine.spark.application import SparkRuntime
@@ -75,13 +77,18 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         raise UsageError("--standby and --take-over exclude each other", "give one of them")
     if request.for_ms is not None and request.until_caught_up:
         raise UsageError("--for and --until-caught-up exclude each other", "give one of them")
-    began = now()
+    began, log_file = now(), new_log_file()
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
-    def show(phase: str, note: str | None) -> None:
-        watcher(RunView(now() - began, phase, request.mirrors, (), 0.0, (note,) if note is not None else ()))
+    def watch(view: RunView) -> None:
+        watcher(replace(view, spark_log=str(log_file)))
+
+    def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
+        watch(_view(request, began, phase, [note] if note is not None else [], level))
 
     with stopping() as stop:
+        process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
+        show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
         at_once = request.until_caught_up and request.timeout_ms is None
         try:
@@ -89,7 +96,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
                 "the clusters", lambda: _connect(open_destination, request), phase=_phase(request), at_once=at_once
             )
             try:
-                return _run(started, request, watcher, began, stop, patience)
+                return _run(started, request, watch, log_file, began, stop, patience)
             finally:
                 if not patience.left_behind:
                     started.destination.close()
@@ -122,14 +129,20 @@ def _connect(open_destination: Callable[[], Destination], request: RunRequest) -
 
 
 def _run(
-    started: _Started, request: RunRequest, watcher: Watcher, began: float, stop: threading.Event, patience: Patience
+    started: _Started,
+    request: RunRequest,
+    watcher: Watcher,
+    log_file: Path,
+    began: float,
+    stop: threading.Event,
+    patience: Patience,
 ) -> VerbResult:
     destination, records = started.destination, started.records
-    options = _spark_options(request, records)
+    options = _spark_options(request, records, log_file)
     check_spark(options, os.environ)
     phase = _phase(request)
     with ExitStack() as stack:
-        watcher(RunView(now() - began, phase, request.mirrors, (), 0.0, ()))
+        watcher(_view(request, began, phase))
         spark = _StartingSpark(options)
         stack.callback(spark.stop)
         if not request.standby:
@@ -143,7 +156,7 @@ def _run(
             stack.callback(lease.close)
             leases.append(lease)
         if request.standby:
-            watcher(RunView(now() - began, "starting", request.mirrors, (), 0.0, ()))
+            watcher(_view(request, began, "starting"))
             spark.begin()
         at_once = request.until_caught_up and request.timeout_ms is None
         if request.until_caught_up:
@@ -154,7 +167,7 @@ def _run(
                 phase="starting",
                 at_once=at_once,
             )
-            watcher(RunView(now() - began, "starting", request.mirrors, (), 0.0, tuple(notes)))
+            watcher(_view(request, began, "starting", notes))
         runtime = patience.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=lambda: _keep(leases))
         state = patience.attempt("the destination", destination.state, phase="starting")
         engines = [
@@ -193,6 +206,15 @@ def _run(
         groups=[row for one in groups for row in one.rows],
         warnings=[*outcome.warnings, *(warning for one in groups for warning in one.warnings)],
     )
+
+
+def _view(
+    request: RunRequest, began: float, phase: str, notes: Sequence[str] = (), level: Level = Level.INFO
+) -> RunView:
+    """Return what is shown before there are engines."""
+    at, mirrors = now_ms(), ",".join(request.mirrors)
+    told = tuple(Note(at, level, mirrors, note) for note in notes)
+    return RunView(at, now() - began, phase, request.mirrors, (), 0.0, told, level)
 
 
 def _phase(request: RunRequest) -> str:
@@ -318,10 +340,10 @@ class _Taking:
         )
 
 
-def _spark_options(request: RunRequest, records: Sequence[MirrorRecord]) -> SparkOptions:
+def _spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     lanes = sum(parse_settings(record.settings).copy_lanes for record in records)
     name = f"kmirror {','.join(request.mirrors)} on {socket.gethostname()}"
-    return SparkOptions(lanes + 1, new_log_file(), name, request.master, dict(request.spark_conf))
+    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf))
 
 
 def new_log_file() -> Path:

@@ -1,0 +1,251 @@
+"""The log of `run`: a line when something changes, and one a minute that sums up when nothing does.
+
+What makes a line is decided without a clock (`News`): views carry the time they were taken at. How much attention a
+line needs is decided by states and reasons, never by words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from kmirror.cli import tables
+from kmirror.engine.control.driver import COPYING
+from kmirror.engine.control.journal import Level
+from kmirror.errors import NOT_COPYING, KmirrorError, Reason
+from kmirror.ops.results import Outcome
+from kmirror.words import at_time, counted, one_line
+
+if TYPE_CHECKING:
+    from kmirror.engine.control.driver import RunView, TopicView
+    from kmirror.ops.results import VerbResult
+
+TEXT, JSON = "text", "json"
+#: Between two lines that sum up while nothing changes.
+SUMMARY_SECONDS = 60.0
+#: More topics that change alike, and more results that went wrong, are only counted.
+_MOST_NAMES, _MOST_RESULTS = 5, 20
+
+_LEVELS = {"FAILED": Level.ERROR, "LINK_FAILED": Level.ERROR, "SOURCE_UNAVAILABLE": Level.WARNING}
+_COPIED_STATES = frozenset({"ACTIVE", "PENDING_MIRROR"})
+_SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.INFO: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line; `fields` go into JSON only."""
+
+    time_ms: int
+    level: Level
+    mirror: str
+    message: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return it as `TIME LEVEL MIRROR MESSAGE`."""
+        return f"{_time(self.time_ms)} {self.level:<7} {self.mirror} {one_line(self.message)}"
+
+    def json(self) -> str:
+        """Return it as one JSON object."""
+        document = {"time": _time(self.time_ms), "level": self.level, "mirror": self.mirror}
+        return json.dumps({**document, "message": one_line(self.message), **self.fields}, ensure_ascii=False)
+
+
+class RunLog:
+    """Write the log of one run, line by line."""
+
+    def __init__(self, write: Callable[[str], None], log_format: str) -> None:
+        self._write = write
+        self._line = Entry.json if log_format == JSON else Entry.text
+        self._news = News()
+
+    def take(self, view: RunView) -> None:
+        """Write what is new in a view."""
+        for entry in self._news.entries(view):
+            self._write(self._line(entry))
+
+    def end(self, time_ms: int, done: VerbResult, headline: str) -> None:
+        """Write how the run ended."""
+        for entry in ended(time_ms, done, headline):
+            self._write(self._line(entry))
+
+    def fail(self, time_ms: int, mirrors: Sequence[str], error: KmirrorError) -> None:
+        """Write what ended the run."""
+        hint = f"; {one_line(error.hint)}" if error.hint else ""
+        fields = {"reason": error.reason, "exitCode": int(error.exit_code)}
+        entry = Entry(time_ms, Level.ERROR, ",".join(mirrors), f"{error.message}{hint}", fields)
+        self._write(self._line(entry))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How a topic was last seen, and when it was first seen so."""
+
+    state: str
+    reason: Reason | None
+    since_ms: int
+
+
+class News:
+    """Tell what is new in one view after the other."""
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._summed_up_at = 0.0
+        self._known: dict[tuple[str, str], _Known] = {}
+
+    def entries(self, view: RunView) -> list[Entry]:
+        """Return what is to be logged of a view."""
+        found = [
+            Entry(note.time_ms, note.level, note.mirror, note.text + (_see(view) if note.about_spark else ""))
+            for note in view.notes
+        ]
+        found += self._changes(view)
+        if view.phase != self._phase or view.elapsed_seconds - self._summed_up_at >= SUMMARY_SECONDS:
+            self._phase, self._summed_up_at = view.phase, view.elapsed_seconds
+            found += self._summaries(view)
+        return found
+
+    def _changes(self, view: RunView) -> Iterator[Entry]:
+        """Yield one entry for all topics of a mirror that have changed alike."""
+        shown = {(topic.mirror, topic.topic): topic for topic in view.topics}
+        states: dict[tuple[str, str], tuple[str, Reason | None]] = {
+            place: (wanted, None) for place, wanted in view.idle.items()
+        }
+        states |= {place: (topic.state, topic.reason) for place, topic in shown.items()}
+        alike: defaultdict[tuple[str, str, Reason | None, str], list[str]] = defaultdict(list)
+        for place, (state, reason) in sorted(states.items(), key=lambda one: one[0]):
+            before = self._known.get(place)
+            if before is not None and (before.state, before.reason) == (state, reason):
+                continue
+            self._known[place] = _Known(state, reason, view.time_ms)
+            was = _words(before.state, before.reason) if before is not None else ""
+            alike[place[0], state, reason, was].append(place[1])
+        for (mirror, state, reason, was), topics in alike.items():
+            one = shown.get((mirror, topics[0]))
+            why = f": {one_line(one.message)}" if reason is not None and one is not None else ""
+            more = f" and {len(topics) - _MOST_NAMES:,} more" if len(topics) > _MOST_NAMES else ""
+            names = ", ".join(topics[:_MOST_NAMES])
+            before_it = f" (was {was})" if was else ""
+            yield Entry(
+                view.time_ms,
+                _level(state, reason),
+                mirror,
+                f"{names}{more}: {_words(state, reason)}{before_it}{why}{_see(view) if reason in NOT_COPYING else ''}",
+                {"state": state, "reason": reason, "topics": topics[:_MOST_NAMES], "topicCount": len(topics)},
+            )
+
+    def _summaries(self, view: RunView) -> Iterator[Entry]:
+        fields = {"phase": view.phase}
+        if not view.topics and view.phase != COPYING:
+            yield Entry(view.time_ms, view.level, ",".join(view.mirrors), view.phase, fields)
+            return
+        for mirror in view.mirrors:
+            if own := [topic for topic in view.topics if topic.mirror == mirror]:
+                yield self._summary(view, mirror, own)
+            else:
+                yield Entry(view.time_ms, view.level, mirror, f"{view.phase}: no topics to copy", fields)
+
+    def _summary(self, view: RunView, mirror: str, topics: Sequence[TopicView]) -> Entry:
+        is_copying = any(topic.state in _COPIED_STATES for topic in topics)
+        phase = "not copying" if view.phase == COPYING and not is_copying else view.phase
+        partitions = sum(topic.partitions for topic in topics)
+        states = Counter(topic.state for topic in topics)
+        rate = sum(topic.bytes_per_second for topic in topics)
+        lag = _Lag.of(topics)
+        worst = min(topics, key=lambda one: (_SEVERITY[_level(one.state, one.reason)], one.topic))
+        level = _level(worst.state, worst.reason)
+        others = "".join(f", {count:,} {state}" for state, count in sorted(states.items()) if state != "ACTIVE")
+        return Entry(
+            view.time_ms,
+            level,
+            mirror,
+            f"{phase}: {counted(len(topics), 'topic')}, {counted(partitions, 'partition')}, {lag.text()}, "
+            f"{tables.rate(rate)}{others}{self._cause(view, worst)}",
+            {
+                "phase": phase,
+                "topics": len(topics),
+                "partitions": partitions,
+                "lag": lag.known if not lag.unknown else None,
+                "lagAsOfMs": lag.as_of_ms if not lag.unknown else None,
+                "bytesPerSecond": round(rate),
+                "topicStates": dict(states),
+                "reason": worst.reason,
+            },
+        )
+
+    def _cause(self, view: RunView, topic: TopicView) -> str:
+        """Return why a topic needs attention, and since when at the latest."""
+        if topic.reason is None:
+            return ""
+        since = at_time(self._known[topic.mirror, topic.topic].since_ms)
+        see = _see(view) if topic.reason in NOT_COPYING else ""
+        what = _words(topic.state, topic.reason)
+        return f"; {topic.topic} {what} since {since} or longer: {one_line(topic.message)}{see}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """How far some topics are behind: the sum where it is known, when that was, and of how many it is not."""
+
+    known: int
+    as_of_ms: int | None
+    unknown: int
+    topics: int
+
+    @classmethod
+    def of(cls, topics: Sequence[TopicView]) -> _Lag:
+        """Sum up; where the destination does not answer, nobody knows how far it is."""
+        known = [
+            topic for topic in topics if topic.lag is not None and topic.reason is not Reason.DESTINATION_UNREACHABLE
+        ]
+        as_of = [topic.lag_as_of_ms for topic in known if topic.lag_as_of_ms is not None]
+        return cls(
+            sum(topic.lag or 0 for topic in known), min(as_of, default=None), len(topics) - len(known), len(topics)
+        )
+
+    def text(self) -> str:
+        """Return it in words."""
+        if self.unknown == self.topics:
+            return "lag unknown"
+        as_of = f" as of {at_time(self.as_of_ms)}" if self.as_of_ms is not None else ""
+        if not self.unknown:
+            return f"lag {self.known:,}{as_of}"
+        return f"lag at least {self.known:,}{as_of}, unknown of {counted(self.unknown, 'topic')}"
+
+
+def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:
+    """Yield how a run ended: what went wrong, then the sentence for the whole."""
+    bad = [row for row in done.results if row.result in (Outcome.FAILED, Outcome.TIMED_OUT)]
+    for row in bad[:_MOST_RESULTS]:
+        place = "" if row.topic is None else row.topic if row.partition is None else f"{row.topic}-{row.partition}"
+        fields = {"topic": row.topic, "partition": row.partition, "result": row.result, "reason": row.reason}
+        told = f"{place}: {row.result} {row.message or ''}".removeprefix(": ")
+        yield Entry(time_ms, Level.ERROR, done.mirror, told, {**fields, "lag": row.lag})
+    if len(bad) > _MOST_RESULTS:
+        yield Entry(time_ms, Level.ERROR, done.mirror, f"{counted(len(bad) - _MOST_RESULTS, 'more partition')} failed")
+    for warning in done.warnings:
+        yield Entry(time_ms, Level.WARNING, done.mirror, warning)
+    level = Level.INFO if done.exit_code == 0 else Level.ERROR
+    yield Entry(time_ms, level, done.mirror, headline, {"exitCode": int(done.exit_code)})
+
+
+def _level(state: str, reason: Reason | None) -> Level:
+    return _LEVELS.get(state, Level.INFO if reason is None else Level.WARNING)
+
+
+def _words(state: str, reason: Reason | None) -> str:
+    return state if reason is None else f"{state} {reason}"
+
+
+def _see(view: RunView) -> str:
+    return f"; Spark logs to {view.spark_log}" if view.spark_log else ""
+
+
+def _time(epoch_ms: int) -> str:
+    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{epoch_ms % 1000:03}Z"

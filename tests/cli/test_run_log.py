@@ -1,0 +1,242 @@
+"""What makes a line in the log of `run`, how lines look, and what becomes of the file they go to."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kmirror.cli.log_file import LogFile
+from kmirror.cli.output import JsonOutput, TableOutput
+from kmirror.cli.run_log import JSON, TEXT, Entry, News, RunLog, ended
+from kmirror.cli.screen import Screen
+from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.journal import Level, Note
+from kmirror.errors import Reason, UnreachableError
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from tests.cli.conftest import Run
+
+AT = 1_795_417_337_123  # 2026-11-23T07:02:17.123Z
+ORDERS = TopicView("m", "orders", 8, 1_500, 42_500_000.0, "ACTIVE", None, None, AT - 2_000)
+VIEW = RunView(AT, 0.0, "copying", ("m",), (ORDERS,), 42_500_000.0, ())
+UNREACHABLE = replace(
+    ORDERS,
+    state="LINK_FAILED",
+    reason=Reason.DESTINATION_UNREACHABLE,
+    message="the destination has not accepted a heartbeat since 2026-11-23T07:02:00Z",
+    bytes_per_second=0.0,
+)
+
+
+def later(view: RunView, seconds: float, *topics: TopicView) -> RunView:
+    """Return the view so much later, perhaps of other topics."""
+    at = view.time_ms + int(1000 * seconds)
+    return replace(view, time_ms=at, elapsed_seconds=view.elapsed_seconds + seconds, topics=topics or view.topics)
+
+
+def hour(view: RunView) -> Iterator[RunView]:
+    """Yield a view for each second of the next hour, in which nothing but the lag changes."""
+    for second in range(1, 3_601):
+        yield later(view, second, replace(ORDERS, lag=second, lag_as_of_ms=AT + 1000 * second))
+
+
+def told(news: News, view: RunView) -> list[tuple[Level, str, str]]:
+    return [(entry.level, entry.mirror, entry.message) for entry in news.entries(view)]
+
+
+def test_a_quiet_hour_is_sixty_lines() -> None:
+    news = News()
+    assert len(news.entries(VIEW)) == 2
+    lines = [entry for view in hour(VIEW) for entry in news.entries(view)]
+    assert len(lines) == 60
+    assert lines[0].message == "copying: 1 topic, 8 partitions, lag 60 as of 2026-11-23T07:03:17Z, 42.5 MB/s"
+
+
+def test_what_changes_is_a_line_at_once() -> None:
+    news = News()
+    news.entries(VIEW)
+    failed = replace(ORDERS, state="FAILED", reason=Reason.OFFSET_MISMATCH, message="expected 7,\ngot 9")
+    assert told(news, later(VIEW, 1, failed)) == [
+        (Level.ERROR, "m", "orders: FAILED OFFSET_MISMATCH (was ACTIVE): expected 7, got 9")
+    ]
+    # another number in the same sentence is no change
+    assert told(news, later(VIEW, 2, replace(failed, message="expected 7, got 10"))) == []
+    assert told(news, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
+    paused = replace(later(VIEW, 4), topics=(), idle={("m", "orders"): "PAUSED"})
+    assert told(news, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
+
+
+def test_topics_that_change_alike_share_a_line() -> None:
+    news, topics = News(), [replace(ORDERS, topic=f"t{number:03}") for number in range(1_000)]
+    (first, _) = news.entries(later(VIEW, 0, *topics))
+    assert first.message == "t000, t001, t002, t003, t004 and 995 more: ACTIVE"
+    (line,) = news.entries(later(VIEW, 1, *(replace(UNREACHABLE, topic=one.topic) for one in topics)))
+    assert line.fields["topicCount"] == 1_000
+    assert len(line.text()) < 300
+
+
+def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
+    note = Note(AT, Level.WARNING, "m", "lane 0 of m stopped responding", about_spark=True)
+    assert told(News(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
+        Level.WARNING,
+        "m",
+        "lane 0 of m stopped responding; Spark logs to /c/spark-1.log",
+    )
+    for state, reason, level in (
+        ("ACTIVE", Reason.OPEN_TRANSACTION, Level.WARNING),
+        ("SOURCE_UNAVAILABLE", Reason.SOURCE_UNREACHABLE, Level.WARNING),
+        ("LINK_FAILED", Reason.NO_WORKERS, Level.ERROR),
+        ("PENDING_MIRROR", None, Level.INFO),
+    ):
+        topic = replace(ORDERS, state=state, reason=reason, message="ERROR FAILED")
+        assert {entry.level for entry in News().entries(later(VIEW, 0, topic))} == {level}
+
+
+def test_a_destination_that_is_gone_leaves_nothing_that_reassures() -> None:
+    news = News()
+    news.entries(VIEW)
+    news.entries(later(VIEW, 15, UNREACHABLE))
+    (line,) = news.entries(later(VIEW, 75, UNREACHABLE))
+    assert (line.level, line.message) == (
+        Level.ERROR,
+        "not copying: 1 topic, 8 partitions, lag unknown, 0 B/s, 1 LINK_FAILED; orders LINK_FAILED "
+        "DESTINATION_UNREACHABLE since 2026-11-23T07:02:32Z or longer: the destination has not accepted a heartbeat "
+        "since 2026-11-23T07:02:00Z",
+    )
+    assert (line.fields["lag"], line.fields["lagAsOfMs"]) == (None, None)
+
+
+def test_before_there_is_an_engine_the_minute_says_what_is_waited_for() -> None:
+    news = News()
+    view = replace(VIEW, phase="waiting since 2026-11-23T07:00:00Z for the clusters", topics=(), level=Level.WARNING)
+    expected = [(Level.WARNING, "m", "waiting since 2026-11-23T07:00:00Z for the clusters")]
+    assert told(news, view) == expected
+    assert told(news, later(view, 59)) == []
+    assert told(news, later(view, 60)) == expected
+
+
+def test_each_mirror_is_summed_up_by_itself_and_an_unknown_lag_is_never_a_number() -> None:
+    unknown = replace(ORDERS, topic="users", lag=None, lag_as_of_ms=None)
+    view = replace(VIEW, mirrors=("m", "n", "o"), topics=(ORDERS, unknown, replace(unknown, mirror="n")))
+    assert [line for line in told(News(), view) if "partition" in line[2] or "no topics" in line[2]] == [
+        (
+            Level.INFO,
+            "m",
+            "copying: 2 topics, 16 partitions, lag at least 1,500 as of 2026-11-23T07:02:15Z, unknown of 1 topic, "
+            "85.0 MB/s",
+        ),
+        (Level.INFO, "n", "copying: 1 topic, 8 partitions, lag unknown, 42.5 MB/s"),
+        (Level.INFO, "o", "copying: no topics to copy"),
+    ]
+
+
+def test_how_lines_look() -> None:
+    entry = Entry(AT, Level.WARNING, "m", "two\nlines", {"lag": 5, "reason": None})
+    assert entry.text() == "2026-11-23T07:02:17.123Z WARNING m two lines"
+    assert json.loads(entry.json()) == {
+        "time": "2026-11-23T07:02:17.123Z",
+        "level": "WARNING",
+        "mirror": "m",
+        "message": "two lines",
+        "lag": 5,
+        "reason": None,
+    }
+    lines: list[str] = []
+    RunLog(lines.append, JSON).take(VIEW)
+    document = json.loads(lines[-1])
+    assert (document["phase"], document["lag"], document["lagAsOfMs"]) == ("copying", 1_500, AT - 2_000)
+    assert (document["bytesPerSecond"], document["topicStates"]) == (42_500_000, {"ACTIVE": 1})
+
+
+def test_the_log_ends_with_what_went_wrong_and_how_it_ended() -> None:
+    rows = [TopicResult("orders", n, Outcome.FAILED, "gone", Reason.SOURCE_TOPIC_DELETED) for n in range(22)]
+    done = VerbResult.of("run", "m", rows, warnings=["a group is not in sync"])
+    lines = list(ended(AT, done, "stopped after 5s"))
+    assert [line.level for line in lines] == [Level.ERROR] * 21 + [Level.WARNING, Level.ERROR]
+    assert [lines[0].message, *(line.message for line in lines[-3:])] == [
+        "orders-0: FAILED gone",
+        "2 more partitions failed",
+        "a group is not in sync",
+        "stopped after 5s",
+    ]
+    assert lines[-1].fields == {"exitCode": 4}
+    written: list[str] = []
+    RunLog(written.append, TEXT).fail(AT, ("m", "n"), UnreachableError("no answer", "check it"))
+    assert written == ["2026-11-23T07:02:17.123Z ERROR   m,n no answer; check it"]
+
+
+def test_standard_output_is_all_json_or_text_that_ends_with_the_headline() -> None:
+    done = VerbResult.of("run", "m", [TopicResult("orders", 0, Outcome.DONE, lag=0)])
+    for log_format in (JSON, TEXT):
+        screen = Screen(io.StringIO(), io.StringIO(), io.StringIO())
+        output = TableOutput(screen)
+        with output.running(log_format) as show:
+            show(VIEW)
+        output.ran(done, "caught up after 5s", log_format)
+        assert isinstance(screen.out, io.StringIO)
+        lines = screen.out.getvalue().splitlines()
+        if log_format == JSON:
+            assert [json.loads(line)["message"] for line in lines][-1] == "caught up after 5s"
+        else:
+            assert lines[-1] == "caught up after 5s"
+
+
+def test_with_a_json_document_the_log_goes_to_standard_error() -> None:
+    screen = Screen(io.StringIO(), io.StringIO(), io.StringIO())
+    output = JsonOutput(screen)
+    with output.running(TEXT) as show:
+        show(VIEW)
+    output.ran(VerbResult.of("run", "m", []), "stopped", TEXT)
+    assert isinstance(screen.out, io.StringIO)
+    assert isinstance(screen.err, io.StringIO)
+    assert json.loads(screen.out.getvalue())["verb"] == "run"
+    assert re.match(r"2026-11-23T07:02:17\.123Z INFO    m orders: ACTIVE\n", screen.err.getvalue())
+
+
+def test_the_file_is_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmirror.cli.log_file.LARGEST_BYTES", 1_000)
+    (tmp_path / "m.log").write_text("of the last run\n")
+    file = LogFile.at(str(tmp_path / "m.log"), pytest.fail)
+    for number in range(1_000):
+        file.write(f"line {number:04}")
+    file.close()
+    kept = sorted(tmp_path.iterdir())
+    assert [path.name for path in kept] == ["m.log", *(f"m.log.{number}" for number in range(1, 6))]
+    assert all(path.stat().st_size <= 1_000 for path in kept)
+    lines = [line for path in (*reversed(kept[1:]), kept[0]) for line in path.read_text().splitlines()]
+    assert lines == [f"line {number:04}" for number in range(1_000 - len(lines), 1_000)]
+
+
+def test_a_file_that_cannot_be_written_any_more_is_told_once_and_ends_nothing() -> None:
+    warnings: list[str] = []
+    file = LogFile.at("/dev/full", warnings.append)
+    for _ in range(3):
+        file.write("a line")
+    file.close()
+    assert warnings == ["kmirror: warning: the log file /dev/full cannot be written"]
+
+
+@pytest.mark.parametrize("name", ["missing/m.log", "."])
+def test_a_file_that_cannot_be_written_is_refused_at_once(run: Run, tmp_path: Path, name: str) -> None:
+    ran = run("run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--log-file", str(tmp_path / name))
+    assert ran.code == 2
+    assert ran.err.startswith("kmirror: --log-file: ")
+    assert "\n  give " in ran.err
+
+
+def test_the_file_holds_what_ended_the_run(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "m.log"
+    ran = run(
+        *("run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--until-caught-up"),
+        *("--log-file", str(log), "--log-format", "json"),
+    )
+    assert ran.code == 6
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert "Spark logs to " in lines[0]["message"]
+    assert (lines[-1]["level"], lines[-1]["mirror"], lines[-1]["exitCode"]) == ("ERROR", "m", 6)
+    assert "cannot connect to 127.0.0.1:1" in lines[-1]["message"]
