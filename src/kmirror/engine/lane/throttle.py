@@ -6,8 +6,10 @@ however large. The debt is waited for, so the average holds. Pure: time arrives 
 
 from __future__ import annotations
 
-#: So much of a second's bytes gathers while nothing is fetched. A lane that waits looks again every tenth of a second.
-_FULL_SECONDS = 0.2
+#: So much of a second's bytes gathers for a lane whose source has no more, and for one that is kept from fetching: by
+#: the destination, or by a busy machine. The second makes up for that later, the first would begin with a burst.
+_IDLE_SECONDS = 0.1
+_HELD_UP_SECONDS = 2.0
 #: A request asks for so much of a second's bytes: a larger answer is a burst, with a long wait behind it.
 _REQUEST_SECONDS = 0.1
 _SMALLEST_REQUEST = 16 << 10
@@ -19,6 +21,8 @@ class Throttle:
     def __init__(self, at: float) -> None:
         self._limit: int | None = None
         self._tokens = 0.0
+        self._full_seconds = _IDLE_SECONDS
+        self._asked_bytes = 0
         self._counted_at = at
         self._waiting_since: float | None = None
         #: Bytes fetched, and seconds for which more was wanted than allowed, since the lane began.
@@ -41,13 +45,15 @@ class Throttle:
             self._waiting_since = at if self._waiting_since is None else self._waiting_since
             return 0
         self._end_wait(at)
-        return max(_SMALLEST_REQUEST, int(self._limit * _REQUEST_SECONDS))
+        self._asked_bytes = max(_SMALLEST_REQUEST, int(self._limit * _REQUEST_SECONDS))
+        return self._asked_bytes
 
     def spend(self, size: int) -> None:
         """Pay for an answer."""
         self.fetched_bytes += size
         if self._limit is not None:
             self._tokens -= size
+            self._full_seconds = _HELD_UP_SECONDS if size > self._asked_bytes // 2 else _IDLE_SECONDS
 
     def waited(self, at: float) -> float:
         """Return `waited_seconds`, with what is being waited for now."""
@@ -58,7 +64,7 @@ class Throttle:
             self._tokens = 0.0
         else:
             earned = (at - self._counted_at) * self._limit
-            self._tokens = min(self._tokens + earned, self._limit * _FULL_SECONDS)
+            self._tokens = min(self._tokens + earned, self._limit * self._full_seconds)
         self._counted_at = at
 
     def _end_wait(self, at: float) -> None:
