@@ -49,6 +49,9 @@ class Output(Protocol):
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         """Show the rows of a table."""
 
+    def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
+        """Return what shows rows of a table as they come."""
+
     def check_line(self, line: CheckLine) -> None:
         """Show one finding of `check` as soon as it is known."""
 
@@ -126,6 +129,15 @@ class TableOutput:
             self.screen.tell(table.none)
         for note in table.notes(rows) if table.notes else ():
             self.screen.tell(note)
+
+    def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
+        writer = tables.RowWriter(table)
+
+        def show(rows: Sequence[R]) -> None:
+            for line in writer.lines(rows):
+                self.screen.line(line)
+
+        return show
 
     def check_line(self, line: CheckLine) -> None:
         from kmirror.ops.check.findings import CHECKS
@@ -240,6 +252,13 @@ class JsonOutput:
 
     def rows(self, table: Table[R], rows: Sequence[R]) -> None:
         self._print([table.document(row) for row in rows])
+
+    def following(self, table: Table[R]) -> Callable[[Sequence[R]], None]:
+        def show(rows: Sequence[R]) -> None:
+            for row in rows:
+                self.screen.line(json.dumps(table.document(row), ensure_ascii=False))
+
+        return show
 
     def check_line(self, line: CheckLine) -> None:
         """Keep quiet: `check` prints the lines in its one document."""

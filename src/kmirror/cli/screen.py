@@ -35,6 +35,11 @@ class Screen:
         return self.out.isatty() and os.environ.get("TERM") != "dumb"
 
     @property
+    def is_unread(self) -> bool:
+        """Tell whether the reader of standard output was found to be gone."""
+        return id(self.out) in self._gone
+
+    @property
     def can_ask(self) -> bool:
         """Tell whether a question would reach somebody."""
         return self.stdin.isatty() and self.err.isatty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Generic
 
 from kmirror.columns import R, Table
 from kmirror.settings.durations import format_duration
@@ -46,17 +47,30 @@ def style_of(code: str | None) -> str:
 
 def lines(table: Table[R], rows: Sequence[R]) -> Iterator[str]:
     """Yield the heading and the rows, aligned by spaces; numbers stand to the right."""
-    columns = table.shown
-    written = [
-        [column.header for column in columns],
-        *([column.shown(row).text for column in columns] for row in rows),
-    ]
-    widths = [max(map(len, cells)) for cells in zip(*written, strict=True)]
-    for line in written:
-        cells = zip(line, widths, columns, strict=True)
-        yield _GAP.join(
-            cell.rjust(width) if column.is_number else cell.ljust(width) for cell, width, column in cells
-        ).rstrip()
+    return RowWriter(table).lines(rows)
+
+
+class RowWriter(Generic[R]):
+    """Write the rows of a table as they come: the heading once, and columns that grow where they have to."""
+
+    def __init__(self, table: Table[R]) -> None:
+        self._columns = table.shown
+        self._widths = [0] * len(self._columns)
+        self._is_begun = False
+
+    def lines(self, rows: Sequence[R]) -> Iterator[str]:
+        """Yield more rows, the first time below the heading."""
+        written = [[column.shown(row).text for column in self._columns] for row in rows]
+        if not self._is_begun:
+            written.insert(0, [column.header for column in self._columns])
+            self._is_begun = True
+        for line in written:
+            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, line, strict=True)]
+        for line in written:
+            cells = zip(line, self._widths, self._columns, strict=True)
+            yield _GAP.join(
+                cell.rjust(width) if column.is_number else cell.ljust(width) for cell, width, column in cells
+            ).rstrip()
 
 
 def rate(bytes_per_second: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -165,17 +166,27 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
 @verb(
     "events",
     "Show who did what to a mirror, when, and the result.\n\nT is a time such as 2026-03-01T12:00:00Z, or a duration"
-    " such as 2h.",
+    " such as 2h. With --follow --json each event is one line.",
     mirror_option(required=False),
     click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
+    click.Option(["--follow"], is_flag=True, help="Keep showing events as they come; Ctrl-C ends it with exit code 0."),
     examples=(
         "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
         "kmirror events --since 2026-03-01T12:00:00Z --json --bootstrap-server b:9092",
+        "kmirror events --mirror dr --follow --json --bootstrap-server b:9092",
     ),
 )
-def events_verb(call: Call, mirror: str | None, since: str | None) -> int:
-    from kmirror.ops.show.events import EVENTS, events
+def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool) -> int:
+    from kmirror.ops.show.events import EVENTS, events, follow_events
 
+    if follow:
+        screen, show = call.output.screen, call.output.following(EVENTS)
+        with suppress(KeyboardInterrupt), call.destination() as destination:
+            for found in follow_events(destination, mirror, since, lambda said: screen.tell(f"kmirror: {said}")):
+                show(found)
+                if screen.is_unread:
+                    break
+        return 0
     with call.destination() as destination:
         found = events(destination, mirror, since)
     call.output.rows(EVENTS, found)

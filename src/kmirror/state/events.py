@@ -24,6 +24,15 @@ class Event:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Hold what one read brought, and where the next one begins: at an offset of the topic with this id."""
+
+    events: tuple[Event, ...]
+    next_offset: int | None = None
+    topic_id: str | None = None
+
+
 def encode_event(event: Event) -> tuple[bytes, bytes]:
     """Return an event's key (the mirror) and value as they are stored."""
     return event.mirror.encode(), dump(

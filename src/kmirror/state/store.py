@@ -24,7 +24,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import BrokerError, OutcomeUnknown, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.client import STEP_S, Deadline, Watch, boottime, client, known_error, refused, unreachable
-from kmirror.state.events import Event, decode_event
+from kmirror.state.events import Event, EventPage, decode_event
 from kmirror.state.own_rights import lacking_grant
 from kmirror.state.records import Removed, decode
 from kmirror.state.snapshot import State
@@ -138,23 +138,41 @@ class StateStore:
         self, mirror: str | None = None, since_ms: int | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> tuple[Event, ...]:
         """Return the events of one mirror or of all, oldest first, from the time given on. Raises UnreachableError."""
+        return self.read_event_page(EventPage(()), mirror, since_ms, timeout).events
+
+    def read_event_page(
+        self,
+        after: EventPage,
+        mirror: str | None = None,
+        since_ms: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> EventPage:
+        """Return the events that came after those of another page. Raises UnreachableError."""
         with self._lock:
             deadline = Deadline(timeout)
             end = self._end(EVENTS_TOPIC, deadline)
             if end is None:
-                return ()
-            # the log is in the order of writing, the times are the writers': start early, then look at each
-            start = 0 if since_ms is None else self._offset_at(EVENTS_TOPIC, max(0, since_ms - 3_600_000), deadline)
+                return EventPage(())
+            position, topic_id = after.next_offset, after.topic_id
+            if topic_id is None or (position is not None and end < position):
+                # a leader just elected hides its last records; another topic of that name has others
+                topic_id = self._id_of(EVENTS_TOPIC, deadline)
+                position = position if topic_id == after.topic_id else None
+            if position is None:
+                # the log is in the order of writing, the times are the writers': start early, then look at each
+                since = None if since_ms is None else max(0, since_ms - 3_600_000)
+                position = 0 if since is None else self._offset_at(EVENTS_TOPIC, since, deadline)
             found: list[Event] = []
             patience = Deadline(min(_PATIENCE_S, timeout))
             try:
-                for _, message in self._messages(EVENTS_TOPIC, start, end, patience, deadline):
+                for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
+                    position = next_offset
                     event = decode_event(message.value() or b"") if message is not None else None
                     if event is not None and mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
                         found.append(event)
             except _Blocked:
                 _logger.info("%s has an unfinished transaction", EVENTS_TOPIC)
-            return tuple(found)
+            return EventPage(tuple(found), position, topic_id)
 
     def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:
         """Tell whether a committed record is at this offset; its transaction has ended. Raises UnreachableError."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from kmirror.columns import TEXT, TIME, Column, Table, Type
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.run.patience import may_pass
 from kmirror.settings.durations import parse_timestamp
-from kmirror.state.events import Event
+from kmirror.state.events import Event, EventPage
 from kmirror.words import at_time, one_line
+
+#: Between two looks, and how long one may take.
+_FOLLOW_S, _FOLLOW_TIMEOUT_S = 1.0, 5.0
 
 EVENTS: Table[Event] = Table(
     (
@@ -48,8 +56,48 @@ def events(destination: Destination, mirror: str | None = None, since: str | Non
         RefusedError: there is no such mirror, and never was.
         UnreachableError: the destination does not answer.
     """
-    since_ms = None if since is None else parse_timestamp(since, now_ms(), "--since")
-    found = destination.store.read_events(mirror, since_ms)
-    if mirror is not None and not found and not destination.store.read_events(mirror):
+    return _first_page(destination, mirror, _since_ms(since)).events
+
+
+def follow_events(
+    destination: Destination, mirror: str | None, since: str | None, tell: Callable[[str], None]
+) -> Iterator[tuple[Event, ...]]:
+    """Yield the events that there are, then those that come, for ever.
+
+    A destination that stops answering is waited for; `tell` is given a sentence when it does, and when it answers
+    again.
+
+    Raises:
+        UsageError, RefusedError, UnreachableError: like `events`, when it begins.
+        KmirrorError: the destination refuses us later.
+    """
+    since_ms = _since_ms(since)
+    page = _first_page(destination, mirror, since_ms)
+    is_silent = False
+    while True:
+        if page.events:
+            yield page.events
+        time.sleep(_FOLLOW_S)
+        try:
+            page = destination.store.read_event_page(page, mirror, since_ms, _FOLLOW_TIMEOUT_S)
+        except (KmirrorError, OutcomeUnknown) as error:
+            if not may_pass(error) and getattr(error, "reason", None) is not Reason.DESTINATION_UNREACHABLE:
+                raise
+            if not is_silent:
+                tell(f"the destination does not answer, tried again until it does: {one_line(str(error))}")
+            is_silent, page = True, replace(page, events=())
+        else:
+            if is_silent:
+                tell("the destination answers again")
+            is_silent = False
+
+
+def _since_ms(since: str | None) -> int | None:
+    return None if since is None else parse_timestamp(since, now_ms(), "--since")
+
+
+def _first_page(destination: Destination, mirror: str | None, since_ms: int | None) -> EventPage:
+    page = destination.store.read_event_page(EventPage(()), mirror, since_ms)
+    if mirror is not None and not page.events and not destination.store.read_events(mirror):
         require_mirror(destination.state(), mirror)
-    return found
+    return page

@@ -1,0 +1,119 @@
+"""`events --follow` on a real broker: what there is, what comes, and what a broker that is gone for a while changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from kmirror.cluster.security.client_config import client_config
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.events import Event, EventPage
+from kmirror.state.lock import transact
+from kmirror.state.snapshot import Changes
+from kmirror.state.store import StateStore
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import command
+from tests.support.waiting import wait_until
+
+DAY = 86_400_000
+
+
+def write(store: StateStore, mirror: str, what: str, day: int) -> None:
+    event = Event(day * DAY, mirror, what, "eve@ops", "DONE", {"day": day})
+    transact(store, mirror, lambda state: Changes(events=(event,)))
+
+
+def store_of(cluster: SandboxCluster) -> StateStore:
+    store = StateStore(client_config(cluster.client_properties()))
+    store.ensure_topics(1)
+    return store
+
+
+@contextmanager
+def following(
+    cluster: SandboxCluster, out: Path, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path]]:
+    """Follow events; yield the process and the files that take its standard output and error."""
+    err = out.with_suffix(".err")
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            command(cluster, "events", "--follow", *arguments), stdout=out_file, stderr=err_file, start_new_session=True
+        )
+    try:
+        yield process, out, err
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster, mirror = make_cluster(), unique_topic("m")
+    with closing(store_of(cluster)) as store:
+        write(store, mirror, "create", 1)
+        write(store, unique_topic("other"), "create", 1)
+        write(store, mirror, "add", 2)
+        with following(cluster, tmp_path / "json", "--mirror", mirror, "--json") as (process, out, err):
+
+            def shown() -> list[str]:
+                lines = out.read_text().splitlines()
+                return [f"{event['what']} {event['mirror'] == mirror}" for event in map(json.loads, lines)]
+
+            wait_until(lambda: shown() == ["create True", "add True"], 30)
+            write(store, mirror, "pause", 3)
+            wait_until(lambda: shown()[2:] == ["pause True"], 30)
+            cluster.stop()
+            wait_until(lambda: "the destination does not answer" in err.read_text(), 60)
+            cluster.start()
+            write(store, mirror, "resume", 4)
+            wait_until(lambda: shown()[3:] == ["resume True"], 60)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert shown() == ["create True", "add True", "pause True", "resume True"]
+            silent, back = err.read_text().splitlines()
+            assert silent.startswith("kmirror: the destination does not answer, tried again until it does: ")
+            assert back == "kmirror: the destination answers again"
+
+
+def test_a_table_is_followed_since_a_time_and_until_its_reader_goes(destination_cluster: SandboxCluster) -> None:
+    mirror = unique_topic("m")
+    with closing(store_of(destination_cluster)) as store:
+        for day, what in ((1, "create"), (2, "add")):
+            write(store, mirror, what, day)
+        line = command(destination_cluster, "events", "--follow", "--mirror", mirror, "--since", "1970-01-03T00:00:00Z")
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().split() == ["TIME", "MIRROR", "WHO", "WHAT", "RESULT", "DETAILS"]
+                row = ["1970-01-03T00:00:00Z", mirror, "eve@ops", "add", "DONE", '{"day":', "2}"]
+                assert process.stdout.readline().split() == row
+                write(store, mirror, "pause", 3)
+                assert process.stdout.readline().split()[3] == "pause"
+                process.stdout.close()
+                write(store, mirror, "resume", 4)
+                assert process.wait(30) == 0
+                assert process.stderr is not None
+                assert process.stderr.read() == ""
+            finally:
+                process.kill()
+
+
+def test_a_page_begins_where_the_last_one_ended(destination_cluster: SandboxCluster) -> None:
+    mirror = unique_topic("m")
+    with closing(store_of(destination_cluster)) as store:
+        write(store, mirror, "create", 1)
+        first = store.read_event_page(EventPage(()), mirror)
+        assert [event.what for event in first.events] == ["create"]
+        again = store.read_event_page(first, mirror)
+        assert (again.events, again.topic_id) == ((), first.topic_id)
+        write(store, mirror, "add", 2)
+        assert [event.what for event in store.read_event_page(again, mirror).events] == ["add"]
+        # a page of another topic of that name has read nothing of this one
+        stranger = EventPage((), 1_000_000, "another-topic")
+        assert [event.what for event in store.read_event_page(stranger, mirror).events] == ["create", "add"]
+        # a leader just elected may hide what was read already
+        assert store.read_event_page(EventPage((), 1_000_000, first.topic_id), mirror).next_offset == 1_000_000
