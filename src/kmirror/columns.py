@@ -56,6 +56,8 @@ OFFSET = Type("integer", "offset", minimum=0)
 END = Type("integer", "offset, exclusive", minimum=0)
 TIME = Type("integer", "epoch ms", minimum=0)
 DURATION = Type("integer", "ms", minimum=0)
+#: One whose keys are not fixed here.
+OBJECT = Type("object", "object")
 
 
 def one_of(words: str, *enums: type[Enum]) -> Type:

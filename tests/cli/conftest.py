@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.main import main
+from tests.support.json_documents import check_printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     def run_kmirror(*arguments: str) -> Ran:
         code = main(arguments)
         captured = capsys.readouterr()
+        check_printed(arguments, captured.out)
         return Ran(code, captured.out, captured.err)
 
     return run_kmirror

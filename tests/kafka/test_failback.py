@@ -27,6 +27,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed, killed_member, member
+from tests.support.json_documents import check_printed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, properties_of, selector
 from tests.support.round_trip import CutOffError, Trip, archives_of, make_old_topic, under_way
@@ -298,8 +299,11 @@ def test_the_command_asks_and_leaves_evidence(trip: Trip, tmp_path: Path, capsys
     assert f"destination:  {trip.at_a.cluster_id} at {trip.a.bootstrap_servers}" in asked
     assert "1 record after it" in asked
     assert "add --yes" in asked
-    assert main([*verb, "--recreate", "--yes", "--json", "--report", str(report)]) == 0
-    document = json.loads(capsys.readouterr().out)
+    words = [*verb, "--recreate", "--yes", "--json", "--report", str(report)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    check_printed(words, out)
+    document = json.loads(out)
     assert (document["verb"], document["exitCode"], document["error"]) == ("failback", 0, None)
     evidence = json.loads(report.read_text())
     assert evidence["archives"] == {topic: {"archive": f"{topic}.kmirror-archive.1", "records": 1}}

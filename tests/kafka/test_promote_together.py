@@ -25,6 +25,7 @@ from kmirror.state.records import PartitionState
 from tests.kafka.test_promote import mirrored
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.foreign import write_plainly
+from tests.support.json_documents import check_printed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, properties_of, selector
 from tests.support.visible import assert_mirrored, shown
@@ -75,7 +76,9 @@ def test_no_topic_is_stopped_before_all_are_ready(
         assert_mirrored(cluster_pair.source, cluster_pair.destination, ready)
 
         assert main([*words, "--timeout", "60s", "--report", str(evidence)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    check_printed([*words, "--report", str(evidence)], out)
+    told = json.loads(out)
     assert {(row["topic"], row["result"], row["lag"]) for row in told["results"]} == {
         (topic, "DONE", 0) for topic in (ready, held)
     }

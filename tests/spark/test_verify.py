@@ -22,6 +22,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair
+from tests.support.json_documents import check
 from tests.support.remembered_mirror import RememberedMirror, Side
 
 BASE_TIME = 1_700_000_000_000
@@ -161,11 +162,13 @@ def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: Clust
     assert outcome.error
     assert "5 of 17 partitions differ, 2 of 17 partitions could not be compared" in outcome.error.message
     document = json.loads(json.dumps(outcome.to_json()))
+    check("verify", document)
     (told,) = [row for row in document["results"] if row["topic"] == different]
     assert told["firstDifference"]["offset"] == 217
     assert told["firstDifference"]["source"]["timestamp"] == BASE_TIME + 217
     assert told["firstDifference"]["source"]["checksum"] != told["firstDifference"]["destination"]["checksum"]
     evidence = json.loads(json.dumps(outcome.evidence))
+    check("verify-report", evidence)
     assert evidence["source"]["clusterId"] == source.cluster_id
     assert [step["step"] for step in evidence["steps"]] == ["look", "compare"]
     assert len(evidence["partitions"]) == 17

@@ -21,6 +21,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
 
@@ -39,7 +40,7 @@ def kmirror(
         check=False,
         timeout=180,
     )
-    _check_document([verb, *arguments], done)
+    check_printed([verb, *arguments], done.stdout)
     return done
 
 
@@ -55,16 +56,8 @@ def typed(destination: SandboxCluster | str, verb: str, *arguments: str) -> subp
     out, err = io.StringIO(), io.StringIO()
     code = main(line, Screen(out, err, io.StringIO()))
     done = subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
-    _check_document(line, done)
+    check_printed(line, done.stdout)
     return done
-
-
-def _check_document(line: list[str], done: subprocess.CompletedProcess[str]) -> None:
-    """Hold the document that a command printed against its schema."""
-    if "--json" in line:
-        from tests.support.json_documents import check_printed
-
-        check_printed(line, done.stdout)
 
 
 def _line(destination: SandboxCluster | str, verb: str, *arguments: str) -> list[str]:

@@ -13,15 +13,18 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from kmirror.cli.report import FILE
 from kmirror.columns import Column, Type, object_of
 from kmirror.ops.check.findings import CHECK
+from kmirror.ops.evidence import DEED, EVIDENCE
+from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.results import ERROR, RESULT
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS
-from kmirror.ops.verify.results import VERIFY
+from kmirror.ops.verify.results import COMPARING, VERIFY
 from kmirror.sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,16 +52,17 @@ What scripts can rely on:
 - An *offset, exclusive* is the offset after the last record, as in Kafka. Times are epoch milliseconds.
 - A read-only command that fails prints the document `error` instead of its own. The exit code says that it failed.
 
-`results[].topic` is the key `topic` of each object in the list `results`.
+`results[].topic` is the key `topic` of each object in the list `results`, `archives.*.records` the key `records` for
+each key of the object `archives`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class JsonDocument:
-    """One document: its name, which is that of its schema, what prints it, and what it is."""
+    """One document: its name, which is that of its schema, what prints or writes it, and what it is."""
 
     name: str
-    printed_by: str
+    made_by: str
     type: Type
 
     @property
@@ -70,29 +74,40 @@ class JsonDocument:
     def schema(self) -> dict[str, Any]:
         """Return its JSON Schema."""
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": self.name}
-        return {**head, "description": f"Printed by {self.printed_by}.", **_schema_of(self.type)}
+        return {**head, "description": f"{self.made_by}.", **_schema_of(self.type)}
 
 
 _ERROR: Column[Any] = Column("error", object_of(ERROR), "why the command failed", lambda error: error)
 DOCUMENTS = {
     document.name: document
     for document in (
-        JsonDocument("list", "`list`", MIRRORS.type),
-        JsonDocument("describe", "`describe`, also with `--failed` or `--stopped`", PARTITIONS.type),
-        JsonDocument("describe-groups", "`describe --groups`", GROUPS.type),
-        JsonDocument("describe-settings", "`describe --settings`", TOPIC_SETTINGS.type),
-        JsonDocument("events", "`events`", EVENTS.type),
-        JsonDocument("config", "`config` without `--set` and `--unset`", MIRROR_SETTINGS.type),
-        JsonDocument("check", "`check`", object_of(CHECK)),
-        JsonDocument("verify", "`verify`", object_of(VERIFY)),
+        JsonDocument("list", "Printed by `list`", MIRRORS.type),
+        JsonDocument("describe", "Printed by `describe`, also with `--failed` or `--stopped`", PARTITIONS.type),
+        JsonDocument("describe-groups", "Printed by `describe --groups`", GROUPS.type),
+        JsonDocument("describe-settings", "Printed by `describe --settings`", TOPIC_SETTINGS.type),
+        JsonDocument("events", "Printed by `events`", EVENTS.type),
+        JsonDocument("config", "Printed by `config` without `--set` and `--unset`", MIRROR_SETTINGS.type),
+        JsonDocument("check", "Printed by `check`", object_of(CHECK)),
+        JsonDocument("error", "Printed by read-only commands that fail", object_of((_ERROR,))),
         JsonDocument(
             "result",
-            "every command that changes something, whether it succeeds or fails, and `wait`",
+            "Printed by commands that change something, whether they succeed or fail, by `run` and `wait`",
             object_of(RESULT),
         ),
-        JsonDocument("sandbox", "`sandbox up` and `sandbox down`", object_of((*RESULT, *STATUS))),
-        JsonDocument("sandbox-status", "`sandbox status`", object_of(STATUS)),
-        JsonDocument("error", "read-only commands that fail", object_of((_ERROR,))),
+        JsonDocument("verify", "Printed by `verify`", object_of(VERIFY)),
+        JsonDocument(
+            "sandbox",
+            "Printed by `sandbox up` and `sandbox down`; where they fail, the document `result`",
+            object_of((*RESULT, *STATUS)),
+        ),
+        JsonDocument("sandbox-status", "Printed by `sandbox status`", object_of(STATUS)),
+        JsonDocument(
+            "report",
+            "Written by `--report FILE` of commands that stop or reverse mirroring",
+            object_of((*DEED, *EVIDENCE, *FILE)),
+        ),
+        JsonDocument("verify-report", "Written by `verify --report FILE`", object_of((*DEED, *COMPARING, *FILE))),
+        JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
     )
 }
 #: What read-only commands print, by their first words; any other command prints `result`.
@@ -112,7 +127,7 @@ _PRINTED = {
 
 
 def check(name: str, found: Any) -> None:
-    """Hold a document, or the text of one, against its schema."""
+    """Hold a document against its schema."""
     schema = json.loads(DOCUMENTS[name].file.read_text(encoding="utf-8"))
     validator = Draft202012Validator(schema)
     wrong = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)]
@@ -120,9 +135,19 @@ def check(name: str, found: Any) -> None:
 
 
 def check_printed(words: Sequence[str], out: str) -> None:
-    """Hold what a command printed against its schema."""
-    found = json.loads(out)
-    check("error" if isinstance(found, dict) and list(found) == ["error"] else printed_by(words), found)
+    """Hold what a command printed against its schema, and the files that it wrote."""
+    if "--json" in words:
+        found = json.loads(out)
+        name = printed_by(words)
+        if isinstance(found, dict) and found.get("error"):
+            # what a command prints that failed before it came to its own document
+            name = "error" if list(found) == ["error"] else {"sandbox": "result"}.get(name, name)
+        check(name, found)
+    for flag, name in (("--report", "verify-report" if "verify" in words[:1] else "report"), ("--plan", "plan")):
+        if flag in words and "truncate-logs" not in words[:1]:
+            file = Path(words[words.index(flag) + 1])
+            if file.exists():
+                check(name, json.loads(file.read_text(encoding="utf-8")))
 
 
 def printed_by(words: Sequence[str]) -> str:
@@ -166,12 +191,12 @@ def _meaning(field: Column[Any]) -> str:
 def page() -> str:
     """Return the text of docs/json.md."""
     codes: dict[str, tuple[str | int, ...]] = {}
-    parts = [_INTRODUCTION]
+    parts, shown = [_INTRODUCTION], _Shown()
     for document in DOCUMENTS.values():
         of = "a list of objects" if document.type.json == "array" else "one object"
-        rows = "\n".join(_rows(document.type, ""))
+        rows = "\n".join(_rows(document.type, document.name, shown))
         parts.append(
-            f"## {document.name}\n\nPrinted by {document.printed_by}: {of}.\n\n"
+            f"## {document.name}\n\n{document.made_by}: {of}.\n\n"
             f"| key | type | meaning | null when |\n|---|---|---|---|\n{rows}\n"
         )
         codes |= _codes(document.type)
@@ -183,15 +208,25 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _rows(kind: Type, prefix: str) -> Iterator[str]:
-    """Yield the rows of the table of an object, or of the objects of a list, those within them below them."""
+#: The keys of objects that have been shown, and in which document.
+_Shown = dict[tuple[Column[Any], ...], str]
+
+
+def _rows(kind: Type, name: str, shown: _Shown, prefix: str = "") -> Iterator[str]:
+    """Yield the rows of the table of an object, or of the objects of a list; below each what is within it.
+
+    Objects that another document has, too, are shown there.
+    """
     for field in (kind.items or kind).fields:
-        only = f"; *only for {field.only.where}*" if field.only else ""
         inner = field.type.items or field.type
         words = f"list of {inner.words}s" if field.type.json == "array" else field.type.words
-        yield f"| `{prefix}{field.key}` | {words} | {field.meaning}{only} | {field.type.null or '–'} |"
-        if inner.fields:
-            yield from _rows(inner, f"{prefix}{field.key}{'[]' if field.type.json == 'array' else ''}.")
+        only = f"; *only for {field.only.where}*" if field.only else ""
+        first = shown.setdefault(inner.fields, name) if inner.fields else name
+        see = "" if first == name else f"; keys as in [{first}](#{first})"
+        yield f"| `{prefix}{field.key}` | {words} | {field.meaning}{only}{see} | {field.type.null or '–'} |"
+        if inner.fields and first == name:
+            each = "[]" if field.type.json == "array" else ".*" if field.type.items else ""
+            yield from _rows(inner, name, shown, f"{prefix}{field.key}{each}.")
 
 
 def _codes(kind: Type) -> dict[str, tuple[str | int, ...]]:

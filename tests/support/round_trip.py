@@ -17,6 +17,7 @@ from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import Stopped, failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.workflow_records import WorkflowRecord
+from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import new_mirror, produce, properties_of, selector
 from tests.support.visible import assert_intact, assert_mirrored
@@ -64,7 +65,9 @@ class Trip:
         steps = {key: how.pop(key) for key in ("dry_run", "checkpoint") if key in how}
         chosen = selector(*topics) if topics else None
         request = FailbackRequest(self.mirror, properties_of(self.b), chosen, watch_s=0.1, **how)
-        return failback(self.at_a, request, **steps)
+        done = failback(self.at_a, request, **steps)
+        check("report", done.evidence)
+        return done
 
     def assert_same(self, topic: str, partitions: int = 1) -> None:
         """A holds what B does."""

@@ -11,6 +11,7 @@ import pytest
 from kmirror.errors import UsageError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.truncation_plan import TruncationPlan, parse_plan, read_plan, write_plan
+from tests.support.json_documents import check
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID
 
 PLAN = TruncationPlan(
@@ -34,6 +35,7 @@ DOCUMENT = {
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_plan(PLAN, tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == DOCUMENT
+    check("plan", DOCUMENT)
     assert read_plan(tmp_path / "plan.json") == PLAN
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
 
 
@@ -42,14 +43,14 @@ class Report:
             raise UsageError(f"--report: {report.path} is a folder", "name a file in it")
         return cls(report.path, _reports_in(report.path))
 
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Write the document.
+    def write(self, found: Mapping[str, Any]) -> None:
+        """Write what was found.
 
         Raises:
             KmirrorError: the file cannot be written any more.
         """
         try:
-            whole = {**document, "earlier": list(self.earlier)} if self.earlier else document
+            whole = {**found, **document(FILE, self)}
             self._unfinished.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(self._unfinished, self.path)
         except OSError as error:
@@ -58,6 +59,18 @@ class Report:
     @property
     def _unfinished(self) -> Path:
         return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+
+
+#: What the file holds beside the report itself.
+FILE: tuple[Column[Report], ...] = (
+    Column(
+        "earlier",
+        list_of(OBJECT),
+        "the reports that the file held before, oldest first",
+        lambda report: list(report.earlier),
+        only=Only("files that held reports", lambda report: report.earlier),
+    ),
+)
 
 
 def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:

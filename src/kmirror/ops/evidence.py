@@ -3,11 +3,145 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from kmirror.columns import (
+    COUNT,
+    FLAG,
+    OBJECT,
+    TEXT,
+    TIME,
+    Column,
+    Only,
+    Type,
+    document,
+    list_of,
+    object_of,
+)
 from kmirror.ops.context import Destination, actor, now_ms
-from kmirror.ops.results import VerbResult
+from kmirror.ops.failback.fork import FORK
+from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
 from kmirror.state.records import MirrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """A verb that was carried out, and what it was about; `began_ms` in epoch milliseconds."""
+
+    verb: str
+    destination: Destination
+    mirror: MirrorRecord
+    began_ms: int
+
+
+_SOURCE: tuple[Column[MirrorRecord], ...] = (
+    Column("clusterId", TEXT.null_when("not recorded"), "id of the cluster", lambda mirror: mirror.source_cluster_id),
+    Column(
+        "bootstrapServer",
+        TEXT.null_when("not recorded"),
+        "its addresses, comma-separated",
+        lambda mirror: mirror.source.get("bootstrap.servers"),
+    ),
+)
+_DESTINATION: tuple[Column[Destination], ...] = (
+    Column("clusterId", TEXT, "id of the cluster", lambda destination: destination.cluster_id),
+    Column(
+        "bootstrapServer",
+        TEXT,
+        "its addresses, comma-separated",
+        lambda destination: destination.bootstrap_server,
+    ),
+)
+#: What every report begins with.
+DEED: tuple[Column[Deed], ...] = (
+    Column("verb", TEXT, "the command", lambda deed: deed.verb),
+    Column("mirror", TEXT, "the mirror", lambda deed: deed.mirror.name),
+    Column("operator", TEXT, "who ran it: user@host", lambda _: actor()),
+    Column("beganMs", TIME, "when it began", lambda deed: deed.began_ms),
+    Column("endedMs", TIME, "when it ended", lambda _: now_ms()),
+    Column("source", object_of(_SOURCE), "the source of the mirror", lambda deed: document(_SOURCE, deed.mirror)),
+    Column(
+        "destination",
+        object_of(_DESTINATION),
+        "the destination of the mirror",
+        lambda deed: document(_DESTINATION, deed.destination),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a verb did: its document, its `steps` in seconds, and `more` that some verbs know."""
+
+    result: VerbResult
+    steps: Mapping[str, float]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+_STEP: tuple[Column[tuple[str, float]], ...] = (
+    Column("step", TEXT, "the step", lambda step: step[0]),
+    Column("seconds", Type("number", "seconds", minimum=0), "how long it took", lambda step: round(step[1], 3)),
+)
+_ARCHIVE: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("archive", TEXT, "the topic that holds the records", lambda saved: saved["archive"]),
+    Column("records", COUNT, "how many records it holds", lambda saved: saved["records"]),
+)
+
+
+def _more(key: str, kind: Type, meaning: str, where: str) -> Column[Evidence]:
+    """Return the column of a key that the evidence of some verbs has."""
+    return Column(
+        key, kind, meaning, lambda evidence: evidence.more[key], only=Only(where, lambda evidence: key in evidence.more)
+    )
+
+
+_RETURNED = OBJECT.null_when("it failed before anything was found out")
+EVIDENCE: tuple[Column[Evidence], ...] = (
+    Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.result.dry_run),
+    Column(
+        "steps",
+        list_of(object_of(_STEP)),
+        "how long each step took",
+        lambda done: [document(_STEP, step) for step in done.steps.items()],
+    ),
+    Column(
+        "totals",
+        object_of(TOTALS).null_when("the command does not stop partitions at once"),
+        "what was lost in all",
+        lambda done: done.result.totals and done.result.totals.to_json(),
+    ),
+    Column(
+        "partitions",
+        RESULTS.type,
+        "how it ended, by topic or partition",
+        lambda done: [row.to_json() for row in done.result.results],
+    ),
+    Column(
+        "groups",
+        list_of(object_of(GROUP_RESULTS)),
+        "how it ended for committed offsets",
+        lambda done: [row.to_json() for row in done.result.groups],
+    ),
+    Column("warnings", list_of(TEXT), "warnings for people", lambda done: list(done.result.warnings)),
+    Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.result.exit_code)),
+    Column(
+        "error",
+        ERROR_OR_NULL,
+        "why not all is done",
+        lambda done: done.result.error and done.result.error.to_json(),
+    ),
+    _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
+    _more("forks", list_of(object_of(FORK)), "where the two logs of each partition fork", "failback"),
+    _more(
+        "archives",
+        Type("object", "object by topic", items=object_of(_ARCHIVE)),
+        "where the records after the fork were saved",
+        "failback",
+    ),
+    _more("promote", OBJECT, "the report of its promote", "switchover that has promoted all topics"),
+    _more("failback", _RETURNED, "the report of its failback", "switchover that has promoted all topics"),
+)
 
 
 def evidence_of(
@@ -16,25 +150,8 @@ def evidence_of(
     result: VerbResult,
     began_ms: int,
     steps: Mapping[str, float],
+    **more: Any,
 ) -> dict[str, Any]:
-    """Return the document; times in epoch milliseconds, the durations of steps in seconds."""
-    return {
-        "verb": result.verb,
-        "mirror": mirror.name,
-        "dryRun": result.dry_run,
-        "operator": actor(),
-        "beganMs": began_ms,
-        "endedMs": now_ms(),
-        "steps": [{"step": name, "seconds": round(seconds, 3)} for name, seconds in steps.items()],
-        "source": {
-            "clusterId": mirror.source_cluster_id,
-            "bootstrapServer": mirror.source.get("bootstrap.servers"),
-        },
-        "destination": {"clusterId": destination.cluster_id, "bootstrapServer": destination.bootstrap_server},
-        "totals": result.totals.to_json() if result.totals else None,
-        "partitions": [row.to_json() for row in result.results],
-        "groups": [row.to_json() for row in result.groups],
-        "warnings": list(result.warnings),
-        "exitCode": int(result.exit_code),
-        "error": result.error.to_json() if result.error else None,
-    }
+    """Return the document of `--report`; the durations of steps in seconds."""
+    deed = Deed(result.verb, destination, mirror, began_ms)
+    return document(DEED, deed) | document(EVIDENCE, Evidence(result, steps, more))

@@ -415,7 +415,7 @@ RESULT: tuple[Column[VerbResult], ...] = (
     ),
     Column(
         "results",
-        list_of(object_of(_RESULT)),
+        RESULTS.type,
         "how it ended, by topic or partition",
         lambda done: [row.to_json() for row in done.results],
     ),

@@ -80,8 +80,8 @@ def failback(
         looked = {"looked": boottime() - began}
 
         def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> Stopped:
-            document = evidence_of(destination, mirror, result, began_ms, steps)
-            return Stopped(result, document | {"forks": plan.forks(), "archives": archives})
+            known = {"forks": plan.forks(), "archives": archives}
+            return Stopped(result, evidence_of(destination, mirror, result, began_ms, steps, **known))
 
         refusal, warnings = plan.refusal(), plan.warnings
         if dry_run:

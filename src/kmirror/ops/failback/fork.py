@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.columns import COUNT, END, OFFSET, TEXT, Column, Type, list_of
 from kmirror.engine.histories.fork import Fork
 from kmirror.words import counted
 
@@ -76,6 +77,54 @@ class Divergence:
         if self.never_copied is not None and self.never_copied != self.records:
             what += f" ({self.never_copied} of them from the last mirrored offset {logs.last_mirrored_offset} on)"
         return f"{at}; {what}" + "".join(f"; {note}" for note in self.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFork:
+    """How two logs part, and how much is to be copied therefore; the size is None where it is not known."""
+
+    divergence: Divergence
+    offsets_to_copy: int
+    bytes_to_copy: int | None
+
+
+_UNKEPT = "the new primary has no record of it"
+FORK: tuple[Column[KnownFork], ...] = (
+    Column("topic", TEXT, "the topic", lambda fork: fork.divergence.place.topic),
+    Column("partition", COUNT, "the partition", lambda fork: fork.divergence.place.partition),
+    Column("sharedEnd", END, "up to where the two logs are the same", lambda fork: fork.divergence.shared_end),
+    Column("recordsBeyond", COUNT, "records after it in the log here", lambda fork: fork.divergence.records),
+    Column(
+        "neverCopied",
+        COUNT.null_when("unknown"),
+        "those of them at lastMirroredOffset and after",
+        lambda fork: fork.divergence.never_copied,
+    ),
+    Column(
+        "lastMirroredOffset",
+        END.null_when(_UNKEPT),
+        "the end of what the new primary copied from here",
+        lambda fork: fork.divergence.logs.last_mirrored_offset,
+    ),
+    Column(
+        "lastMirroredEpoch",
+        Type("integer", "leader epoch").null_when(_UNKEPT),
+        "the leader epoch of the last batch of that",
+        lambda fork: fork.divergence.logs.last_mirrored_epoch,
+    ),
+    Column("logStart", OFFSET, "the start of the log here", lambda fork: fork.divergence.logs.here_start),
+    Column("logEnd", END, "the end of the log here", lambda fork: fork.divergence.logs.here_end),
+    Column(
+        "newPrimaryLogStart",
+        OFFSET,
+        "the start of the new primary's log",
+        lambda fork: fork.divergence.logs.there_start,
+    ),
+    Column("newPrimaryLogEnd", END, "the end of the new primary's log", lambda fork: fork.divergence.logs.there_end),
+    Column("offsetsToCopy", COUNT, "offsets to copy from the new primary", lambda fork: fork.offsets_to_copy),
+    Column("bytesToCopy", COUNT.null_when("unknown"), "their size, about", lambda fork: fork.bytes_to_copy),
+    Column("notes", list_of(TEXT), "what could not be proved", lambda fork: list(fork.divergence.notes)),
+)
 
 
 def shared_end(logs: Logs, fork: Fork) -> int:

@@ -14,10 +14,11 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
+from kmirror.columns import document
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.failback.facts import NewPrimary, TopicLook, choose, look, places_of, require_still
-from kmirror.ops.failback.fork import Divergence
+from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.rows import engine_in_charge, is_gone
@@ -136,22 +137,8 @@ class Plan:
         all_offsets = logs.there_end - logs.there_start
         offsets = all_offsets if recreates else divergence.offsets_to_copy
         size = self.sizes.get(divergence.place)
-        return {
-            "topic": divergence.place.topic,
-            "partition": divergence.place.partition,
-            "sharedEnd": divergence.shared_end,
-            "recordsBeyond": divergence.records,
-            "neverCopied": divergence.never_copied,
-            "lastMirroredOffset": logs.last_mirrored_offset,
-            "lastMirroredEpoch": logs.last_mirrored_epoch,
-            "logStart": logs.here_start,
-            "logEnd": logs.here_end,
-            "newPrimaryLogStart": logs.there_start,
-            "newPrimaryLogEnd": logs.there_end,
-            "offsetsToCopy": offsets,
-            "bytesToCopy": None if size is None else size * offsets // all_offsets if all_offsets else 0,
-            "notes": list(divergence.notes),
-        }
+        to_copy = None if size is None else size * offsets // all_offsets if all_offsets else 0
+        return document(FORK, KnownFork(divergence, offsets, to_copy))
 
 
 def mirror_for(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.columns import COUNT, END, OFFSET, TEXT, TIME, Column, Only, Type, document, list_of, object_of
 from kmirror.errors import UsageError
 from kmirror.offline.survey import PlannedCut
 
@@ -41,13 +42,34 @@ class TruncationPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as its file holds it."""
-        return {
-            "version": _VERSION,
-            "clusterId": self.cluster_id,
-            "mirror": self.mirror,
-            "createdAt": self.created_at_ms,
-            "partitions": [_partition_to_json(cut) for cut in self.partitions],
-        }
+        return document(PLAN, self)
+
+
+_CUT: tuple[Column[PlannedCut], ...] = (
+    Column("topic", TEXT, "the topic", lambda cut: cut.topic),
+    Column("topicId", TEXT, "its id as Kafka prints it", lambda cut: cut.topic_id),
+    Column("partition", COUNT, "the partition", lambda cut: cut.partition),
+    Column("cutOffset", OFFSET, "the first offset that is cut off", lambda cut: cut.cut_offset),
+    Column(
+        "expectedLogEnd",
+        END,
+        "where the log ended when the plan was made; a longer one is refused",
+        lambda cut: cut.expected_log_end,
+        only=Only("partitions of which it is known", lambda cut: cut.expected_log_end is not None),
+    ),
+)
+PLAN: tuple[Column[TruncationPlan], ...] = (
+    Column("version", Type("integer", "plan version", codes=(_VERSION,)), "version of the format", lambda _: _VERSION),
+    Column("clusterId", TEXT, "id of the cluster whose logs are cut", lambda plan: plan.cluster_id),
+    Column("mirror", TEXT, "the mirror it is for", lambda plan: plan.mirror),
+    Column("createdAt", TIME, "when the plan was made", lambda plan: plan.created_at_ms),
+    Column(
+        "partitions",
+        list_of(object_of(_CUT)),
+        "the partitions to cut",
+        lambda plan: [document(_CUT, cut) for cut in plan.partitions],
+    ),
+)
 
 
 def read_plan(path: str | Path) -> TruncationPlan:
@@ -122,16 +144,6 @@ def _partition(stored: object, what: str) -> PlannedCut:
         raise ValueError(f"{what}.topicId is not a topic id") from None
     expected = None if one.get("expectedLogEnd") is None else _number(one, "expectedLogEnd", what)
     return PlannedCut(topic, topic_id, _number(one, "partition", what), _number(one, "cutOffset", what), expected)
-
-
-def _partition_to_json(cut: PlannedCut) -> dict[str, Any]:
-    stored: dict[str, Any] = {
-        "topic": cut.topic,
-        "topicId": cut.topic_id,
-        "partition": cut.partition,
-        "cutOffset": cut.cut_offset,
-    }
-    return stored if cut.expected_log_end is None else {**stored, "expectedLogEnd": cut.expected_log_end}
 
 
 def _place(cut: PlannedCut) -> tuple[str, int]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from kmirror.columns import TEXT, TIME, Column, Table, Type
+from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, now_ms, require_mirror
 from kmirror.ops.run.patience import may_pass
@@ -25,7 +25,7 @@ EVENTS: Table[Event] = Table(
         ),
         Column("mirror", TEXT, "the mirror", lambda event: event.mirror, "MIRROR"),
         Column("what", TEXT, "the command, or the engine's decision", lambda event: event.what, "WHAT"),
-        Column("actor", TEXT, "who did it: user@host, or the engine", lambda event: event.actor, "WHO"),
+        Column("actor", TEXT, "who did it: user@host; for an engine, who runs it", lambda event: event.actor, "WHO"),
         Column(
             "result",
             TEXT,
@@ -36,7 +36,7 @@ EVENTS: Table[Event] = Table(
         ),
         Column(
             "details",
-            Type("object", "object"),
+            OBJECT,
             "what else is known; its keys depend on `what`",
             lambda event: dict(event.details),
             "DETAILS",

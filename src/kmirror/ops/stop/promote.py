@@ -134,8 +134,8 @@ def promote(
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
     result = VerbResult.of("promote", mirror.name, rows, dry_run=dry_run, groups=done.groups, warnings=done.warnings)
-    evidence = evidence_of(destination, mirror, result, began_ms, done.steps)
-    return Stopped(result, evidence | {"together": request.together})
+    evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
+    return Stopped(result, evidence)
 
 
 class _Show:

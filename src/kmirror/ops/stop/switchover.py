@@ -106,9 +106,8 @@ def switchover(
     result = _joined(mirror.name, stopped.result, returned)
     if result.exit_code == ExitCode.OK:
         _forget(destination, mirror.name)
-    evidence = evidence_of(destination, mirror, result, began_ms, {})
-    evidence["promote"] = stopped.evidence
-    evidence["failback"] = returned.evidence if isinstance(returned, Stopped) else None
+    back = returned.evidence if isinstance(returned, Stopped) else None
+    evidence = evidence_of(destination, mirror, result, began_ms, {}, promote=stopped.evidence, failback=back)
     return Stopped(result, evidence)
 
 

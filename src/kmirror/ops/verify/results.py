@@ -10,7 +10,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kmirror.columns import COUNT, END, FLAG, OFFSET, TEXT, Column, Table, Type, document, list_of, object_of, one_of
+from kmirror.columns import (
+    COUNT,
+    DURATION,
+    END,
+    FLAG,
+    OBJECT,
+    OFFSET,
+    TEXT,
+    Column,
+    Table,
+    Type,
+    document,
+    list_of,
+    object_of,
+    one_of,
+)
 from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
 from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
@@ -58,6 +73,7 @@ class VerifyRow:
     last_mirrored_offset: int | None = None
     notes: tuple[str, ...] = ()
     hint: str | None = None
+    source_topic: str | None = None
 
     @property
     def verdict(self) -> Comparison:
@@ -152,6 +168,12 @@ VERIFIED: Table[VerifyRow] = Table(
             lambda row: row.last_mirrored_offset,
         ),
         Column("notes", list_of(TEXT), "what else was found, in sentences", lambda row: list(row.notes)),
+        Column(
+            "sourceTopic",
+            TEXT.null_when("the topic was not looked at"),
+            "the topic on the source",
+            lambda row: row.source_topic,
+        ),
     ),
     "TOPIC PARTITION RESULT RECORDS MESSAGE",
 )
@@ -166,7 +188,7 @@ class VerifyOutcome:
     rows: tuple[VerifyRow, ...]
     error: ErrorInfo | None
     warnings: tuple[str, ...]
-    evidence: Mapping[str, Any]
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as `--json` prints it."""
@@ -184,6 +206,53 @@ VERIFY: tuple[Column[VerifyOutcome], ...] = (
         lambda outcome: [VERIFIED.document(row) for row in outcome.rows],
     ),
     Column("error", ERROR_OR_NULL, "why not all is equal", lambda outcome: outcome.error and outcome.error.to_json()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """How a comparison was made: each of its steps with the milliseconds it took, on which Spark, of how much."""
+
+    outcome: VerifyOutcome
+    steps: tuple[tuple[str, int], ...]
+    master: str
+    sample: int | None
+
+
+_STEP: tuple[Column[tuple[str, int]], ...] = (
+    Column("step", TEXT, "the step", lambda step: step[0]),
+    Column("durationMs", DURATION, "how long it took", lambda step: step[1]),
+)
+#: The evidence for `--report`, beside who did it, when and to which clusters.
+COMPARING: tuple[Column[Comparing], ...] = (
+    Column(
+        "steps",
+        list_of(object_of(_STEP)),
+        "how long each step took",
+        lambda work: [document(_STEP, step) for step in work.steps],
+    ),
+    Column("master", TEXT, "the Spark master", lambda work: work.master),
+    Column(
+        "sample",
+        COUNT.null_when("every record was compared"),
+        "how many random ranges of each partition were compared",
+        lambda work: work.sample,
+    ),
+    Column(
+        "partitions",
+        VERIFIED.type,
+        "what was found, by partition",
+        lambda work: [VERIFIED.document(row) for row in work.outcome.rows],
+    ),
+    Column("groups", list_of(OBJECT), "always empty", lambda _: []),
+    Column("warnings", list_of(TEXT), "warnings for people", lambda work: list(work.outcome.warnings)),
+    Column("exitCode", EXIT_CODE, "the exit code", lambda work: int(work.outcome.exit_code)),
+    Column(
+        "error",
+        ERROR_OR_NULL,
+        "why not all is equal",
+        lambda work: work.outcome.error and work.outcome.error.to_json(),
+    ),
 )
 
 

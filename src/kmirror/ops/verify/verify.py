@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,27 @@ from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.columns import document
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import Extent, Verdict, WorkUnit, compare_shares, sampled_shares, shares
 from kmirror.engine.compare.visible_log import compacted_topics
 from kmirror.errors import BrokerError, Reason, UsageError
-from kmirror.ops.context import Destination, actor, now_ms, require_mirror
+from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.evidence import DEED, Deed
 from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.rows import is_gone
-from kmirror.ops.verify.results import VERIFIED, Subject, VerifyOutcome, VerifyRow, error_of, exit_code_of, row_of
+from kmirror.ops.verify.results import (
+    COMPARING,
+    Comparing,
+    Subject,
+    VerifyOutcome,
+    VerifyRow,
+    error_of,
+    exit_code_of,
+    row_of,
+)
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
@@ -273,7 +284,8 @@ class _Run:
         self._watcher = watcher
         self._began = time.monotonic()
         self._began_ms = now_ms()
-        self._steps: list[dict[str, Any]] = []
+        #: Each step, and how many milliseconds it took.
+        self._steps: list[tuple[str, int]] = []
         self._comparing_since: float | None = None
         self._sources: dict[str, str] = {}
         #: How many offsets of each topic are to be looked at.
@@ -285,7 +297,7 @@ class _Run:
         began = time.monotonic()
         self._show("looking" if name == "look" else "starting")
         yield
-        self._steps.append({"step": name, "durationMs": round((time.monotonic() - began) * 1000)})
+        self._steps.append((name, round((time.monotonic() - began) * 1000)))
 
     def spark_options(self, mirror: MirrorRecord) -> Any:
         """Return what Spark is to be started with."""
@@ -393,30 +405,11 @@ class _Run:
         code = exit_code_of(rows)
         warnings = () if rows else (f"mirror {mirror.name} has no topics yet: nothing was compared",)
         error = error_of(rows, code)
-        evidence = {
-            "verb": "verify",
-            "mirror": mirror.name,
-            "operator": actor(),
-            "beganMs": self._began_ms,
-            "endedMs": now_ms(),
-            "steps": self._steps,
-            "source": {
-                "clusterId": mirror.source_cluster_id,
-                "bootstrapServer": mirror.source.get("bootstrap.servers"),
-            },
-            "destination": {
-                "clusterId": self._destination.cluster_id,
-                "bootstrapServer": self._destination.bootstrap_server,
-            },
-            "master": self._request.master,
-            "sample": self._request.sample,
-            "partitions": [{**VERIFIED.document(row), "sourceTopic": self._sources.get(row.topic)} for row in rows],
-            "groups": [],
-            "warnings": list(warnings),
-            "exitCode": int(code),
-            "error": error.to_json() if error else None,
-        }
-        return VerifyOutcome(mirror.name, code, tuple(rows), error, warnings, evidence)
+        shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
+        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings)
+        deed = Deed("verify", self._destination, mirror, self._began_ms)
+        work = Comparing(outcome, tuple(self._steps), self._request.master, self._request.sample)
+        return replace(outcome, evidence=document(DEED, deed) | document(COMPARING, work))
 
 
 def slots_of(master: str, lanes: int) -> int:
