@@ -85,7 +85,7 @@ DOCUMENTS = {
         JsonDocument("describe", "Printed by `describe`, also with `--failed` or `--stopped`", PARTITIONS.type),
         JsonDocument("describe-groups", "Printed by `describe --groups`", GROUPS.type),
         JsonDocument("describe-settings", "Printed by `describe --settings`", TOPIC_SETTINGS.type),
-        JsonDocument("events", "Printed by `events`", EVENTS.type),
+        JsonDocument("events", "Printed by `events`; with `--follow` one object a line", EVENTS.type),
         JsonDocument("config", "Printed by `config` without `--set` and `--unset`", MIRROR_SETTINGS.type),
         JsonDocument("check", "Printed by `check`", object_of(CHECK)),
         JsonDocument("error", "Printed by read-only commands that fail", object_of((_ERROR,))),
