@@ -37,3 +37,27 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     imported = set(done.stderr.split())
     assert "kmirror.cli.main" in imported
     assert imported & HEAVY == set()
+
+
+def modules_after(code: str) -> set[str]:
+    report = "import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {report}"], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_verb_imports_messages_and_none_of_kafka_python_s_clients() -> None:
+    imported = modules_after("import kmirror.cluster, kafka.protocol.metadata")
+    assert "kafka.protocol.metadata" in imported
+    assert not {"kafka.admin", "kafka.consumer", "kafka.producer", "kafka.net"} & imported
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kmirror.cluster.client, kafka.protocol.metadata; from kafka import KafkaConsumer; KafkaConsumer.poll",
+        "import kmirror.cluster, kafka; kafka.KafkaAdminClient.create_topics; assert kafka.__version__",
+        "import kafka, kmirror.cluster; kafka.KafkaProducer.send",
+    ],
+)
+def test_who_uses_kafka_python_beside_kmirror_has_all_of_it(code: str) -> None:
+    assert "kafka.admin" in modules_after(code)
