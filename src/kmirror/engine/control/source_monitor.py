@@ -7,7 +7,8 @@ are deleted there (`log_starts`). Runs in a thread of its own, with clients of i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -18,7 +19,7 @@ from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.control.log_starts import LogStarts
 from kmirror.engine.histories.identity_check import require_cluster
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord
 
@@ -42,6 +43,10 @@ class SourceReport:
     trouble: KmirrorError | None = None
     #: Why the mirror does not follow the source's log starts; None in the normal case.
     log_start_trouble: KmirrorError | None = None
+
+
+class _DestinationSilent(Exception):  # noqa: N818 - no failure of what is looked at
+    """The destination does not answer."""
 
 
 class SourceMonitor:
@@ -82,16 +87,28 @@ class SourceMonitor:
                 began = now()
                 pause: float = self._current_settings().refresh_interval_seconds
                 is_due = began - complete_at >= pause
-                try:
-                    seen = self._look(source, destination) if is_due else self._look_at_ends(source)
+                seen, is_done = self._seen(source, destination, is_due=is_due)
+                if is_done:
                     complete_at = began if is_due else complete_at
                     failures = 0
-                except (KmirrorError, OutcomeUnknown) as error:
-                    seen = SourceReport(trouble=_known(error))
+                else:
                     pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
                     failures += 1
                 tell(seen)
                 self._wait(stop, pause if failures else complete_at + pause - now())
+
+    def _seen(self, source: ClusterClient, destination: ClusterClient, *, is_due: bool) -> tuple[SourceReport, bool]:
+        """Look at the source, and where that is due at all else; tell whether it could be done."""
+        try:
+            if not is_due:
+                return self._look_at_ends(source), True
+            try:
+                return self._look(source, destination), True
+            except _DestinationSilent:
+                # heartbeats report that; of the source it says nothing
+                return self._look_at_ends(source), False
+        except (KmirrorError, OutcomeUnknown) as error:
+            return SourceReport(trouble=_known(error)), False
 
     def _wait(self, stop: threading.Event, pause: float) -> None:
         """Wait so long, or less while the source's ends are wanted."""
@@ -119,7 +136,8 @@ class SourceMonitor:
             return SourceReport()
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
-        here = destination.metadata({t.topic for t in topics})
+        with _destination():
+            here = destination.metadata({t.topic for t in topics})
         # another topic of the name is not ours, on either side
         same = {t.topic for t in topics if _is_the_one_added(t, found) and _is_the_mirror_topic(t, here)}
         there = {
@@ -130,7 +148,8 @@ class SourceMonitor:
         grown = {t.topic: counts[t.topic] for t in topics if t.topic in same and counts[t.topic] > t.partitions}
         missing = {topic: count for topic, count in grown.items() if len(here.topics[topic].partitions) < count}
         if missing:
-            destination.create_partitions(missing)
+            with _destination():
+                destination.create_partitions(missing)
         places = {
             TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
             for t in topics
@@ -164,6 +183,19 @@ class SourceMonitor:
         except (KmirrorError, OutcomeUnknown) as error:
             return _known(error)
         return KmirrorError(f"deleting records is refused (error {refused})") if refused else None
+
+
+@contextmanager
+def _destination() -> Iterator[None]:
+    """Tell a destination that does not answer from a source that does not."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        raise _DestinationSilent from error
+    except UnreachableError as error:
+        if error.reason is not None:
+            raise
+        raise _DestinationSilent from error
 
 
 def _ends(source: ClusterClient, places: Mapping[TopicPartition, TopicPartition]) -> dict[TopicPartition, int]:

@@ -1,0 +1,54 @@
+"""The log of a real engine whose destination goes away and comes back: what it says meanwhile is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import Engine, Pair
+from tests.support.waiting import wait_until
+
+
+def test_a_destination_that_goes_and_comes_back_is_in_the_log(
+    source_cluster: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    destination, log = make_cluster("destination"), tmp_path / "run.log"
+    pair = Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=2)
+
+    def logged() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    def says(**fields: object) -> list[dict[str, Any]]:
+        return [line for line in logged() if fields.items() <= line.items()]
+
+    try:
+        pair.create()
+        pair.fill(10)
+        arguments = ("--log-file", str(log), "--log-format", "json")
+        engine: Engine = pair.engine(*arguments, with_spark=False)
+        pair.wait_until_equal(engine)
+        wait_until(lambda: says(state="ACTIVE", topics=[pair.topic]))
+        destination.stop()
+        wait_until(lambda: says(state="LINK_FAILED", reason="DESTINATION_UNREACHABLE"))
+        (lost,) = says(state="LINK_FAILED", reason="DESTINATION_UNREACHABLE")
+        assert lost["level"] == "ERROR"
+        assert "the destination has not accepted a heartbeat since 20" in lost["message"]
+        # the next minute's line repeats it, and knows of no lag
+        wait_until(lambda: says(phase="not copying", reason="DESTINATION_UNREACHABLE"), 90)
+        summary = says(phase="not copying", reason="DESTINATION_UNREACHABLE")[0]
+        assert (summary["level"], summary["lag"], summary["lagAsOfMs"]) == ("ERROR", None, None)
+        assert "lag unknown, 0 B/s, 1 LINK_FAILED; " in summary["message"]
+        assert summary["message"].endswith(lost["message"].partition("): ")[2])
+        # the source answers all the while
+        assert not [line for line in logged() if "the source of" in line["message"]]
+        destination.start()
+        wait_until(lambda: logged().index(lost) < max(map(logged().index, says(state="ACTIVE"))), 90)
+        assert engine.stop() == 0
+        assert (logged()[-1]["level"], logged()[-1]["exitCode"]) == ("INFO", 0)
+        assert [json.loads(line) for line in engine.output.splitlines()][:-1] == logged()[:-1]
+        assert len(logged()) < 40
+    finally:
+        pair.close()
