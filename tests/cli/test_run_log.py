@@ -80,6 +80,16 @@ def test_topics_that_change_alike_share_a_line() -> None:
     assert len(line.text()) < 300
 
 
+def test_a_topic_that_flaps_for_an_hour_fills_no_disk() -> None:
+    news, slow = News(), replace(ORDERS, reason=Reason.OPEN_TRANSACTION, message="since noon")
+    news.entries(VIEW)
+    lines = [
+        entry for second in range(1, 3_601) for entry in news.entries(later(VIEW, second, (ORDERS, slow)[second % 2]))
+    ]
+    assert len(lines) <= 60 * 32
+    assert lines[-2].message == "30 more changes of topics not shown"
+
+
 def test_levels_come_from_states_and_reasons_and_from_notes() -> None:
     note = Note(AT, Level.WARNING, "m", "lane 0 of m stopped responding", about_spark=True)
     assert told(News(), replace(VIEW, notes=(note,), spark_log="/c/spark-1.log"))[0] == (
@@ -240,3 +250,16 @@ def test_the_file_holds_what_ended_the_run(run: Run, tmp_path: Path) -> None:
     assert "Spark logs to " in lines[0]["message"]
     assert (lines[-1]["level"], lines[-1]["mirror"], lines[-1]["exitCode"]) == ("ERROR", "m", 6)
     assert "cannot connect to 127.0.0.1:1" in lines[-1]["message"]
+
+
+def test_no_secret_is_logged(run: Run, tmp_path: Path) -> None:
+    log, config = tmp_path / "m.log", tmp_path / "admin.properties"
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required username=eve password='s3cr3t';"
+    config.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
+    ran = run(
+        *("run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--until-caught-up"),
+        *("--command-config", str(config), "--spark-conf", "spark.x.password=s3cr3t", "--log-file", str(log)),
+    )
+    assert ran.code == 6
+    assert "cannot connect to 127.0.0.1:1" in log.read_text()
+    assert "s3cr3t" not in log.read_text() + ran.out + ran.err

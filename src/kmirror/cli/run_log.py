@@ -29,6 +29,8 @@ TEXT, JSON = "text", "json"
 SUMMARY_SECONDS = 60.0
 #: More topics that change alike, and more results that went wrong, are only counted.
 _MOST_NAMES, _MOST_RESULTS = 5, 20
+#: Of topics that change to and fro, so many lines are written in a minute; the rest is counted.
+_MOST_CHANGES = 30
 
 _LEVELS = {"FAILED": Level.ERROR, "LINK_FAILED": Level.ERROR, "SOURCE_UNAVAILABLE": Level.WARNING}
 _COPIED_STATES = frozenset({"ACTIVE", "PENDING_MIRROR"})
@@ -97,6 +99,9 @@ class News:
         self._phase: str | None = None
         self._summed_up_at = 0.0
         self._known: dict[tuple[str, str], _Known] = {}
+        #: Since when changes are counted, and how many were shown and not.
+        self._counted_from = 0.0
+        self._changes_shown = self._changes_hidden = 0
 
     def entries(self, view: RunView) -> list[Entry]:
         """Return what is to be logged of a view."""
@@ -104,11 +109,23 @@ class News:
             Entry(note.time_ms, note.level, note.mirror, note.text + (_see(view) if note.about_spark else ""))
             for note in view.notes
         ]
-        found += self._changes(view)
+        found += self._shown(list(self._changes(view)))
+        if view.elapsed_seconds - self._counted_from >= SUMMARY_SECONDS:
+            if self._changes_hidden:
+                hidden = f"{counted(self._changes_hidden, 'more change')} of topics not shown"
+                found.append(Entry(view.time_ms, Level.WARNING, ",".join(view.mirrors), hidden))
+            self._counted_from, self._changes_shown, self._changes_hidden = view.elapsed_seconds, 0, 0
         if view.phase != self._phase or view.elapsed_seconds - self._summed_up_at >= SUMMARY_SECONDS:
             self._phase, self._summed_up_at = view.phase, view.elapsed_seconds
             found += self._summaries(view)
         return found
+
+    def _shown(self, changes: list[Entry]) -> list[Entry]:
+        """Return the changes that are still to be shown in this minute."""
+        shown = changes[: _MOST_CHANGES - self._changes_shown]
+        self._changes_shown += len(shown)
+        self._changes_hidden += len(changes) - len(shown)
+        return shown
 
     def _changes(self, view: RunView) -> Iterator[Entry]:
         """Yield one entry for all topics of a mirror that have changed alike."""
