@@ -193,10 +193,10 @@ def page() -> str:
     codes: dict[str, tuple[str | int, ...]] = {}
     parts, shown = [_INTRODUCTION], _Shown()
     for document in DOCUMENTS.values():
-        of = "a list of objects" if document.type.json == "array" else "one object"
+        of = "A list of objects" if document.type.json == "array" else "One object"
         rows = "\n".join(_rows(document.type, document.name, shown))
         parts.append(
-            f"## {document.name}\n\n{document.made_by}: {of}.\n\n"
+            f"## {document.name}\n\n{of}. {document.made_by}.\n\n"
             f"| key | type | meaning | null when |\n|---|---|---|---|\n{rows}\n"
         )
         codes |= _codes(document.type)
