@@ -120,15 +120,24 @@ class Connection:
         request = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
         answer = self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
         if answer.error_code:
-            raise ConnectFailedError(f"{self.host}:{self.port} refuses ApiVersions with error {answer.error_code}")
+            raise ConnectFailedError(f"{self.address} refuses ApiVersions with error {answer.error_code}")
         self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
         if self.config.sasl_mechanism is not None:
-            lifetime_ms = authenticate(self._exchange, self.config, f"{self.host}:{self.port}")
+            lifetime_ms = authenticate(self._exchange, self.config, self.address)
             if lifetime_ms:
                 self._replace_at = time.monotonic() + lifetime_ms / 1000 * _SESSION_PART
 
     def __repr__(self) -> str:
-        return f"<Connection {self.host}:{self.port} {'closed' if self.socket.fileno() < 0 else 'open'}>"
+        return f"<Connection {self.address} {'closed' if self.socket.fileno() < 0 else 'open'}>"
+
+    @property
+    def address(self) -> str:
+        """Return the broker's address, as messages name it."""
+        return f"{self.host}:{self.port}"
+
+    def says(self, what: str) -> str:
+        """Return a message about this connection."""
+        return f"{self.address}: {what}"
 
     def close(self) -> None:
         """Close the socket; closing twice is fine."""
@@ -149,7 +158,7 @@ class Connection:
         version = min(highest, broker_highest)
         if version < max(lowest, broker_lowest):
             raise UnsupportedVersionError(
-                f"{self.host}:{self.port} does not offer {name} version {lowest} to {highest}",
+                f"{self.address} does not offer {name} version {lowest} to {highest}",
                 "kmirror works with Kafka 3.9 and later",
             )
         return version
@@ -206,9 +215,7 @@ class Connection:
             decoded = answer_class.decode(answer, version=version, header=True)
         except (ValueError, IndexError, struct.error) as error:
             self.close()
-            raise FrameError(
-                f"the answer of {self.host}:{self.port} to {message.name} cannot be read: {error}"
-            ) from None
+            raise FrameError(f"the answer of {self.address} to {message.name} cannot be read: {error}") from None
         return decoded
 
     def exchange_frame(self, buffers: Sequence[Buffer], correlation_id: int, timeout: float) -> memoryview:
@@ -225,15 +232,13 @@ class Connection:
             head = self._receive(4, deadline)
             (size,) = INT32.unpack(head)
             if not 4 <= size <= self._largest_frame:
-                raise FrameError(
-                    f"{self.host}:{self.port} sent a response of {size} bytes: it may not be a Kafka broker"
-                )
+                raise FrameError(f"{self.address} sent a response of {size} bytes: it may not be a Kafka broker")
             answer = self._receive(size, deadline)
             if INT32.unpack_from(answer)[0] != correlation_id:
-                raise FrameError(f"{self.host}:{self.port} responded to a different request")
+                raise FrameError(f"{self.address} responded to a different request")
         except OSError as error:
             self.close()
-            raise OutcomeUnknown(f"no response from {self.host}:{self.port}: {_reason_of(error)}") from None
+            raise OutcomeUnknown(f"no response from {self.address}: {_reason_of(error)}") from None
         except BaseException:
             self.close()
             raise
@@ -321,7 +326,7 @@ class Stream:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
-            raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
+            raise OutcomeUnknown(self.connection.says(_reason_of(error))) from None
 
     def receive(self) -> memoryview | None:
         """Return the next whole frame (from its correlation id on), or None when it is not all here yet.
@@ -352,7 +357,7 @@ class Stream:
                 self._await(len(self._frame) - self._filled)
             return None
         except OSError as error:
-            raise OutcomeUnknown(f"{self.connection!r}: {_reason_of(error)}") from None
+            raise OutcomeUnknown(self.connection.says(_reason_of(error))) from None
         self._frame = None
         self._await(1)
         return frame
@@ -385,7 +390,7 @@ class Stream:
                 return False
         (size,) = INT32.unpack_from(self._inbox, self._inbox_start)
         if not 4 <= size <= MAX_FRAME_BYTES:
-            raise FrameError(f"{self.connection!r} sent a response of {size} bytes")
+            raise FrameError(f"{self.connection.address} sent a response of {size} bytes")
         start = self._inbox_start + 4
         here = min(size, self._inbox_end - start)
         frame = self._buffer(size)

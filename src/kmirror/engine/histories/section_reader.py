@@ -243,7 +243,7 @@ class SectionReader:
             answer = session.answer(frame)
             connection.note_throttle(answer.throttle_time_ms)
             if answer.error_code:
-                raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection!r}")
+                raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection.address}")
             if answer.partitions or not answer.throttle_time_ms:
                 return {part.key: part for part in answer.partitions}
         raise UnreachableError(f"broker {broker.node_id} throttles every read", "raise the quota of this client")

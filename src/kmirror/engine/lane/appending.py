@@ -69,16 +69,16 @@ class Appending:
             if not link or not link.in_flight:
                 continue
             if at - link.in_flight[0].sent_at > self._timeout:
-                self._lose(link, "no answer in time")
+                self._lose(link, link.stream.connection.says("no answer in time"))
             elif at >= self._work.control.deadline:
-                self._lose(link, "this lane's time is over")
+                self._lose(link, link.stream.connection.says("this lane's time is over"))
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
         """Close the connections on which something is on its way to a partition."""
         node_id, message = partition.destination_node, "no answer while a partition is to be released"
         link = self._work.destinations.get(node_id) if node_id is not None else None
         if partition.in_flight and link:
-            self._lose(link, message)
+            self._lose(link, link.stream.connection.says(message))
         elif partition.fill.is_under_way and node_id is not None:
             self._fills.lose(node_id, message)
 
@@ -93,7 +93,7 @@ class Appending:
                 return
             if connection.must_be_replaced:
                 if not link.in_flight:
-                    self._lose(link, "the session's time is over")
+                    self._lose(link, link.stream.connection.says("the session's time is over"))
                 return
             if link.in_flight and link.in_flight[-1].alone:
                 return
@@ -154,7 +154,7 @@ class Appending:
             if now() < self._work.control.deadline:
                 link.stream.send(request)
             else:
-                self._lose(link, "this lane's time is over")
+                self._lose(link, link.stream.connection.says("this lane's time is over"))
                 return
         except OutcomeUnknown as error:
             self._lose(link, str(error))
@@ -169,7 +169,7 @@ class Appending:
         try:
             if mask & selectors.EVENT_WRITE:
                 if now() >= self._work.control.deadline:
-                    self._lose(link, "this lane's time is over")
+                    self._lose(link, link.stream.connection.says("this lane's time is over"))
                     return
                 link.stream.flush()
                 self._loop.watch(link)
@@ -180,7 +180,7 @@ class Appending:
 
     def _appended(self, link: DestinationLink, view: memoryview) -> None:
         if not link.in_flight or INT32.unpack_from(view)[0] != link.in_flight[0].correlation_id:
-            raise FrameError(f"{link.stream.connection!r} responded to a different request")
+            raise FrameError(f"{link.stream.connection.address} responded to a different request")
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
         told = link.in_order(answers, many_topics=self._work.many_topics)
@@ -205,5 +205,5 @@ class Appending:
         self._fills.lose(link.node_id, message)
         for partition in self._work.all:
             if partition.destination_node == link.node_id:
-                partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
+                partition.outcome_unknown(message, at)
         self._fetching.collect()

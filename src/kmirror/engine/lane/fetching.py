@@ -106,7 +106,7 @@ class Fetching:
         """Begin what is due: time-outs, and asking leaders again for whom to fetch from."""
         for link in list(self._work.sources.values()):
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
-                self._lose(link, "no answer in time")
+                self._lose(link, link.stream.connection.says("no answer in time"))
         for partition in self._work.partitions if self._work.source_config.rack else ():
             until, facts = partition.source.follows_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
@@ -172,7 +172,7 @@ class Fetching:
         if connection.is_throttled:
             return
         if connection.must_be_replaced:
-            self._lose(link, "the session's time is over")
+            self._lose(link, link.stream.connection.says("the session's time is over"))
             return
         at = now()
         self._throttle.set_limit(self._work.control.bytes_per_second, at)
@@ -208,13 +208,13 @@ class Fetching:
 
     def _fetched(self, link: SourceLink, view: memoryview) -> None:
         if INT32.unpack_from(view)[0] != link.correlation_id:
-            raise FrameError(f"{link.stream.connection!r} responded to a different request")
+            raise FrameError(f"{link.stream.connection.address} responded to a different request")
         asked_at, link.asked_at = link.asked_at, None
         answer = link.session.answer(view)
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         if answer.error_code:
             if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:
-                self._lose(link, code_name(answer.error_code))
+                self._lose(link, link.stream.connection.says(code_name(answer.error_code)))
             return
         frame = Frame(view, link)
         self._held_bytes += len(view)
@@ -258,7 +258,7 @@ class Fetching:
         at = now()
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)
-            partition.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, f"{link.stream.connection!r}: {message}"), at)
+            partition.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, message), at)
             self._keys.pop(partition, None)
         self.collect()
 

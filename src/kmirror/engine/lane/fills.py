@@ -230,7 +230,7 @@ class Fills:
         at = now()
         for request in link.in_flight:
             for partition in request.partitions.values():
-                partition.outcome_unknown(f"{link.stream.connection!r}: {message}", at)
+                partition.outcome_unknown(message, at)
                 self.settled(partition)
 
     def look_around(self, at: float) -> None:

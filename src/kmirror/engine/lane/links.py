@@ -82,7 +82,7 @@ class DestinationLink:
         try:
             return [found[key] for key in keys]
         except KeyError:
-            raise FrameError(f"{self.stream.connection!r} responded for different partitions") from None
+            raise FrameError(f"{self.stream.connection.address} responded for different partitions") from None
 
     def _answer_key(self, partition: PartitionCopy) -> tuple[str | bytes, int]:
         """Say by what the answers on this connection name a partition."""
@@ -150,7 +150,7 @@ class FillLink:
             FrameError: not the answer to what was asked.
         """
         if not self.in_flight or INT32.unpack_from(view)[0] != self.in_flight[0].correlation_id:
-            raise FrameError(f"{self.stream.connection!r} responded to a different request")
+            raise FrameError(f"{self.stream.connection.address} responded to a different request")
         request = self.in_flight[0]
         found: dict[TopicPartition, tuple[int, int | None]]
         if request.is_look:
@@ -160,7 +160,7 @@ class FillLink:
             codes = markers.answer(view, self._marker_version)
             found = {TopicPartition(*place): (code, None) for place, code in codes.items()}
         if not request.partitions.keys() <= found.keys():
-            raise FrameError(f"{self.stream.connection!r} responded for different partitions")
+            raise FrameError(f"{self.stream.connection.address} responded for different partitions")
         self.in_flight.popleft()
         return request, found
 
