@@ -20,6 +20,7 @@ from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from tests.cli.conftest import Run
+from tests.support.json_documents import check
 
 AT = 1_795_417_337_123  # 2026-11-23T07:02:17.123Z
 ORDERS = TopicView("m", "orders", 8, 1_500, 42_500_000.0, "ACTIVE", None, None, AT - 2_000)
@@ -159,6 +160,7 @@ def test_how_lines_look() -> None:
     lines: list[str] = []
     RunLog(lines.append, JSON).take(VIEW)
     document = json.loads(lines[-1])
+    check("run-log", document)
     assert (document["phase"], document["lag"], document["lagAsOfMs"]) == ("copying", 1_500, AT - 2_000)
     assert (document["bytesPerSecond"], document["topicStates"]) == (42_500_000, {"ACTIVE": 1})
 
@@ -247,6 +249,8 @@ def test_the_file_holds_what_ended_the_run(run: Run, tmp_path: Path) -> None:
     )
     assert ran.code == 6
     lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        check("run-log", line)
     assert "Spark logs to " in lines[0]["message"]
     assert (lines[-1]["level"], lines[-1]["mirror"], lines[-1]["exitCode"]) == ("ERROR", "m", 6)
     assert "cannot connect to 127.0.0.1:1" in lines[-1]["message"]

@@ -14,6 +14,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from kmirror.cli.report import FILE
+from kmirror.cli.run_log import LINE
 from kmirror.columns import Column, Type, object_of
 from kmirror.ops.check.findings import CHECK
 from kmirror.ops.evidence import DEED, EVIDENCE
@@ -107,6 +108,11 @@ DOCUMENTS = {
             object_of((*DEED, *EVIDENCE, *FILE)),
         ),
         JsonDocument("verify-report", "Written by `verify --report FILE`", object_of((*DEED, *COMPARING, *FILE))),
+        JsonDocument(
+            "run-log",
+            "Each line that `run --log-format json` logs; operating.md says which lines have more keys",
+            object_of(LINE),
+        ),
         JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
     )
 }

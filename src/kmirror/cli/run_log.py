@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from kmirror import columns
 from kmirror.cli import tables
+from kmirror.columns import Column, document, one_of
 from kmirror.engine.control.driver import COPYING
 from kmirror.engine.control.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
@@ -53,8 +55,16 @@ class Entry:
 
     def json(self) -> str:
         """Return it as one JSON object."""
-        document = {"time": _time(self.time_ms), "level": self.level, "mirror": self.mirror}
-        return json.dumps({**document, "message": one_line(self.message), **self.fields}, ensure_ascii=False)
+        return json.dumps({**document(LINE, self), **self.fields}, ensure_ascii=False)
+
+
+#: What each line has as JSON, beside the fields of its kind.
+LINE: tuple[Column[Entry], ...] = (
+    Column("time", columns.TEXT, "when it was logged: ISO 8601, UTC", lambda entry: _time(entry.time_ms)),
+    Column("level", one_of("log level", Level), "how much attention it needs", lambda entry: entry.level),
+    Column("mirror", columns.TEXT, "the mirror; several are comma-separated", lambda entry: entry.mirror),
+    Column("message", columns.TEXT, "what is to tell, in one line", lambda entry: one_line(entry.message)),
+)
 
 
 class RunLog:
