@@ -11,7 +11,7 @@ import click
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
 
-#: Ctrl-C, as shells count it: 128 + SIGINT. `run`, for which it is the ordinary end, ends with 0.
+#: Ctrl-C, as shells count it: 128 + SIGINT. `run` and `events --follow`, which end so as a rule, end with 0.
 INTERRUPTED = 130
 
 
