@@ -81,11 +81,13 @@ def run_verb(
         raise UsageError("--timeout requires --until-caught-up", "to copy for a fixed time, give --for")
     from kmirror.cli.log_file import LogFile
     from kmirror.cli.run_log import RunLog
+    from kmirror.cli.service_manager import ServiceManager
     from kmirror.engine.clock import now_ms
     from kmirror.ops.run.run import RunRequest, run
 
     request = RunRequest(mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf)
     seconds = 0.0
+    service_manager = ServiceManager.of_this_process()
     with closing(LogFile.at(log_file, call.output.screen.tell)) if log_file else nullcontext() as file:
         log = RunLog(file.write, log_format) if file is not None else None
         try:
@@ -94,15 +96,18 @@ def run_verb(
                 def watch(view: RunView) -> None:
                     nonlocal seconds
                     seconds = view.elapsed_seconds
+                    service_manager.turns(view.phase)
                     if log is not None:
                         log.take(view)
                     show(view)
 
                 done = run(call.open_destination, request, watch)
         except Exception as error:
+            service_manager.stops()
             if log is not None:
                 log.fail(now_ms(), mirror, explain(error))
             raise
+        service_manager.stops()
         sentence = headline(done, until_caught_up, seconds)
         if log is not None:
             log.end(now_ms(), done, sentence)

@@ -1,0 +1,84 @@
+"""What systemd is told, by the protocol of sd_notify(3), and the unit that makes use of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+from kmirror.cli.service_manager import ServiceManager
+
+ROOT = Path(__file__).parent.parent.parent
+UNIT = ROOT / "deploy" / "systemd" / "kmirror@.service"
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """Listen as systemd does; give the socket, and what NOTIFY_SOCKET says."""
+    address = str(tmp_path / "notify") if request.param == "path" else f"@{tmp_path}/notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(address.replace("@", "\0", 1))
+        listening.settimeout(10)
+        yield listening, address
+
+
+def test_it_is_told_once_that_it_has_started_and_each_time_that_it_lives(manager: tuple[socket.socket, str]) -> None:
+    listening, address = manager
+    service_manager = ServiceManager.of_this_process({"NOTIFY_SOCKET": address})
+    service_manager.turns("waiting")
+    service_manager.turns("copying")
+    service_manager.stops()
+    assert [listening.recv(1000).decode() for _ in range(3)] == [
+        "READY=1\nWATCHDOG=1\nSTATUS=waiting",
+        "WATCHDOG=1\nSTATUS=copying",
+        "STOPPING=1",
+    ]
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/notify"}])
+def test_without_one_nothing_happens(environ: dict[str, str]) -> None:
+    service_manager = ServiceManager.of_this_process(environ)
+    service_manager.turns("copying")
+    service_manager.stops()
+
+
+def test_a_run_tells_it(manager: tuple[socket.socket, str]) -> None:
+    """Also one that waits for a destination which is down, and ends with an error."""
+    listening, address = manager
+    line = ["run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--for", "2s"]
+    environ = {**os.environ, "NOTIFY_SOCKET": address}
+    done = subprocess.run(
+        [sys.executable, "-m", "kmirror", *line], env=environ, cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 5
+    listening.setblocking(False)
+    told: list[str] = []
+    while not told or told[-1] != "STOPPING=1":
+        told.append(listening.recv(1000).decode())
+    assert told[0].startswith("READY=1\nWATCHDOG=1\nSTATUS=")
+    assert all(one.startswith("WATCHDOG=1\n") for one in told[1:-1])
+    assert len(told) >= 3
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    unit = RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNIT)
+    service = unit["Service"]
+    assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2 3")
+    assert int(service["WatchdogSec"]) >= 60, "the driver turns about once a second, and may wait for a heartbeat"
+    verb = service["ExecStart"].split()[1:]
+    assert verb == ["run", "--mirror", "%i", "--standby"]
+    if (systemd_analyze := shutil.which("systemd-analyze")) is None:
+        return  # where there is no systemd, nobody starts the unit
+    there = tmp_path / "kmirror@.service"
+    there.write_text(UNIT.read_text().replace("/opt/kmirror/bin/kmirror", sys.executable))
+    done = subprocess.run([systemd_analyze, "verify", str(there)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
