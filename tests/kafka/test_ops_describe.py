@@ -379,6 +379,7 @@ def test_list_shows_every_mirror_once(
         "reason": "NO_ENGINE",
         "engineLastSeenMs": None,
         "engineAgeMs": None,
+        "throttleBytesPerSecond": None,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)
