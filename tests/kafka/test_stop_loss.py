@@ -25,6 +25,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, freeze, unique_topic
 from tests.support.foreign import write_idempotently, write_plainly
+from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.waiting import wait_until
@@ -41,7 +42,8 @@ def mirrored(source: SandboxCluster, destination: Destination, topic: str, parti
 
 
 def row_of(result: VerbResult, partition: int = 0) -> TopicResult:
-    """Return the row of a partition."""
+    """Return the row of a partition, of a document that its schema describes."""
+    check("result", result.to_json())
     (row,) = [row for row in result.results if row.partition == partition]
     return row
 
@@ -64,6 +66,7 @@ def test_what_the_source_took_since_the_last_look_is_known(cluster_pair: Cluster
         assert (totals.known_lost_records, totals.partitions_unknown, totals.rpo_ms) == (100, 0, 5000)
         assert totals.as_of_ms is not None
         assert totals.as_of_ms >= began
+        check("report", done.evidence)
         assert done.evidence["totals"]["knownLostRecords"] == 100
     # asked again for what is done, verbs say the same
     for again in (failover(destination, mirror).result, promote(destination, PromoteRequest(mirror)).result):
