@@ -107,4 +107,5 @@ def test_list_has_exactly_these_keys() -> None:
         "reason",
         "engineLastSeenMs",
         "engineAgeMs",
+        "throttleBytesPerSecond",
     ]
