@@ -15,7 +15,7 @@ check: lint
 	@$(BIN)/pytest -q -m "not long" -n 2 --max-worker-restart 0 tests/unit tests/cli
 
 test: $(READY)
-	@$(BIN)/pytest -m "not long" -n 4 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not long" -n 3 $(PYTEST_ARGS)
 
 test-long: $(READY)
 	@$(BIN)/pytest -m long

@@ -46,6 +46,7 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "engineLastSeenMs": (NUMBER, NULL),
     "engineAgeMs": (NUMBER, NULL),
     "keptBeyondSourceLogStart": (NUMBER, NULL),
+    "throttleBytesPerSecond": (NUMBER, NULL),
 }
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),
@@ -59,6 +60,7 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "reason": (TEXT, NULL),
     "engineLastSeenMs": (NUMBER, NULL),
     "engineAgeMs": (NUMBER, NULL),
+    "throttleBytesPerSecond": (NUMBER, NULL),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]
@@ -270,7 +272,8 @@ def test_bad_input_is_refused_and_changes_nothing(
     captured = capsys.readouterr()
     error = json.loads(captured.out)["error"]
     assert message in error["message"]
-    assert captured.err.startswith(f"kmirror: {error['message']}")
+    # the log of a run goes before it
+    assert f"kmirror: {error['message']}\n" in captured.err
     assert lasting(mirrors(destination_cluster)) == before
 
 
