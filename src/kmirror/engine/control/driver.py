@@ -12,6 +12,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
 from kmirror.state.records import PartitionState
@@ -81,18 +82,28 @@ class Limits:
 
 
 def drive(
-    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+    engines: Sequence[MirrorEngine],
+    stop: threading.Event,
+    limits: Limits,
+    watcher: Watcher,
+    began: float,
+    snapshots: Snapshots | None = None,
 ) -> Ending:
-    """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane."""
+    """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane.
+
+    Who asks `snapshots` what the engines know is answered with each turn.
+    """
+    snapshots = snapshots or Snapshots()
     for engine in engines:
         engine.start()
-    ending = _turn(engines, stop, limits, watcher, began)
+    ending = _turn(engines, stop, limits, watcher, began, snapshots)
     for engine in engines:
         engine.stop()
     deadline = now() + _STOP_SECONDS
     while now() < deadline and not all(engine.finished for engine in engines):
         for engine in engines:
             engine.tick()
+            snapshots.turned(engines)
         threading.Event().wait(_TURN_SECONDS / 5)
     for engine in engines:
         engine.close()
@@ -101,12 +112,19 @@ def drive(
 
 
 def _turn(
-    engines: Sequence[MirrorEngine], stop: threading.Event, limits: Limits, watcher: Watcher, began: float
+    engines: Sequence[MirrorEngine],
+    stop: threading.Event,
+    limits: Limits,
+    watcher: Watcher,
+    began: float,
+    snapshots: Snapshots,
 ) -> Ending:
     shown = 0.0
     while not stop.wait(_TURN_SECONDS):
         for engine in engines:
             engine.tick()
+            # with each of them: a destination that does not answer takes a second or more of every one
+            snapshots.turned(engines)
         at = now()
         if at - shown >= _VIEW_SECONDS:
             shown = at

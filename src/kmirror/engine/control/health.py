@@ -86,6 +86,10 @@ class Health:
             return None
         return max(0, source_end - end)
 
+    def source_ends(self) -> dict[TopicPartition, tuple[float, int]]:
+        """Return by partition when the source said where it ends, and where."""
+        return self._ends.copy()
+
     def known_at(self, partition: TopicPartition) -> float | None:
         """Return since when neither end of a copy is known any better; None: one of them was never known."""
         seen, reported_at = self._ends.get(partition), self._reported.get(partition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,6 +40,8 @@ class Journal:
         self.notes: list[Note] = []
         #: Events that no heartbeat has stored yet.
         self.events: list[Event] = []
+        #: How many events there were since the engine began, by what they are about and their result.
+        self.counts: Counter[tuple[str, str]] = Counter()
 
     def note(self, sentence: str, level: Level = Level.INFO, *, about_spark: bool = False) -> None:
         """Show a sentence to watchers."""
@@ -46,4 +49,5 @@ class Journal:
 
     def record(self, what: str, result: str, details: Mapping[str, object]) -> None:
         """Have an event stored with the next heartbeat."""
+        self.counts[what, result] += 1
         self.events.append(Event(now_ms(), self._mirror, what, self._actor, result, dict(details)))

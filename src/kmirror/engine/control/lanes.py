@@ -132,6 +132,8 @@ class Lanes:
         self.plan_now = True
         self.beat_now = True
         self.stopping = False
+        #: How often a lane died, was replaced or was continued by another worker.
+        self.restarts = 0
 
     @property
     def finished(self) -> bool:
@@ -256,6 +258,7 @@ class Lanes:
         if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror)):
             handle.submitted_at, silent = at, False  # to submit it again would only delay it
         if silent and not self.stopping:
+            self.restarts += 1
             self._journal.note(
                 f"lane {handle.lane} of {self._mirror} stopped responding and is replaced",
                 Level.WARNING,
@@ -271,6 +274,7 @@ class Lanes:
         error = future.exception()
         if error is not None:
             handle.deaths += 1
+            self.restarts += not self.stopping
             handle.start_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(handle.deaths - 1, 10))
             if not self.stopping:
                 self._journal.note(
@@ -320,6 +324,11 @@ class Lanes:
                     found[lane] = heard
         return found
 
+    @property
+    def heard_at(self) -> dict[int, float]:
+        """By lane, when any run of it last reported."""
+        return self._heard_at.copy()
+
     def work_of(self, lanes: Iterable[int]) -> list[TopicPartition]:
         """Return what these lanes are to copy."""
         return [partition for lane in lanes for partition in self._handles[lane].copies]
@@ -363,6 +372,7 @@ class Lanes:
         handle.heard_at = self._heard_at[handle.lane] = self._any_heard_at = now()
         if record.attempt > handle.attempt:
             handle.attempt = record.attempt
+            self.restarts += 1
             self._journal.note(
                 f"a worker of lane {handle.lane} of {self._mirror} died; another worker continues",
                 Level.WARNING,

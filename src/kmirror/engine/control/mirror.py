@@ -15,7 +15,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
-from kmirror.engine.clock import epoch_ms, now
+from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
 from kmirror.engine.control.journal import Journal, Level
@@ -24,9 +24,10 @@ from kmirror.engine.control.orders import LaneOrders
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
+from kmirror.engine.control.snapshots import MirrorSnapshot
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
-from kmirror.engine.control.state_feed import FeedTopic, Replica
+from kmirror.engine.control.state_feed import FeedTopic, Replica, StoredRecords
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
@@ -91,6 +92,7 @@ class MirrorEngine:
         self.source = SourceStatus(mirror, self.journal)
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
+        self._stored = StoredRecords(mirror, state.records.values())
         self._heard: queue.SimpleQueue[
             ProgressRecord | FeedTopic | MirrorRecord | SourceReport | JobEvent | Exception
         ] = queue.SimpleQueue()
@@ -204,6 +206,30 @@ class MirrorEngine:
         """Return the topics that are not to be copied now, each with what is wanted of it instead."""
         return {topic.topic: _wanted(topic) for topic in self._topics.by_name.values() if not is_copied(topic)}
 
+    def snapshot(self) -> MirrorSnapshot:
+        """Copy what is known now, for other threads."""
+        return MirrorSnapshot(
+            self.mirror,
+            now(),
+            now_ms(),
+            self._stored.copy(),
+            self._lease.record,
+            self._heartbeats.last_at or None,
+            self.lost,
+            self.source.trouble,
+            self.source.seen_at,
+            self._health.source_ends(),
+            self.partitions.rows.copy(),
+            self._lanes.claims(),
+            self._lanes.heard_at,
+            frozenset(self._health.silent_lanes),
+            self._lanes.restarts,
+            self._side_jobs.names,
+            self._side_jobs.done_at.copy(),
+            self.journal.counts.copy(),
+            self.partitions.lost_records,
+        )
+
     @property
     def caught_up(self) -> bool:
         """True when every partition has reached the source end seen at the start, or FAILED."""
@@ -297,9 +323,12 @@ class MirrorEngine:
                     continue
                 for record in answer.records:
                     if record.key is not None:
-                        for met in feed.take(decode(record.key, record.value)):
+                        read = decode(record.key, record.value)
+                        self._stored.take(read)
+                        for met in feed.take(read):
                             self._heard.put(met)
                 if answer.reached_end:
+                    self._stored.catch_up()
                     for topic in feed.catch_up():
                         self._heard.put(topic)
             tail.close()

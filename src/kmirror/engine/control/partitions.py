@@ -52,6 +52,8 @@ class MirrorPartitions:
         self._aligned_to: dict[TopicPartition, int] = {}
         #: By partition, what was last announced to be copied again.
         self._again: dict[TopicPartition, tuple[int, int]] = {}
+        #: How many records the source had lost before they were copied, since the engine began.
+        self.lost_records = 0
 
     # -- reports --------------------------------------------------------------------------------------------------
 
@@ -213,6 +215,7 @@ class MirrorPartitions:
         first, until = row.lost_from, row.lost_until
         if first is None or until is None or (record and record.lost_until == until):
             return
+        self.lost_records += until - first
         lost = counted(until - first, "record")
         note = f"{partition} goes on without {lost} that its source had lost: {first} to {until - 1}"
         details = {"from": first, "until": until, "records": until - first}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now
 from kmirror.engine.control.journal import Level
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
@@ -70,6 +71,13 @@ class SideJobs:
         self._jobs = tuple(jobs)
         self._view = view
         self._tell = tell
+        #: By name, when a job was last done without an error; those that never were are left out.
+        self.done_at: dict[str, float] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all jobs."""
+        return tuple(job.name for job in self._jobs)
 
     def start(self, stop: threading.Event, broken: Callable[[Exception], None]) -> None:
         """Begin; each job ends soon after `stop` is set. `broken` is given what no job should raise."""
@@ -86,6 +94,7 @@ class SideJobs:
                     for told in job.run(view):
                         self._tell(told)
                     failures, said = 0, None
+                    self.done_at[job.name] = now()
                 except (KmirrorError, OutcomeUnknown) as error:
                     pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
                     failures += 1

@@ -16,6 +16,8 @@ class SourceStatus:
         self._journal = journal
         #: Why the source does not answer, or may not be mirrored; None in the normal case.
         self.trouble: KmirrorError | None = None
+        #: When it was last asked and did answer; None: not yet.
+        self.seen_at: float | None = None
         self._log_start_trouble = False
 
     def take(self, report: SourceReport) -> None:
@@ -31,6 +33,7 @@ class SourceStatus:
                 self._journal.record("source", "LINK_FAILED" if is_refused else "SOURCE_UNAVAILABLE", details)
             self.trouble = report.trouble
             return
+        self.seen_at = report.seen_at or self.seen_at
         if report.log_start_trouble and not self._log_start_trouble:
             self._journal.note(
                 f"what the source of {self._mirror} has deleted is kept in the mirror: {report.log_start_trouble}",

@@ -7,9 +7,19 @@ partition is written before the topic it belongs to.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kmirror.state.records import MirrorRecord, PartitionRecord, ProgressRecord, Removed, TopicRecord
+from kmirror.state.records import (
+    Key,
+    MirrorRecord,
+    PartitionRecord,
+    ProgressRecord,
+    Record,
+    Removed,
+    TopicRecord,
+    Unknown,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +70,39 @@ class Replica:
 
     def _with_partitions(self, topic: TopicRecord) -> FeedTopic:
         return FeedTopic(topic, tuple(self._partitions[topic.topic].values()))
+
+
+class StoredRecords:
+    """Keep what is stored of one mirror, by key: first as the engine found it, and from the log's end on as it is read.
+
+    One thread takes records; `copy` is for any.
+    """
+
+    def __init__(self, mirror: str, found: Iterable[Record]) -> None:
+        self._mirror = mirror
+        self._records = {record.key: record for record in found if _is_of(record.key, mirror)}
+        #: What was read before the log's end was reached for the first time; it ends as what is stored.
+        self._read: dict[Key, Record] | None = {}
+
+    def take(self, met: Record | Removed | Unknown) -> None:
+        """Take the next record of the log."""
+        records = self._records if self._read is None else self._read
+        if not _is_of(met.key, self._mirror):
+            return
+        if isinstance(met, Removed | Unknown):
+            records.pop(met.key, None)
+        else:
+            records[met.key] = met
+
+    def catch_up(self) -> None:
+        """Note that the log's end was reached."""
+        if self._read is not None:
+            self._records, self._read = self._read, None
+
+    def copy(self) -> dict[Key, Record]:
+        """Return what is stored now, as far as is known."""
+        return self._records.copy()
+
+
+def _is_of(key: Key, mirror: str) -> bool:
+    return key[1:2] == (mirror,)
