@@ -12,6 +12,7 @@ from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Trouble, Verdict
+from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.intake import Batch, Frame
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 from kmirror.engine.lane.states import Status
@@ -79,7 +80,8 @@ class Shell:
     def __init__(self, assignment: Assignment = ASSIGNMENT, **options: float) -> None:
         self.released: list[Frame] = []
         self.frames: list[Frame] = []
-        self.copy = PartitionCopy(assignment, settle=SETTLE, released=self.released, **options)
+        self.counts = Counts()
+        self.copy = PartitionCopy(assignment, settle=SETTLE, released=self.released, counts=self.counts, **options)
         self.now = SOON
 
     @property

@@ -66,6 +66,7 @@ def test_gaps_of_two_answers_that_meet_are_one(copying: Shell) -> None:
 
 
 def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying: Shell) -> None:
+    before = copying.counts.batches_copied
     copying.fetch(stored(10), stored(11), stored(15))
     assert [batch.base_offset for batch in copying.send()] == [10, 11]
     copying.answer()
@@ -79,6 +80,8 @@ def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying
     (batch,) = copying.send()
     assert (batch.base_offset, sequence_of(batch)) == (15, 12)
     assert copying.copy.progress.acknowledged == 15
+    counts = copying.counts
+    assert (counts.batches_copied - before, counts.batches_taken_apart, counts.offsets_filled) == (2, 1, 3)
 
 
 def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
@@ -203,6 +206,7 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     copying.copy.fill.sent()
     copying.copy.filled_otherwise(1, copying.now)
     copying.check()
+    assert copying.counts.offsets_filled == 3
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
 
 

@@ -1,23 +1,28 @@
-"""What a lane reports of the growth of its source: measured while the source is seen, and kept while it is not."""
+"""What a lane reports of a partition: how both ends grow, and when it last had all that its source had."""
 
 from __future__ import annotations
 
+import pytest
+
+from kmirror.engine.lane import report
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports
+from kmirror.engine.lane.states import Status
 from kmirror.state.assignment import Assignment
+from kmirror.state.records import ProgressRow
+
+ASSIGNMENT = Assignment(
+    topic="orders",
+    partition=0,
+    source_topic="orders",
+    source_topic_id=None,
+    destination_topic_id=None,
+    producer_id=1 << 62,
+)
 
 
 def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
-    copy = PartitionCopy(
-        Assignment(
-            topic="orders",
-            partition=0,
-            source_topic="orders",
-            source_topic_id=None,
-            destination_topic_id=None,
-            producer_id=1 << 62,
-        )
-    )
+    copy = PartitionCopy(ASSIGNMENT)
     seen: list[float | None] = [None]
     reports = Reports(lambda _: seen[0])
 
@@ -36,3 +41,31 @@ def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
     assert rate(130.0, 1600) == 15
     # another history
     assert rate(140.0, 10) is None
+
+
+def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    monkeypatch.setattr(report, "now_ms", lambda: 1_000_000)
+    copy = PartitionCopy(ASSIGNMENT)
+    copy.status, copy.progress.is_aligned = Status.COPYING, True
+    reports = Reports(lambda _: clock - 0.2)
+
+    def row(at: float, source_end: int, end: int, size: int) -> ProgressRow:
+        nonlocal clock
+        clock = at
+        copy.source.last_stable_offset, copy.progress.acknowledged, copy.progress.bytes_copied = source_end, end, size
+        (told,) = reports.rows([copy])
+        return told
+
+    first = row(100, 10, 4, 0)
+    assert (first.caught_up_ms, first.offsets_per_second, first.bytes_per_second) == (None, 0, 0)
+    caught_up = row(102, 10, 10, 600)
+    assert (caught_up.caught_up_ms, caught_up.offsets_per_second, caught_up.bytes_per_second) == (None, 3, 300)
+    # the source was asked 0.2 s before it was looked at
+    behind = row(110, 50, 20, 1400)
+    assert (behind.caught_up_ms, behind.offsets_per_second) == (1_000_000 + 1_800, 1.2)
+    assert row(110.1, 50, 20, 1400).offsets_per_second == 1.2, "too short to measure"
+    assert row(120, 60, 20, 1400).caught_up_ms == behind.caught_up_ms
+    copy.status = Status.FAILED
+    assert row(130, 60, 60, 1400).caught_up_ms == behind.caught_up_ms

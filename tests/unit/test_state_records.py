@@ -18,6 +18,7 @@ from kmirror.state.records import (
     Guard,
     Incarnation,
     LaneChangeRecord,
+    Latencies,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -158,6 +159,10 @@ PROGRESS = ProgressRecord(
             "round",
             failed_offset=9,
             records_per_second=1.5,
+            offsets_per_second=7.5,
+            caught_up_ms=940,
+            records_copied=3,
+            bytes_copied=300,
         ),
     ),
     fills_by_transactions=True,
@@ -165,6 +170,10 @@ PROGRESS = ProgressRecord(
     given_up=3,
     fetched_bytes=5000,
     throttled_ms=70,
+    batches_copied=9,
+    batches_taken_apart=2,
+    offsets_filled=4,
+    fetch_latencies=Latencies(tuple(range(14)), 2.5),
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -281,13 +290,17 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         PROGRESS,
         b'["progress","m",0]',
-        b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
+        b'{"attempt":1,"batches_copied":9,"batches_taken_apart":2,"columns":["topic","partition","source_offset",'
+        b'"source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
-        b'"failed_offset","records_per_second"],'
-        b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L","pid":4711,'
-        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null],'
-        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,1.5]],'
+        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],'
+        b'"fetch_latencies":[[0,1,2,3,4,5,6,7,8,9,10,11,12,13],2.5],'
+        b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L",'
+        b'"offsets_filled":4,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
+        b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,0.0,null,0,0],'
+        b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,'
+        b"1.5,7.5,940,3,300]],"
         b'"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
     ),
     (

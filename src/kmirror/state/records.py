@@ -279,6 +279,27 @@ class ProgressRow(NamedTuple):
     failed_offset: int | None = None
     #: How fast the source's end grew when the lane last measured it; None before it could.
     records_per_second: float | None = None
+    #: How fast the destination's end grew.
+    offsets_per_second: float = 0.0
+    #: While the lane has not all that the source has: when it last had; None where it never had.
+    caught_up_ms: int | None = None
+    #: What the lane has copied since it took the partition, the last time.
+    records_copied: int = 0
+    bytes_copied: int = 0
+
+
+#: Upper bounds in seconds, inclusive, of the classes that requests are counted in; the last class has none.
+LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Latencies(NamedTuple):
+    """Count requests by how long they took, one number a class, and sum up how long that was."""
+
+    counts: tuple[int, ...]
+    seconds: float
+
+
+NONE_YET = Latencies((0,) * (len(LATENCY_BOUNDS) + 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +323,13 @@ class ProgressRecord:
     #: Since it began: bytes fetched from the source, and for how long its share of the throttle kept it from fetching.
     fetched_bytes: int = 0
     throttled_ms: int = 0
+    #: Since it began: batches appended; batches of the source taken apart for it; offsets filled.
+    batches_copied: int = 0
+    batches_taken_apart: int = 0
+    offsets_filled: int = 0
+    #: From request to answer, of fetches that brought records, the wait for records included; and of appends.
+    fetch_latencies: Latencies = NONE_YET
+    produce_latencies: Latencies = NONE_YET
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

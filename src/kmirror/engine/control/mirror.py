@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import epoch_ms, now, now_ms
+from kmirror.engine.control.counters import Counters
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
 from kmirror.engine.control.journal import Journal, Level
@@ -93,6 +94,7 @@ class MirrorEngine:
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
         self._stored = StoredRecords(mirror, state.records.values())
+        self.counters = Counters()
         self._heard: queue.SimpleQueue[
             ProgressRecord | FeedTopic | MirrorRecord | SourceReport | JobEvent | Exception
         ] = queue.SimpleQueue()
@@ -277,6 +279,7 @@ class MirrorEngine:
         if record.lease_id == self._lease.lease_id:
             use = LaneUse(record.time_ms / 1000, record.fetched_bytes, record.throttled_ms / 1000)
             self._throttle_shares.take(record.lane, use)
+            self.counters.take(record)
         for row, assignment in words:
             topic = self._topics.by_name.get(row.topic)
             # a lane's late report on a released topic, or on its namesake, no longer counts

@@ -186,6 +186,7 @@ class Appending:
         told = link.in_order(answers, many_topics=self._work.many_topics)
         request = link.in_flight.popleft()
         at = now()
+        self._work.counts.appends.took(at - request.sent_at)
         link.window.answered(request.size, request.delivered, request.sent_at, at)
         ready = link.ready
         for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, told, strict=True):

@@ -31,6 +31,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane.counts import Counts
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
@@ -94,6 +95,7 @@ class LaneControl:
         self.fills_by_transactions = False
         self.said_so = False
         self.on_change: Callable[[], None] = lambda: None
+        self.counts = Counts()
         #: What was fetched since the lane began, and for how many seconds its share kept it from fetching.
         self.usage: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         #: The last change that was read, and what takes it.
@@ -252,7 +254,7 @@ class LaneControl:
     def _report(self, seen: tuple[tuple[int, int], Sequence[ProgressRow]]) -> None:
         """Write one progress record; raises KmirrorError or OutcomeUnknown when it was not, or perhaps not, written."""
         spec, ((taken, given_up), rows) = self.spec, seen
-        fetched_bytes, throttled_seconds = self.usage()
+        (fetched_bytes, throttled_seconds), counts = self.usage(), self.counts
         record = ProgressRecord(
             spec.mirror,
             spec.lane,
@@ -268,6 +270,11 @@ class LaneControl:
             given_up,
             fetched_bytes,
             int(throttled_seconds * 1000),
+            counts.batches_copied,
+            counts.batches_taken_apart,
+            counts.offsets_filled,
+            counts.fetches.so_far,
+            counts.appends.so_far,
         )
         key, value = encode(record)
         batch = make_batch([Record(0, now_ms(), key, value)])

@@ -220,6 +220,8 @@ class Fetching:
         self._held_bytes += len(view)
         self._throttle.spend(len(view))
         at = now()
+        if asked_at is not None and any(len(part.records) for part in answer.partitions):
+            self._work.counts.fetches.took(at - asked_at)
         link.seen_at = asked_at or link.seen_at
         for part in answer.partitions:
             partition = link.partitions.get(part.key)

@@ -43,6 +43,7 @@ from kmirror.cluster.protocol.isolation import Isolation, Kind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.engine.histories.judge import Fail
+from kmirror.engine.lane.counts import Counts
 from kmirror.errors import KmirrorError, Reason
 
 _SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
@@ -102,6 +103,7 @@ class Intake:
 
     __slots__ = (
         "_begins_at_gap",
+        "_counts",
         "_filled_offsets",
         "_producer_epoch",
         "_producer_id",
@@ -113,8 +115,9 @@ class Intake:
         "queued_bytes",
     )
 
-    def __init__(self, source: TopicPartition, producer_id: int, producer_epoch: int) -> None:
+    def __init__(self, source: TopicPartition, producer_id: int, producer_epoch: int, counts: Counts) -> None:
         self._source = source
+        self._counts = counts
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
         #: What to subtract from an offset for its sequence number.
@@ -238,6 +241,7 @@ class Intake:
             parts = pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
         except KmirrorError as error:
             return self._refuse(error)
+        self._counts.batches_taken_apart += 1
         leader_epoch = HEADER.unpack_from(stored)[2] if stored[MAGIC_POSITION] >= 2 else self.leader_epoch
         for part in parts:
             if isinstance(part, Run):

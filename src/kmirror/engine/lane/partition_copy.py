@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
 from kmirror.engine.lane.broker_memory import BrokerMemory
+from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.gap_filling import Filled, GapFilling
 from kmirror.engine.lane.intake import Batch, Frame, Gap, Intake
 from kmirror.engine.lane.log_start import LogStart
@@ -52,16 +53,18 @@ class PartitionCopy:
         settle: float = 10.0,
         retry_timeout: float = 300.0,
         released: list[Frame] | None = None,
+        counts: Counts | None = None,
     ) -> None:
+        counts = counts or Counts()
         self.assignment = assignment
         self.status = Status.INSPECTING
-        self.progress = Progress(assignment)
+        self.progress = Progress(assignment, counts)
         self.retry = Retry(retry_timeout)
         self.source = SourceView()
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None
-        self.intake = Intake(assignment.source, assignment.producer_id, assignment.producer_epoch)
+        self.intake = Intake(assignment.source, assignment.producer_id, assignment.producer_epoch, counts)
         #: What is to be appended next; the intake's own.
         self.queue = self.intake.queue
         self.in_flight: deque[Batch] = deque()
@@ -391,8 +394,7 @@ class PartitionCopy:
                 self.progress.filled(self.intake.end_gap())
             else:
                 self.intake.shorten_gap(count)
-                self.progress.acknowledged = gap.base_offset + count
-                self.progress.begun = True
+                self.progress.filled_up_to(gap.base_offset + count, count)
             self._got_on()
         self.advance(now)
 

@@ -1,8 +1,9 @@
-"""What a lane says of its partitions: one row each, with the rate since the last time. For one thread at a time."""
+"""What a lane says of its partitions: one row each, with the rates since the last time. For one thread at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.partition_copy import PartitionCopy
@@ -13,13 +14,24 @@ _RATE_SECONDS = 0.5
 _GROWTH_SECONDS = 5.0
 
 
+class _Speed(NamedTuple):
+    """What a partition's bytes and end were at a moment, and how fast they grew until then."""
+
+    at: float
+    bytes_copied: int
+    end: int | None
+    bytes_per_second: float = 0.0
+    offsets_per_second: float = 0.0
+
+
 class Reports:
     """Make rows. `seen_at` tells when the source was last asked about a partition, None if never."""
 
     def __init__(self, seen_at: Callable[[PartitionCopy], float | None]) -> None:
         self._seen_at = seen_at
-        #: By partition, when its bytes were last counted, how many they were, and the rate then.
-        self._rates: dict[PartitionCopy, tuple[float, int, float]] = {}
+        self._speeds: dict[PartitionCopy, _Speed] = {}
+        #: By partition, when its source was last seen to have no more than the destination.
+        self._caught_up_at: dict[PartitionCopy, float] = {}
         #: By partition, when its source's end was last noted, where it was, and how fast it grew until then.
         self._growth: dict[PartitionCopy, tuple[float, int, float | None]] = {}
         #: What the clock of moments has to be moved by to tell the time, in milliseconds.
@@ -28,30 +40,50 @@ class Reports:
     def rows(self, partitions: Iterable[PartitionCopy]) -> list[ProgressRow]:
         """Return the state of these partitions; of two copies of one partition only the later one."""
         at = now()
-        rates: dict[PartitionCopy, tuple[float, int, float]] = {}
+        speeds: dict[PartitionCopy, _Speed] = {}
         growth: dict[PartitionCopy, tuple[float, int, float | None]] = {}
+        caught_up_at: dict[PartitionCopy, float] = {}
         rows: dict[tuple[str, int], ProgressRow] = {}
         for partition in partitions:
-            grown = self._grown(partition)
+            seen_at = self._seen_at(partition)
+            grown = self._grown(partition, seen_at)
             if grown is not None:
                 growth[partition] = grown
-            then, copied, rate = self._rates.get(partition, (at, partition.progress.bytes_copied, 0.0))
-            if at - then >= _RATE_SECONDS:
-                rate = (partition.progress.bytes_copied - copied) / (at - then)
-                then, copied = at, partition.progress.bytes_copied
-            rates[partition] = then, copied, rate
-            rows[partition.assignment.destination] = row_of(partition, float(int(rate)))._replace(
-                source_seen_ms=self._source_seen_ms(partition, at), records_per_second=grown[2] if grown else None
+            speed = speeds[partition] = self._speed(partition, at)
+            is_caught_up = partition.caught_up
+            last = seen_at if is_caught_up else self._caught_up_at.get(partition)
+            if last is not None:
+                caught_up_at[partition] = last
+            rows[partition.assignment.destination] = row_of(partition)._replace(
+                source_seen_ms=None if seen_at is None or at - seen_at < FRESH_SECONDS else self._epoch(seen_at),
+                bytes_per_second=speed.bytes_per_second,
+                records_per_second=grown[2] if grown else None,
+                offsets_per_second=speed.offsets_per_second,
+                caught_up_ms=None if is_caught_up or last is None else self._epoch(last),
             )
-        self._rates, self._growth = rates, growth
+        self._speeds, self._growth, self._caught_up_at = speeds, growth, caught_up_at
         return list(rows.values())
 
-    def _grown(self, partition: PartitionCopy) -> tuple[float, int, float | None] | None:
+    def _speed(self, partition: PartitionCopy, at: float) -> _Speed:
+        """Return how fast a partition is copied, measured anew where that was some moments ago."""
+        progress = partition.progress
+        end = progress.acknowledged if progress.is_aligned else None
+        before = self._speeds.get(partition)
+        if before is None:
+            return _Speed(at, progress.bytes_copied, end)
+        seconds = at - before.at
+        if seconds < _RATE_SECONDS:
+            return before
+        offsets = 0 if end is None or before.end is None else max(0, end - before.end)
+        copied = progress.bytes_copied - before.bytes_copied
+        return _Speed(at, progress.bytes_copied, end, float(int(copied / seconds)), round(offsets / seconds, 1))
+
+    def _grown(self, partition: PartitionCopy, seen: float | None) -> tuple[float, int, float | None] | None:
         """Return when the source's end was noted, where it was, and how many offsets a second it grew until then.
 
         Time counts only while the source is seen: one that does not answer has not stopped growing.
         """
-        seen, before = self._seen_at(partition), self._growth.get(partition)
+        before = self._growth.get(partition)
         offset = partition.source.last_stable_offset
         if seen is None or offset is None:
             return before
@@ -63,14 +95,12 @@ class Reports:
         now_rate = (offset - from_offset) / (seen - then)
         return seen, offset, round(now_rate if rate is None else (rate + now_rate) / 2, 1)
 
-    def _source_seen_ms(self, partition: PartitionCopy, at: float) -> int | None:
-        """Return when the source was last asked about a partition; None within the last moments, or never."""
-        seen = self._seen_at(partition)
-        return None if seen is None or at - seen < FRESH_SECONDS else int(self._epoch_ms + seen * 1000)
+    def _epoch(self, at: float) -> int:
+        return int(self._epoch_ms + at * 1000)
 
 
-def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
-    """Describe a partition's state; when its source was seen, and how it grows, is left open."""
+def row_of(copy: PartitionCopy) -> ProgressRow:
+    """Describe a partition's state; when its source was seen, and how both ends grow, is left open."""
     assignment, progress, source = copy.assignment, copy.progress, copy.source
     failed = copy.retry.failure
     why = failed or copy.retry.trouble
@@ -92,7 +122,6 @@ def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
         state=state,
         reason=why.reason if why else None,
         message=why.message if why else None,
-        bytes_per_second=bytes_per_second,
         begun=progress.begun,
         aligned_to=copy.log_start.aligned_to,
         lost_from=lost_from,
@@ -103,4 +132,6 @@ def row_of(copy: PartitionCopy, bytes_per_second: float = 0.0) -> ProgressRow:
         retry_attempt=copy.retry.attempt,
         recovery=assignment.recovery.number if assignment.recovery else None,
         failed_offset=failed.offset if failed else None,
+        records_copied=progress.records_copied,
+        bytes_copied=progress.bytes_copied,
     )

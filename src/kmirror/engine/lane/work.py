@@ -41,6 +41,7 @@ class Work:
         self.fills: dict[int, FillLink | None] = {}
         #: Frames whose last batch is done with.
         self.released: list[Frame] = []
+        self.counts = control.counts
         #: Until then predecessors may write.
         self.quiet_until = 0.0
         #: True once partitions of several topics were copied: requests may be under way.
@@ -73,6 +74,7 @@ class Work:
                 settle=lease,
                 retry_timeout=self.spec.retry_timeout_ms / 1000,
                 released=self.released,
+                counts=self.counts,
             )
             for assignment in assignments
         ]
