@@ -25,6 +25,7 @@ from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import remove
 from kmirror.settings.table import StartFrom
 from kmirror.state.client import client
+from kmirror.state.history_records import points_of
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, decode
 from kmirror.state.snapshot import Changes
 from tests.support.clusters import ClusterPair, unique_topic
@@ -80,12 +81,17 @@ def test_what_was_decided_and_seen_outlives_the_engine(
     events = [(e.what, e.result, e.details) for e in destination.store.read_events(mirror)]
     told = ("partition", "ALIGNED", {"topic": topic, "partition": 0, "offset": 5})
     assert events.count(told) == 1
+    (went,) = [point for _, point in points_of(destination.state().history(mirror))]
+    assert (went.lag, went.lag_unknown, went.time_lag_ms, went.failed, went.phase) == (0, 0, 0, 0, None)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         assert run.begins() == {(topic, 0): (5, True)}
         run.report(row(topic, ALIGNING, 7))
         assert run.remembered(topic).state is ALIGNING
         assert describe(destination, mirror)[0].topic_state is TopicState.ACTIVE
+    # the next engine adds to what the one before has remembered
+    assert [point for _, point in points_of(destination.state().history(mirror))][:1] == [went]
+    assert len(points_of(destination.state().history(mirror))) == 2
 
 
 def test_that_records_have_come_is_no_reason_to_stop_a_lane_and_its_successor_is_told(

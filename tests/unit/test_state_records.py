@@ -9,6 +9,7 @@ import pytest
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.events import Event, decode_event, encode_event
+from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.records import (
     PENDING_REBUILD,
     AtStop,
@@ -229,6 +230,14 @@ ENGINE = EngineRecord(
     {10: 4},
     throttle={10: 65536},
 )
+HISTORY = HistoryRecord(
+    "m",
+    489_000,
+    (
+        HistoryPoint(60, 90, 1, 700, 100.5, 0.375, 2, 1),
+        HistoryPoint(120, None, 3, None, None, None, 0, 3, "NO_WORKERS"),
+    ),
+)
 
 STORED: list[tuple[Record, bytes, bytes]] = [
     (
@@ -320,6 +329,12 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'{"application_id":"app-1","boot_id":"boot","host":"host-1","lanes":{"10":[2,1]},"last_seen_ms":2,'
         b'"lease_id":"L","master":"local[*]","pid":4711,"pid_start_time":5,"revisions":{"10":4},"settle_ms":0,"since_ms":1,'
         b'"state":"RUNNING","throttle":{"10":65536},"ttl_ms":10000,"v":1}',
+    ),
+    (
+        HISTORY,
+        b'["history","m",489000]',
+        b'{"columns":["second","lag","lag_unknown","time_lag_ms","bytes_per_second","records_per_second","failed",'
+        b'"not_copied","phase"],"points":[[60,90,1,700,100.5,0.375,2,1,null],[120,null,3,null,null,null,0,3,"NO_WORKERS"]],"v":1}',
     ),
 ]
 KINDS = [record.key[0] for record, _, _ in STORED]

@@ -36,7 +36,7 @@ from kmirror.errors import (
 )
 from kmirror.state.client import Deadline, boottime
 from kmirror.state.events import Event
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, Record
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Record
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
 from kmirror.state.writer import NotConfirmed, Writer, settled, write_decided
@@ -210,6 +210,7 @@ class Lease:
         records: tuple[Record, ...] = (),
         events: tuple[Event, ...] = (),
         *,
+        tombstones: tuple[Key, ...] = (),
         stopping: bool = False,
         revisions: Mapping[int, int] | None = None,
         silent_lanes: Mapping[int, int] | None = None,
@@ -238,7 +239,7 @@ class Lease:
             throttle=None if throttle is None else dict(throttle),
             application_id=application_id or self.record.application_id,
         )
-        self._write(record, records, events, timeout)
+        self._write(record, Changes(records, tombstones, events), timeout)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Find out what became of the heartbeat whose outcome is unknown; True when all of it was written.
@@ -259,16 +260,14 @@ class Lease:
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
         released = replace(self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None)
-        self._write(released, records, events, None)
+        self._write(released, Changes(records, (), events), None)
         self.close()
 
     def close(self) -> None:
         """Close the connections without ending the lease: it expires by its ttl."""
         self._writer.close()
 
-    def _write(
-        self, record: EngineRecord, records: tuple[Record, ...], events: tuple[Event, ...], timeout: float | None
-    ) -> None:
+    def _write(self, record: EngineRecord, beside: Changes, timeout: float | None) -> None:
         deadline = self._deadline(timeout)
         self.settle(deadline.remaining)
         while True:
@@ -284,7 +283,7 @@ class Lease:
             settle_ms = max(0, ceil(1000 * (self.predecessor_may_write_until - boottime())))
             record = replace(record, last_seen_ms=_now_ms(), settle_ms=settle_ms)
             try:
-                self._writer.commit(Changes((record, *records), (), events), deadline)
+                self._writer.commit(replace(beside, records=(record, *beside.records)), deadline)
                 break
             except NotConfirmed as not_confirmed:
                 if not_confirmed.place is not None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from kmirror.errors import Reason
 from kmirror.state.assignment import COLUMNS, Assignment, Recovery
 from kmirror.state.group_records import GroupRecord, GroupsRecord
+from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
 from kmirror.state.workflow_records import WorkflowRecord
@@ -418,6 +419,7 @@ Record = (
     | GroupRecord
     | GroupsRecord
     | WorkflowRecord
+    | HistoryRecord
 )
 
 
@@ -444,6 +446,8 @@ def encode(record: Record) -> tuple[bytes, bytes]:
         value["columns"] = ProgressRow._fields
     elif isinstance(record, LaneChangeRecord):
         value["columns"] = COLUMNS
+    elif isinstance(record, HistoryRecord):
+        value["columns"] = HistoryPoint._fields
     value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
     return encode_key(key), dump(value, _stored)
 
@@ -507,6 +511,7 @@ KINDS: Mapping[str, type[Record]] = {
     "group": GroupRecord,
     "groups": GroupsRecord,
     "workflow": WorkflowRecord,
+    "history": HistoryRecord,
 }
 #: Rows are stored without their columns' names, which are stored once in `columns`.
-_ROWS = {"progress": "rows", "change": "taken"}
+_ROWS = {"progress": "rows", "change": "taken", "history": "points"}

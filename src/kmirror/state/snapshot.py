@@ -13,6 +13,7 @@ from typing import TypeVar
 from kmirror.errors import RefusedError
 from kmirror.state.events import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
+from kmirror.state.history_records import HistoryRecord
 from kmirror.state.records import (
     KINDS,
     EngineRecord,
@@ -38,6 +39,7 @@ Kind = TypeVar(
     GroupRecord,
     GroupsRecord,
     WorkflowRecord,
+    HistoryRecord,
 )
 
 
@@ -63,6 +65,7 @@ class State:
     _partitions: Mapping[tuple[str, str], tuple[PartitionRecord, ...]] = field(default_factory=dict, repr=False)
     _progress: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict, repr=False)
     _groups: Mapping[str, tuple[GroupRecord, ...]] = field(default_factory=dict, repr=False)
+    _history: Mapping[str, tuple[HistoryRecord, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, records: Iterable[Record | Unknown]) -> State:
@@ -73,6 +76,7 @@ class State:
         partitions: defaultdict[tuple[str, str], list[PartitionRecord]] = defaultdict(list)
         progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
         groups: defaultdict[str, list[GroupRecord]] = defaultdict(list)
+        history: defaultdict[str, list[HistoryRecord]] = defaultdict(list)
         for record in records:
             match record:
                 case Unknown():
@@ -86,6 +90,8 @@ class State:
                     progress[record.mirror].append(record)
                 case GroupRecord():
                     groups[record.mirror].append(record)
+                case HistoryRecord():
+                    history[record.mirror].append(record)
             known[record.key] = record
         return cls(
             known,
@@ -94,6 +100,7 @@ class State:
             {names: tuple(sorted(found, key=lambda one: one.partition)) for names, found in partitions.items()},
             {mirror: tuple(sorted(found, key=lambda lane: lane.lane)) for mirror, found in progress.items()},
             {mirror: tuple(sorted(found, key=lambda group: group.group)) for mirror, found in groups.items()},
+            {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
         )
 
     @property
@@ -130,6 +137,9 @@ class State:
 
     def groups_looked_at(self, mirror: str) -> GroupsRecord | None:
         return self._get(GroupsRecord, ("groups", mirror))
+
+    def history(self, mirror: str) -> tuple[HistoryRecord, ...]:
+        return self._history.get(mirror, ())
 
     def workflow(self, mirror: str, name: str) -> WorkflowRecord | None:
         return self._get(WorkflowRecord, ("workflow", mirror, name))

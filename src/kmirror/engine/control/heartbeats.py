@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmirror.engine.clock import now
+from kmirror.engine.control.history import History
 from kmirror.engine.control.journal import Journal
 from kmirror.engine.control.lanes import Lanes
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.events import Event
+from kmirror.state.history_records import HistoryRecord
 from kmirror.state.lease import Lease
-from kmirror.state.records import Incarnation, LaneChangeRecord, PartitionRecord
+from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord, Record
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT = 3.0
@@ -27,16 +29,21 @@ class _Beat:
     changes: tuple[LaneChangeRecord, ...]
     records: tuple[PartitionRecord, ...]
     events: tuple[Event, ...]
+    history: tuple[HistoryRecord, ...]
+    expired: tuple[Key, ...]
 
 
 class Heartbeats:
     """Write one mirror's heartbeats."""
 
-    def __init__(self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: Journal) -> None:
+    def __init__(
+        self, lease: Lease, lanes: Lanes, partitions: MirrorPartitions, journal: Journal, history: History
+    ) -> None:
         self._lease = lease
         self._lanes = lanes
         self._partitions = partitions
         self._journal = journal
+        self._history = history
         #: When the last one was accepted; 0.0 before the first.
         self.last_at = 0.0
         #: What a heartbeat stores whose outcome is not known.
@@ -67,11 +74,14 @@ class Heartbeats:
                 tuple(self._lanes.unsaid),
                 tuple(self._partitions.changed.values()),
                 tuple(self._journal.events),
+                tuple(self._history.unsaid.values()),
+                self._history.expired,
             )
             self._lease.heartbeat(
                 beat.lanes,
-                (*beat.changes, *beat.records),
+                (*beat.changes, *beat.records, *beat.history),
                 beat.events,
+                tombstones=beat.expired,
                 stopping=stopping,
                 revisions=self._lanes.revisions(),
                 silent_lanes=silent_lanes,
@@ -92,7 +102,8 @@ class Heartbeats:
         """Give the lease back, with what is still to be stored."""
         with contextlib.suppress(KmirrorError, OutcomeUnknown):
             self._settle()
-            self._lease.release(tuple(self._partitions.changed.values()), tuple(self._journal.events))
+            records: tuple[Record, ...] = (*self._partitions.changed.values(), *self._history.unsaid.values())
+            self._lease.release(records, tuple(self._journal.events))
 
     def _settle(self) -> None:
         """Find out what became of a heartbeat without an answer: a command may have acted on what it stored."""
@@ -105,3 +116,4 @@ class Heartbeats:
         self._lanes.said(beat.lanes, beat.changes)
         self._partitions.stored(beat.records)
         del self._journal.events[: len(beat.events)]
+        self._history.stored(beat.history, beat.expired)

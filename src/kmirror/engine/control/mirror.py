@@ -19,6 +19,7 @@ from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.counters import Counters
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
+from kmirror.engine.control.history import History, Sample
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.lanes import LaneRunner, Lanes
 from kmirror.engine.control.orders import LaneOrders
@@ -30,6 +31,7 @@ from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, Replica, StoredRecords
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
+from kmirror.engine.control.time_lag import time_lag
 from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.lane.control import STATE_PARTITION
@@ -88,7 +90,9 @@ class MirrorEngine:
         self.orders = LaneOrders(self._topics, self.partitions, lease, destination_properties)
         filling = [told.lane for told in progress if told.fills_by_transactions]
         self._lanes = Lanes(self.orders, self.journal, lease, runner, filling)
-        self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal)
+        unreadable = [record.key for record in state.unknown]
+        self.history = History(mirror, now(), state.history(mirror), unreadable)
+        self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
@@ -140,6 +144,7 @@ class MirrorEngine:
     def stop(self) -> None:
         """Ask every lane to end; `finished` tells when they have."""
         if not self.stopping:
+            self.history.take(self._sample(), now(), now_ms(), is_last=True)
             self.stopping = True
             self._lanes.stop()
 
@@ -169,6 +174,8 @@ class MirrorEngine:
             self._lanes.beat_now = True
         if not self.stopping:
             self._workers.look_around(at)
+            if self.history.is_due(at):
+                self.history.take(self._sample(), at, now_ms())
         if self._heartbeats.is_due(at):
             self._beat()
         if not self.stopping and self.lost is None:
@@ -204,6 +211,44 @@ class MirrorEngine:
         known_at = self._health.known_at(partition)
         return None if known_at is None else epoch_ms(known_at)
 
+    def _sample(self) -> Sample:
+        """Sum up how the mirror stands now."""
+        wanted = [assignment.destination for assignment in self.orders.assignments()]
+        idle = sum(self._topics.partition_count(topic) for topic in self._topics.idle())
+        rows, at_ms = self.partitions.rows, now_ms()
+        troubled = {partition: found[0] for partition in wanted if (found := self.trouble(partition)) is not None}
+        lags = {partition: self.lag(partition) for partition in wanted}
+        time_lags = [
+            time_lag(lag, row.last_timestamp_ms, self._caught_up_ms(partition, row), at_ms, at_ms)
+            for partition, lag in lags.items()
+            if (row := rows.get(partition)) is not None and partition not in troubled
+        ]
+        is_reported = any(partition in rows and partition not in troubled for partition in wanted)
+        phase: str | None = None
+        if not wanted:
+            phase = "NOTHING_TO_COPY"
+        elif len(troubled) == len(wanted):
+            phase = troubled[wanted[0]]
+        elif self.source.trouble is not None:
+            phase = self.source.trouble.reason or Reason.SOURCE_UNREACHABLE
+        return Sample(
+            lag=sum(known) if (known := [lag for lag in lags.values() if lag is not None]) else None,
+            lag_unknown=len(lags) - len(known),
+            time_lag_ms=max((lag for lag in time_lags if lag is not None), default=None),
+            bytes_copied=sum(one.bytes for one in self.counters.copied.values()) if is_reported else None,
+            records_copied=sum(one.records for one in self.counters.copied.values()) if is_reported else None,
+            failed=sum(partition in rows and rows[partition].state is PartitionState.FAILED for partition in wanted),
+            not_copied=idle + len(troubled),
+            phase=phase,
+        )
+
+    def _caught_up_ms(self, partition: TopicPartition, row: ProgressRow) -> int | None:
+        """Return when the destination last had all that the source has; None where that was never seen."""
+        source_offset, destination_offset = row.source_offset, row.destination_offset
+        if source_offset is not None and destination_offset is not None and destination_offset >= source_offset:
+            return self.lag_as_of_ms(partition)
+        return row.caught_up_ms
+
     def idle_topics(self) -> dict[str, str]:
         """Return the topics that are not to be copied now, each with what is wanted of it instead."""
         return {topic.topic: _wanted(topic) for topic in self._topics.by_name.values() if not is_copied(topic)}
@@ -230,6 +275,7 @@ class MirrorEngine:
             self._side_jobs.done_at.copy(),
             self.journal.counts.copy(),
             self.partitions.lost_records,
+            tuple(self.history.recent(now_ms())),
         )
 
     @property

@@ -16,6 +16,7 @@ from typing import Protocol
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.errors import KmirrorError
+from kmirror.state.history_records import TimedPoint
 from kmirror.state.records import EngineRecord, Incarnation, Key, ProgressRow, Record
 
 
@@ -55,6 +56,8 @@ class MirrorSnapshot:
     events: Counter[tuple[str, str]]
     #: Records that the source had lost before they were copied, since the engine began.
     lost_records: int
+    #: How the mirror went in the last hour, oldest first.
+    history: tuple[TimedPoint, ...] = ()
 
 
 class Engine(Protocol):

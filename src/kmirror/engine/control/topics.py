@@ -92,6 +92,10 @@ class MirrorTopics:
         """Return the topics that operators want to be copied; from any thread."""
         return [topic for topic in self.by_name.copy().values() if topic.desired is DesiredState.ACTIVE]
 
+    def idle(self) -> list[TopicRecord]:
+        """Return the topics that are not to be copied now and not stopped either: paused, stopping, being rebuilt."""
+        return [t for t in self.by_name.values() if t.desired is not DesiredState.STOPPED and not is_copied(t)]
+
     def claimed(self) -> list[str]:
         """Return the topics that are to be rebuilt."""
         return [topic.topic for topic in self.by_name.values() if topic.pending_operation == PENDING_REBUILD]

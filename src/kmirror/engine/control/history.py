@@ -1,0 +1,134 @@
+"""How a mirror went lately: samples of the last hour for watchers, and a point a minute to be remembered. No I/O.
+
+Moments are seconds of the engine's clock, times epoch milliseconds: points are compared with those of other engines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, HistoryPoint, HistoryRecord, TimedPoint, points_of
+from kmirror.state.records import Key
+
+SAMPLE_SECONDS = 15.0
+POINT_SECONDS = 60.0
+_RECENT = int(3600 / SAMPLE_SECONDS)
+#: An hour of a clock that is set back may hold more than its minutes; older points give way.
+_MOST_POINTS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Say how a mirror stands at a moment; unknown numbers are None. See HistoryPoint for the fields.
+
+    `bytes_copied` and `records_copied` count since the engine began; None while no lane reports.
+    """
+
+    lag: int | None
+    lag_unknown: int
+    time_lag_ms: int | None
+    bytes_copied: int | None
+    records_copied: int | None
+    failed: int
+    not_copied: int
+    phase: str | None = None
+
+
+class _Speed:
+    """Measure how fast a mirror is copied from one sample with counts to the next."""
+
+    def __init__(self, at: float) -> None:
+        self._at, self._bytes, self._records = at, 0, 0
+
+    def take(self, sample: Sample, at: float) -> tuple[float | None, float | None]:
+        """Return bytes and records a second since the last sample with counts; None without counts."""
+        if sample.bytes_copied is None or sample.records_copied is None or at <= self._at:
+            return None, None
+        seconds = at - self._at
+        size, records = sample.bytes_copied - self._bytes, sample.records_copied - self._records
+        self._at, self._bytes, self._records = at, sample.bytes_copied, sample.records_copied
+        return _short(size / seconds), _short(records / seconds)
+
+
+class History:
+    """Keep one mirror's points; for one thread. `unreadable` are the keys of records that are not to be touched."""
+
+    def __init__(
+        self, mirror: str, at: float, stored: Iterable[HistoryRecord] = (), unreadable: Collection[Key] = ()
+    ) -> None:
+        self._mirror = mirror
+        self._hours = {record.hour: record for record in stored}
+        self._unreadable = frozenset(unreadable)
+        self._sampled_at = self._stored_at = at
+        self._recent_speed, self._stored_speed = _Speed(at), _Speed(at)
+        self._recent: deque[TimedPoint] = deque(points_of(self._hours.values()), _RECENT)
+        self._since_stored: list[Sample] = []
+        #: What no heartbeat has stored yet.
+        self.unsaid: dict[Key, HistoryRecord] = {}
+        #: The keys of hours that are to be removed.
+        self.expired: tuple[Key, ...] = ()
+
+    def recent(self, now_ms: int) -> list[TimedPoint]:
+        """Return the points of the last hour, oldest first; those before this engine are as they were stored."""
+        return [timed for timed in self._recent if timed[0] > now_ms - HOUR_MS]
+
+    def is_due(self, at: float) -> bool:
+        """Tell whether it is time for the next sample."""
+        return at - self._sampled_at >= SAMPLE_SECONDS
+
+    def take(self, sample: Sample, at: float, now_ms: int, *, is_last: bool = False) -> None:
+        """Take how the mirror stands; `is_last` when the engine stops it."""
+        self._sampled_at = at
+        second = now_ms % HOUR_MS // 1000
+        self._since_stored.append(sample)
+        self._recent.append((now_ms, _point(second, [sample], *self._recent_speed.take(sample, at))))
+        # samples come a little late, and every fourth is stored
+        if is_last or at - self._stored_at >= POINT_SECONDS - SAMPLE_SECONDS / 2:
+            self._stored_at = at
+            self._store(now_ms // HOUR_MS, _point(second, self._since_stored, *self._stored_speed.take(sample, at)))
+            self._since_stored.clear()
+
+    def stored(self, records: Iterable[HistoryRecord], tombstones: Iterable[Key]) -> None:
+        """Note that a heartbeat has stored and removed these."""
+        for record in records:
+            if self.unsaid.get(record.key) is record:
+                del self.unsaid[record.key]
+        gone = set(tombstones)
+        self.expired = tuple(key for key in self.expired if key not in gone)
+
+    def _store(self, hour: int, point: HistoryPoint) -> None:
+        record = self._hours.get(hour) or HistoryRecord(self._mirror, hour, ())
+        if record.key in self._unreadable:
+            return  # a newer kmirror wrote it
+        points = (*record.points, point)[-_MOST_POINTS:]
+        record = self._hours[hour] = HistoryRecord(self._mirror, hour, points, record.extra)
+        self.unsaid[record.key] = record
+        for old in [known for known in self._hours if known < hour - KEPT_HOURS]:
+            key = self._hours.pop(old).key
+            self.unsaid.pop(key, None)
+            self.expired = (*self.expired, key)
+
+
+def _point(
+    second: int, samples: Collection[Sample], bytes_per_second: float | None, records_per_second: float | None
+) -> HistoryPoint:
+    """Sum up samples by the worst of them."""
+    return HistoryPoint(
+        second,
+        max((one.lag for one in samples if one.lag is not None), default=None),
+        max(one.lag_unknown for one in samples),
+        max((one.time_lag_ms for one in samples if one.time_lag_ms is not None), default=None),
+        bytes_per_second,
+        records_per_second,
+        max(one.failed for one in samples),
+        max(one.not_copied for one in samples),
+        next((one.phase for one in samples if one.phase is not None), None),
+    )
+
+
+def _short(rate: float) -> float:
+    """Return a rate with three digits that count, as an integer where it is one: that is stored in fewer bytes."""
+    short = float(f"{rate:.3g}")
+    return int(short) if short.is_integer() else short
