@@ -12,6 +12,7 @@ from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -56,6 +57,12 @@ def test_several_mirrors_have_a_column() -> None:
     lines = drawn(replace(VIEW, mirrors=("m", "n"), topics=(ORDERS, replace(ORDERS, mirror="n"))))
     assert lines[0].startswith("MIRROR  TOPIC")
     assert [line.split()[0] for line in lines[1:3]] == ["m", "n"]
+
+
+def test_a_mirror_that_has_no_engine_here_has_a_line_that_says_why() -> None:
+    lines = drawn(replace(VIEW, mirrors=("m", "n"), topics=(ORDERS,), apart={"n": Apart("process 7 took over")}))
+    assert lines[1].split()[:2] == ["n", "-"]
+    assert lines[1].endswith("not copied by this engine: process 7 took over")
 
 
 def test_before_the_first_topic_the_table_says_what_it_does() -> None:

@@ -16,6 +16,7 @@ from kmirror.cli.output import JsonOutput, TableOutput
 from kmirror.cli.run_log import JSON, TEXT, Entry, News, RunLog, ended
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -70,6 +71,20 @@ def test_what_changes_is_a_line_at_once() -> None:
     assert told(news, later(VIEW, 3)) == [(Level.INFO, "m", "orders: ACTIVE (was FAILED OFFSET_MISMATCH)")]
     paused = replace(later(VIEW, 4), topics=(), idle={("m", "orders"): "PAUSED"})
     assert told(news, paused) == [(Level.INFO, "m", "orders: PAUSED (was ACTIVE)")]
+
+
+def test_a_mirror_that_another_engine_took_is_told_at_once_and_every_minute() -> None:
+    news, both = News(), replace(VIEW, mirrors=("m", "n"))
+    news.entries(both)
+    apart = {"n": Apart("process 7 on h took over\nat 7:03", Level.ERROR, Reason.FENCED)}
+    taken = (Level.ERROR, "n", "not copied by this engine: process 7 on h took over at 7:03")
+    assert told(news, replace(later(both, 1), apart=apart)) == [taken]
+    assert told(news, replace(later(both, 2), apart=apart)) == []
+    assert told(news, replace(later(both, 61), apart=apart))[1] == taken
+    assert told(news, later(both, 62)) == [(Level.INFO, "n", "copied by this engine")]
+    # one that was deleted is none of this run any more
+    news.entries(replace(later(both, 63), apart=apart))
+    assert told(news, later(VIEW, 64)) == []
 
 
 def test_topics_that_change_alike_share_a_line() -> None:

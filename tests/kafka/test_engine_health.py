@@ -36,7 +36,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             local.catch_up()
 
             def seen() -> TopicView:
-                (view,) = view_of([local.engine], COPYING, 0.0).topics
+                (view,) = view_of(local.engines, COPYING, 0.0).topics
                 return view
 
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK

@@ -30,7 +30,8 @@ from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import GroupResult, Outcome, VerbResult
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
-from kmirror.ops.run.run import RunRequest, run
+from kmirror.ops.run.request import RunRequest
+from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.group_records import GroupReason

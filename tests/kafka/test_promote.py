@@ -12,7 +12,7 @@ from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
-from kmirror.ops.run.run import LEASE_TTL_MS
+from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.failover import failover

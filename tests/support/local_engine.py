@@ -10,13 +10,14 @@ from typing import Any
 
 from kmirror.engine.clock import now
 from kmirror.engine.control.driver import Limits, drive
+from kmirror.engine.control.engines import Engines
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import SideJob
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec
 from kmirror.ops.context import Destination
 from kmirror.ops.rebuild import TopicRebuilder
-from kmirror.ops.run.run import LEASE_TTL_MS
+from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.state.lease import EngineIdentity, Lease
 
 
@@ -68,9 +69,14 @@ class LocalEngine:
             TopicRebuilder(self._own.properties, self._mirror, threads),
             self._side_jobs,
         )
+        self.engines = Engines([self.engine])
         self._thread = threading.Thread(
             target=lambda: drive(
-                [self.engine], self._stop, Limits(), lambda v: self.notes.extend(note.text for note in v.notes), now()
+                self.engines,
+                self._stop,
+                Limits(),
+                lambda v: self.notes.extend(note.text for note in v.notes),
+                now(),
             )
         )
         self._thread.start()

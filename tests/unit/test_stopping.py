@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from kmirror.ops.run.run import stopping
+from kmirror.ops.run.signals import stopping
 
 
 @pytest.mark.timeout(30)

@@ -83,7 +83,8 @@ def run_verb(
     from kmirror.cli.run_log import RunLog
     from kmirror.cli.service_manager import ServiceManager
     from kmirror.engine.clock import now_ms
-    from kmirror.ops.run.run import RunRequest, run
+    from kmirror.ops.run.request import RunRequest
+    from kmirror.ops.run.run import run
 
     request = RunRequest(mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf)
     seconds = 0.0

@@ -119,7 +119,7 @@ def switchover_verb(
     report: str | None,
 ) -> int:
     from kmirror.cluster.security.properties import read_properties
-    from kmirror.ops.run.run import stopping
+    from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 
     evidence = Report.at(report) if report else None

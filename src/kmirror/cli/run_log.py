@@ -24,6 +24,7 @@ from kmirror.words import at_time, counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView, TopicView
+    from kmirror.engine.control.engines import Apart
     from kmirror.ops.results import VerbResult
 
 TEXT, JSON = "text", "json"
@@ -109,6 +110,8 @@ class News:
         self._phase: str | None = None
         self._summed_up_at = 0.0
         self._known: dict[tuple[str, str], _Known] = {}
+        #: The mirrors that no engine of this run copied when they were last seen, each with what tells why.
+        self._apart: dict[str, tuple[Level, str]] = {}
         #: Since when changes are counted, and how many were shown and not.
         self._counted_from = 0.0
         self._changes_shown = self._changes_hidden = 0
@@ -119,6 +122,7 @@ class News:
             Entry(note.time_ms, note.level, note.mirror, note.text + (_see(view) if note.about_spark else ""))
             for note in view.notes
         ]
+        found += self._parted(view)
         found += self._shown(list(self._changes(view)))
         if view.elapsed_seconds - self._counted_from >= SUMMARY_SECONDS:
             if self._changes_hidden:
@@ -136,6 +140,17 @@ class News:
         self._changes_shown += len(shown)
         self._changes_hidden += len(changes) - len(shown)
         return shown
+
+    def _parted(self, view: RunView) -> Iterator[Entry]:
+        """Yield the mirrors that have no engine here any more, or for another reason, and those that have one again."""
+        parted = {mirror: (one.level, one.reason or one.why) for mirror, one in view.apart.items()}
+        for mirror, apart in view.apart.items():
+            if self._apart.get(mirror) != parted[mirror]:
+                yield _not_copied(view, mirror, apart)
+        for mirror in sorted(self._apart.keys() - parted.keys()):
+            if mirror in view.mirrors:
+                yield Entry(view.time_ms, Level.INFO, mirror, "copied by this engine")
+        self._apart = parted
 
     def _changes(self, view: RunView) -> Iterator[Entry]:
         """Yield one entry for all topics of a mirror that have changed alike."""
@@ -168,11 +183,13 @@ class News:
 
     def _summaries(self, view: RunView) -> Iterator[Entry]:
         fields = {"phase": view.phase}
-        if not view.topics and view.phase != COPYING:
+        if not view.topics and not view.apart and view.phase != COPYING:
             yield Entry(view.time_ms, view.level, ",".join(view.mirrors), view.phase, fields)
             return
         for mirror in view.mirrors:
-            if own := [topic for topic in view.topics if topic.mirror == mirror]:
+            if (apart := view.apart.get(mirror)) is not None:
+                yield _not_copied(view, mirror, apart)
+            elif own := [topic for topic in view.topics if topic.mirror == mirror]:
                 yield self._summary(view, mirror, own)
             else:
                 yield Entry(view.time_ms, view.level, mirror, f"{view.phase}: no topics to copy", fields)
@@ -259,6 +276,11 @@ def ended(time_ms: int, done: VerbResult, headline: str) -> Iterator[Entry]:
         yield Entry(time_ms, Level.WARNING, done.mirror, warning)
     level = Level.INFO if done.exit_code == 0 else Level.ERROR
     yield Entry(time_ms, level, done.mirror, headline, {"exitCode": int(done.exit_code)})
+
+
+def _not_copied(view: RunView, mirror: str, apart: Apart) -> Entry:
+    text = f"not copied by this engine: {one_line(apart.why)}"
+    return Entry(view.time_ms, apart.level, mirror, text, {"phase": view.phase, "reason": apart.reason})
 
 
 def _level(state: str, reason: Reason | None) -> Level:

@@ -103,7 +103,7 @@ def promote_verb(
 ) -> int:
     if allow_producers and idle_ms is not None:
         raise UsageError("--idle and --allow-producers exclude each other", "give one of them")
-    from kmirror.ops.run.run import stopping
+    from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
 
     evidence = Report.at(report) if report else None

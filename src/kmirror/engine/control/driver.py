@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
+from kmirror.engine.control.engines import STOP_SECONDS, Apart, Engines, Recruiting
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.snapshots import Snapshots
@@ -19,8 +20,6 @@ from kmirror.state.records import PartitionState
 
 _TURN_SECONDS = 0.05
 _VIEW_SECONDS = 1.0
-#: Lanes drain within milliseconds; one that does not is ended with its worker.
-_STOP_SECONDS = 3.0
 
 
 class Ending(StrEnum):
@@ -62,6 +61,8 @@ class RunView:
     level: Level = Level.INFO
     #: By mirror and topic, what is wanted of topics that are not to be copied: PAUSED, STOPPED.
     idle: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    #: The mirrors that have no engine in this run now, and why.
+    apart: Mapping[str, Apart] = field(default_factory=dict)
     #: The file into which Spark logs.
     spark_log: str | None = None
 
@@ -82,11 +83,12 @@ class Limits:
 
 
 def drive(
-    engines: Sequence[MirrorEngine],
+    engines: Engines,
     stop: threading.Event,
     limits: Limits,
     watcher: Watcher,
     began: float,
+    recruiting: Recruiting | None = None,
     snapshots: Snapshots | None = None,
 ) -> Ending:
     """Turn until stopped, caught up, out of time, or until no mirror is left; then end every lane.
@@ -94,45 +96,42 @@ def drive(
     Who asks `snapshots` what the engines know is answered with each turn.
     """
     snapshots = snapshots or Snapshots()
-    for engine in engines:
-        engine.start()
-    ending = _turn(engines, stop, limits, watcher, began, snapshots)
-    for engine in engines:
-        engine.stop()
-    deadline = now() + _STOP_SECONDS
-    while now() < deadline and not all(engine.finished for engine in engines):
-        for engine in engines:
-            engine.tick()
-            snapshots.turned(engines)
+    ending = _turn(engines, stop, limits, watcher, began, recruiting, snapshots)
+    engines.end_all()
+    deadline = now() + STOP_SECONDS
+    while now() < deadline and engines.running:
+        engines.tick()
+        snapshots.turned(engines.last)
         threading.Event().wait(_TURN_SECONDS / 5)
-    for engine in engines:
-        engine.close()
-    watcher(view_of(engines, "stopping", now() - began))
+    engines.close()
+    watcher(view_of(engines, "stopping", now() - began, recruiting))
     return ending
 
 
 def _turn(
-    engines: Sequence[MirrorEngine],
+    engines: Engines,
     stop: threading.Event,
     limits: Limits,
     watcher: Watcher,
     began: float,
+    recruiting: Recruiting | None,
     snapshots: Snapshots,
 ) -> Ending:
     shown = 0.0
     while not stop.wait(_TURN_SECONDS):
-        for engine in engines:
-            engine.tick()
-            # with each of them: a destination that does not answer takes a second or more of every one
-            snapshots.turned(engines)
+        if recruiting is not None:
+            recruiting.tick(engines)
+        engines.tick()
+        snapshots.turned(engines.last)
         at = now()
         if at - shown >= _VIEW_SECONDS:
             shown = at
-            watcher(view_of(engines, COPYING, at - began))
-        if all(engine.lost for engine in engines):
-            return Ending.LOST
-        if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines):
-            return Ending.CAUGHT_UP
+            watcher(view_of(engines, COPYING, at - began, recruiting))
+        if recruiting is None or recruiting.is_done:
+            if not engines.running:
+                return Ending.LOST
+            if limits.until_caught_up and all(engine.caught_up or engine.lost for engine in engines.running):
+                return Ending.CAUGHT_UP
         if limits.timeout is not None and at - began >= limits.timeout:
             return Ending.TIMED_OUT
         if limits.duration is not None and at - began >= limits.duration:
@@ -140,23 +139,28 @@ def _turn(
     return Ending.STOPPED
 
 
-def view_of(engines: Sequence[MirrorEngine], phase: str, elapsed: float) -> RunView:
+def view_of(engines: Engines, phase: str, elapsed: float, recruiting: Recruiting | None = None) -> RunView:
     """Sum up the mirrors' state; the engines' notes are taken over."""
     topics: list[TopicView] = []
-    notes: list[Note] = []
-    for engine in engines:
-        notes += engine.journal.notes
-        engine.journal.notes.clear()
+    notes = engines.take_notes()
+    apart: Mapping[str, Apart] = engines.apart
+    if recruiting is not None:
+        notes += recruiting.take_notes()
+        apart = recruiting.apart
+    copied = [engine for engine in engines.last if engine.mirror not in apart]
+    for engine in copied:
         partitions: dict[str, list[TopicPartition]] = defaultdict(list)
         for assignment in engine.orders.assignments():
             partitions[assignment.topic].append(assignment.destination)
         topics += [_topic_view(engine, topic, own) for topic, own in sorted(partitions.items())]
     rate = sum(topic.bytes_per_second for topic in topics)
-    if phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
+    if phase == COPYING and not copied:
+        phase = "waiting"
+    elif phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
         phase = "not copying"
-    idle = {(engine.mirror, topic): wanted for engine in engines for topic, wanted in engine.idle_topics().items()}
-    mirrors = tuple(engine.mirror for engine in engines)
-    return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle)
+    idle = {(engine.mirror, topic): wanted for engine in copied for topic, wanted in engine.idle_topics().items()}
+    mirrors = (*(engine.mirror for engine in copied), *apart)
+    return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, apart=apart)
 
 
 def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:

@@ -302,7 +302,7 @@ class _Run:
     def spark_options(self, mirror: MirrorRecord) -> Any:
         """Return what Spark is to be started with."""
         from kmirror.engine.spark.conf import SparkOptions
-        from kmirror.ops.run.run import new_log_file
+        from kmirror.ops.run.spark import new_log_file
 
         request = self._request
         return SparkOptions(

@@ -1,0 +1,164 @@
+"""The engines of one run, which come and go: each starts, turns and ends without disturbing the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from kmirror.engine.clock import now
+from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.errors import Reason
+
+#: Lanes drain within milliseconds; one that does not is ended with its worker.
+STOP_SECONDS = 3.0
+#: Engines that turn at the same time: a heartbeat that waits for its coordinator must not delay all others.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Why a mirror has no engine in this run, and how much attention that needs."""
+
+    why: str
+    level: Level = Level.ERROR
+    reason: Reason | None = None
+
+
+class Engines:
+    """Hold the engines that run; for one thread, which calls `tick` many times a second.
+
+    One that has lost its mirror, or breaks, ends by itself; `why_ended` says so from then on.
+    """
+
+    def __init__(self, engines: Iterable[MirrorEngine] = ()) -> None:
+        self._running: list[MirrorEngine] = []
+        #: Those that end, and until when their lanes are waited for.
+        self._ending: dict[MirrorEngine, float] = {}
+        #: Errors that no engine should raise.
+        self._broken: dict[MirrorEngine, Exception] = {}
+        self._let_go: set[MirrorEngine] = set()
+        #: What engines said that have ended since.
+        self._last_notes: list[Note] = []
+        #: Those that were closed in this turn.
+        self._closed: set[MirrorEngine] = set()
+        #: By mirror, the last engine that has ended, unless it was let go.
+        self.ended: dict[str, MirrorEngine] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        for engine in engines:
+            self.add(engine)
+
+    def add(self, engine: MirrorEngine) -> None:
+        """Start an engine and take it in."""
+        engine.start()
+        self._running.append(engine)
+
+    @property
+    def running(self) -> Sequence[MirrorEngine]:
+        """Those that have not ended, in the order in which they came."""
+        return tuple(self._running)
+
+    @property
+    def last(self) -> Sequence[MirrorEngine]:
+        """The last engine of each mirror, whether it runs or has ended."""
+        return tuple({**self.ended, **{engine.mirror: engine for engine in self._running}}.values())
+
+    def why_ended(self, engine: MirrorEngine) -> Exception | None:
+        """Return why an engine ended by itself, None where it runs or was asked to end."""
+        return self._broken.get(engine) or engine.lost
+
+    @property
+    def apart(self) -> dict[str, Apart]:
+        """The mirrors whose last engine has ended by itself."""
+        return {
+            engine.mirror: Apart(str(why), reason=getattr(why, "reason", None))
+            for engine in self.ended.values()
+            if engine in self.last and (why := self.why_ended(engine)) is not None
+        }
+
+    def end(self, engine: MirrorEngine) -> None:
+        """Ask an engine to end; it does so within STOP_SECONDS of turning."""
+        if engine not in self._ending:
+            self._ending[engine] = now() + STOP_SECONDS
+            engine.stop()
+
+    def let_go(self, engine: MirrorEngine) -> None:
+        """Ask an engine to end whose mirror is none of this run any more: nothing is said of it afterwards."""
+        self._let_go.add(engine)
+        self.end(engine)
+
+    def take_notes(self) -> list[Note]:
+        """Return the engines' notes that were not taken before."""
+        found, self._last_notes = self._last_notes, []
+        for engine in self._running:
+            found += engine.journal.notes
+            engine.journal.notes.clear()
+        return found
+
+    def end_all(self) -> None:
+        """Ask all to end."""
+        for engine in self._running:
+            self.end(engine)
+
+    def tick(self) -> None:
+        """Let each do what is due, and close those that have ended."""
+        if len(self._running) > 1:
+            self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "kmirror-engine")
+            for _ in self._pool.map(self._turn, self._running):
+                pass
+        else:
+            for engine in self._running:
+                self._turn(engine)
+        self._running = [engine for engine in self._running if engine not in self._closed]
+        self._closed.clear()
+
+    def close(self) -> None:
+        """Close what is left."""
+        for engine in self._running:
+            self._close(engine)
+        self._running = []
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _turn(self, engine: MirrorEngine) -> None:
+        try:
+            engine.tick()
+        except Exception as error:
+            self._broken[engine] = error
+            self._close(engine)
+            return
+        if engine.lost is not None:
+            self.end(engine)
+        until = self._ending.get(engine)
+        if until is not None and (engine.finished or now() >= until):
+            self._close(engine)
+
+    def _close(self, engine: MirrorEngine) -> None:
+        self._ending.pop(engine, None)
+        self._closed.add(engine)
+        if engine not in self._let_go:
+            self.ended[engine.mirror] = engine
+        with contextlib.suppress(Exception) if engine in self._broken else contextlib.nullcontext():
+            engine.close()
+        self._last_notes += engine.journal.notes
+
+
+class Recruiting(Protocol):
+    """What brings engines, and ends them, while others run."""
+
+    def tick(self, engines: Engines) -> None:
+        """Do what is due; never waits."""
+
+    @property
+    def is_done(self) -> bool:
+        """True when no other engine will come."""
+
+    @property
+    def apart(self) -> Mapping[str, Apart]:
+        """Return the mirrors that have no engine in this run now."""
+
+    def take_notes(self) -> Sequence[Note]:
+        """Return what is to be shown and was not before."""

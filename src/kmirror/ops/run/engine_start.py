@@ -1,0 +1,119 @@
+"""One mirror on its way to its engine, step by step: its source, its lease, its new topics, the engine.
+
+Each step may be tried again when it has failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.control.side_jobs import JobView
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.ops.context import Destination, actor, cluster_id_of, source_client
+from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.side_jobs import side_jobs_of
+from kmirror.ops.rebuild import TopicRebuilder
+from kmirror.ops.run.patience import may_pass
+from kmirror.ops.run.request import RunRequest
+from kmirror.settings.table import parse_settings
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.records import MirrorRecord
+
+#: How long a lane may go on writing after it last saw that nobody took its place.
+LEASE_TTL_MS = 5_000
+_HEARTBEAT_TIMEOUT_S = 5.0
+
+
+def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
+    """Refuse a source that refuses us or is another cluster; one that is silent only where it `must_answer`."""
+    try:
+        with source_client(record.source) as client:
+            found = cluster_id_of(client, timeout=5)
+    except KmirrorError as error:
+        if must_answer or not may_pass(error):
+            raise
+        return
+    if record.source_cluster_id and found != record.source_cluster_id:
+        raise RefusedError(
+            f"another cluster answers at the source of mirror {record.name}: {found}, not {record.source_cluster_id}",
+            "correct the source's bootstrap.servers; nothing was copied",
+            Reason.SOURCE_CLUSTER_CHANGED,
+        )
+
+
+class EngineStart:
+    """Make the engine of one mirror; for one thread at a time."""
+
+    def __init__(
+        self, destination: Destination, record: MirrorRecord, request: RunRequest, stop: threading.Event
+    ) -> None:
+        self.mirror = record.name
+        self._destination, self._record, self._request, self._stop = destination, record, request, stop
+        self._identity = EngineIdentity.of_this_process(master=request.master)
+        self._again = False
+        self._lease: Lease | None = None
+
+    def take_lease(self) -> bool:
+        """Take the lease; False when stopped while standing by."""
+        store, mirror, again = self._destination.store, self.mirror, self._again
+        self._again = True
+        if self._request.standby:
+            self._lease = Lease.standby(store, mirror, self._identity, LEASE_TTL_MS, should_stop=self._stop.is_set)
+        else:
+            take_over = self._request.take_over
+            self._lease = Lease.acquire(store, mirror, self._identity, LEASE_TTL_MS, take_over=take_over, again=again)
+        return self._lease is not None
+
+    def keep(self) -> None:
+        """Renew the lease while something else is waited for; what fails now is told when it is used."""
+        if self._lease is not None:
+            with suppress(KmirrorError, OutcomeUnknown):
+                self._lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
+
+    def discover(self) -> Iterator[str]:
+        """Take what the mirror's filters match at its source now; yield what is to be told."""
+        assert self._lease is not None
+        state, record = self._destination.state(), self._record
+        view = JobView(
+            record,
+            parse_settings(record.settings),
+            state.topics(record.name),
+            {
+                TopicPartition(one.topic, one.partition): one
+                for topic in state.topics(record.name)
+                for one in state.partitions(record.name, topic.topic)
+            },
+            {},
+        )
+        with closing(DiscoveryJob(record.name, self._destination.properties)) as job:
+            for told in job.run(view):
+                self._lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
+                if told.note is not None:
+                    yield told.note
+                if self._stop.is_set():
+                    return
+
+    def engine(self, runtime: SparkRuntime) -> MirrorEngine:
+        """Make the engine, which has the lease from then on."""
+        assert self._lease is not None
+        mirror, properties = self.mirror, self._destination.properties
+        return MirrorEngine(
+            mirror,
+            self._destination.state(),
+            self._lease,
+            properties,
+            runtime,
+            actor(),
+            TopicRebuilder(properties, mirror, runtime),
+            side_jobs_of(mirror, properties),
+        )
+
+    def close(self) -> None:
+        """Close the lease's connections without ending it: it expires."""
+        if self._lease is not None:
+            self._lease.close()

@@ -1,0 +1,83 @@
+"""How a run ended: a row for each partition that it copied, and for each mirror that it could not copy to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.driver import Ending
+from kmirror.engine.control.engines import Apart, Engines
+from kmirror.engine.control.journal import Level
+from kmirror.errors import Reason
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.run.request import RunRequest
+from kmirror.state.records import PartitionState
+from kmirror.words import counted
+
+
+def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mapping[str, Apart]) -> VerbResult:
+    """Return the result; `apart` are the mirrors that had no engine at the end.
+
+    Raises:
+        KmirrorError: why the engine of the only mirror, or of all, ended.
+    """
+    copied = [engine for engine in engines.last if engine.mirror not in apart]
+    if not copied:
+        for engine in engines.last:
+            if (error := engines.why_ended(engine)) is not None:
+                raise error
+    mirrors = (*(engine.mirror for engine in copied), *apart)
+    rows = [_left_out(mirror, one, ending) for mirror, one in sorted(apart.items())]
+    for engine in copied:
+        # how far behind it is counts from the end that was to be reached, else from what the source says now
+        targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.orders.assignments())
+        targets.update(engine.partitions.targets or {})
+        for partition, target in sorted(targets.items()):
+            row = engine.partitions.rows.get(partition)
+            end = row.destination_offset if row else None
+            if request.until_caught_up:
+                lag = max(0, target - end) if end is not None and target is not None else None
+            else:
+                lag = engine.lag(partition)
+            reason, why = engine.trouble(partition) or ((row.reason, row.message) if row is not None else (None, None))
+            told = f"; {why}" if why else ""
+            if row is not None and row.state is PartitionState.FAILED:
+                rows.append(
+                    TopicResult(*partition, Outcome.FAILED, row.message, row.reason, lag=lag, hint=_hint(engine.mirror))
+                )
+            elif ending is Ending.TIMED_OUT and lag != 0:
+                unknown = "the number of missing records is unknown"
+                missing = unknown if lag is None else counted(lag, "record is missing", "records are missing")
+                message = f"{partition} has not caught up in time: {missing}{told}"
+                rows.append(
+                    TopicResult(
+                        *partition,
+                        Outcome.TIMED_OUT,
+                        message,
+                        reason,
+                        lag=lag,
+                        hint="run it again, or with a longer --timeout",
+                    )
+                )
+            elif lag is None:
+                message = f"the lag of {partition} is unknown{told}"
+                rows.append(TopicResult(*partition, Outcome.DONE, message, reason))
+            else:
+                rows.append(TopicResult(*partition, Outcome.DONE, why, reason, lag=lag))
+    return VerbResult.of("run", ",".join(mirrors), rows)
+
+
+def _left_out(mirror: str, apart: Apart, ending: Ending) -> TopicResult:
+    """Return the row of a mirror without an engine; that another engine copies it while this one stands by is fine."""
+    if apart.level is Level.INFO:
+        result = Outcome.NOOP
+    elif apart.reason is Reason.FENCED:
+        result = Outcome.REFUSED
+    else:
+        result = Outcome.TIMED_OUT if ending is Ending.TIMED_OUT else Outcome.FAILED
+    hint = f"`kmirror list` shows who copies {mirror}" if apart.reason is Reason.FENCED else _hint(mirror)
+    return TopicResult(None, None, result, f"mirror {mirror}: {apart.why}", apart.reason, hint=hint)
+
+
+def _hint(mirror: str) -> str:
+    return f"`kmirror describe --mirror {mirror} --failed` shows all of them"

@@ -1,0 +1,25 @@
+"""What `run` is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What `run` is asked to do; durations in milliseconds, None for without end."""
+
+    mirrors: tuple[str, ...]
+    master: str = "local[*]"
+    until_caught_up: bool = False
+    timeout_ms: int | None = None
+    for_ms: int | None = None
+    standby: bool = False
+    take_over: bool = False
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gives_up_at_once(self) -> bool:
+        """Tell whether nothing else would end the wait for a cluster that does not answer at the start."""
+        return self.until_caught_up and self.timeout_ms is None

@@ -1,0 +1,98 @@
+"""Spark for a run: what it is told, how it starts beside other things, and that it is still there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.shipping import cache_folder
+from kmirror.ops.run.request import RunRequest
+from kmirror.settings.table import parse_settings
+from kmirror.state.records import MirrorRecord
+
+_KEPT_LOGS = 20
+_LOOK_S = 1.0
+
+
+def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
+    """Return what Spark is told so that the lanes of these mirrors run at the same time, and one more."""
+    lanes = sum(parse_settings(record.settings).copy_lanes for record in records)
+    name = f"kmirror {','.join(request.mirrors)} on {socket.gethostname()}"
+    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf))
+
+
+def new_log_file() -> Path:
+    """Return a file for Spark's own words, in the user's cache folder; the oldest ones there are deleted."""
+    folder = cache_folder(os.environ) / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
+    for old in kept[:-_KEPT_LOGS]:
+        old.unlink(missing_ok=True)
+    return folder / f"spark-{os.getpid()}.log"
+
+
+class StartingSpark:
+    """Start Spark beside other things: the JVM takes seconds, and the lease takes none of its attention."""
+
+    def __init__(self, options: SparkOptions) -> None:
+        self._options = options
+        self._runtime = SparkRuntime(options)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start it, in a thread."""
+        self._error = None
+        self._thread = threading.Thread(target=self._start, name="kmirror-spark-start", daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        try:
+            self._runtime.start()
+        except BaseException as error:
+            self._error = error
+
+    def ready(self) -> SparkRuntime:
+        """Wait for Spark and return it, or raise what kept it from starting; it is started again by the next call."""
+        if self._thread is None:
+            self._runtime = SparkRuntime(self._options)
+            self.begin()
+        assert self._thread is not None
+        self._thread.join()
+        if self._error is not None:
+            self._thread = None
+            raise self._error
+        return self._runtime
+
+    def stop(self) -> None:
+        """End Spark, also one that is still starting."""
+        self._runtime.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+
+@contextmanager
+def watched(runtime: SparkRuntime, stop: threading.Event) -> Iterator[threading.Event]:
+    """Set `stop`, and the event given, when Spark's Java process ends by itself."""
+    lost, done = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_LOOK_S):
+            if runtime.is_lost:
+                lost.set()
+                stop.set()
+                return
+
+    thread = threading.Thread(target=watch, name="kmirror-spark-watch", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,149 @@
+"""Engines of one run: what becomes of one is nothing to the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, drive, view_of
+from kmirror.engine.control.engines import Apart, Engines
+from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
+from kmirror.ops.results import Outcome
+from kmirror.ops.run.outcome import outcome
+from kmirror.ops.run.request import RunRequest
+
+FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
+
+
+class FakeEngine:
+    """Do in a turn what the test says."""
+
+    caught_up = True
+
+    def __init__(self, mirror: str, turn: Callable[[], None] = lambda: None) -> None:
+        self.mirror = mirror
+        self.journal = Journal(mirror, "eve")
+        self.lost: KmirrorError | None = None
+        self.calls: list[str] = []
+        self._turn = turn
+        self.orders = self
+        self.finished = False
+
+    def assignments(self) -> list[object]:
+        return []
+
+    def idle_topics(self) -> dict[str, str]:
+        return {"t": "PAUSED"}
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def tick(self) -> None:
+        self.calls.append("tick")
+        self._turn()
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        self.finished = True
+
+    def close(self) -> None:
+        self.calls.append("close")
+        self.journal.note("closed")
+
+
+def engines_of(*fakes: FakeEngine) -> Engines:
+    return Engines(cast(MirrorEngine, fake) for fake in fakes)
+
+
+def broken() -> None:
+    raise ValueError("never seen before")
+
+
+def test_one_that_is_fenced_ends_and_the_other_copies_on() -> None:
+    lost, good = FakeEngine("lost"), FakeEngine("good")
+    engines = engines_of(lost, good)
+    engines.tick()
+    lost.lost = FENCED
+    engines.tick()
+    engines.tick()
+    assert lost.calls == ["start", "tick", "tick", "stop", "close"]
+    assert good.calls == ["start", "tick", "tick", "tick"]
+    assert [engine.mirror for engine in engines.running] == ["good"]
+    assert engines.apart == {"lost": Apart("process 7 on h took over", Level.ERROR, Reason.FENCED)}
+    view = view_of(engines, COPYING, 1.0)
+    assert (view.mirrors, view.apart, view.phase) == (("good", "lost"), engines.apart, COPYING)
+    assert [note.text for note in view.notes] == ["closed"]
+    assert list(view.idle) == [("good", "t")]
+    assert view_of(engines, COPYING, 2.0).notes == ()
+
+
+def test_one_that_breaks_ends_alone() -> None:
+    bad, good = FakeEngine("bad", broken), FakeEngine("good")
+    engines = engines_of(bad, good)
+    engines.tick()
+    engines.tick()
+    assert bad.calls == ["start", "tick", "close"]
+    assert good.calls == ["start", "tick", "tick"]
+    assert engines.apart["bad"].why == "never seen before"
+
+
+def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def meet() -> None:
+        both.wait()
+
+    engines_of(FakeEngine("a", meet), FakeEngine("b", meet)).tick()
+    assert not both.broken
+
+
+def test_of_one_that_is_let_go_nothing_is_said() -> None:
+    gone, good = FakeEngine("gone"), FakeEngine("good")
+    engines = engines_of(gone, good)
+    engines.let_go(engines.running[0])
+    engines.tick()
+    assert gone.calls == ["start", "stop", "tick", "close"]
+    assert [engine.mirror for engine in engines.last] == ["good"]
+    assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
+
+
+def run_to_its_end(*fakes: FakeEngine) -> tuple[Engines, Ending, list[RunView]]:
+    engines, views = engines_of(*fakes), list[RunView]()
+    ending = drive(engines, threading.Event(), Limits(until_caught_up=True), views.append, 0.0)
+    return engines, ending, views
+
+
+def test_a_run_whose_only_mirror_is_lost_fails_with_the_cause() -> None:
+    lost = FakeEngine("m")
+    lost.lost = FENCED
+    engines, ending, views = run_to_its_end(lost)
+    assert (ending, views[-1].apart["m"].reason) == (Ending.LOST, Reason.FENCED)
+    with pytest.raises(RefusedError, match="took over"):
+        outcome(RunRequest(("m",)), engines, ending, engines.apart)
+    engines, ending, _ = run_to_its_end(FakeEngine("m", broken))
+    with pytest.raises(ValueError, match="never seen before"):
+        outcome(RunRequest(("m",)), engines, ending, engines.apart)
+
+
+@pytest.mark.parametrize(
+    ("apart", "ending", "result", "code"),
+    [
+        (Apart("fenced", Level.ERROR, Reason.FENCED), Ending.STOPPED, Outcome.REFUSED, ExitCode.REFUSED),
+        (Apart("another one copies it", Level.INFO, Reason.FENCED), Ending.STOPPED, Outcome.NOOP, ExitCode.OK),
+        (Apart("no answer", reason=Reason.SOURCE_UNREACHABLE), Ending.TIMED_OUT, Outcome.TIMED_OUT, ExitCode.TIMED_OUT),
+        (Apart("no answer", reason=Reason.SOURCE_UNREACHABLE), Ending.STOPPED, Outcome.FAILED, ExitCode.UNREACHABLE),
+        (Apart("no idea"), Ending.STOPPED, Outcome.FAILED, ExitCode.PARTLY_DONE),
+    ],
+)
+def test_how_a_run_ends_for_a_mirror_without_an_engine(
+    apart: Apart, ending: Ending, result: Outcome, code: ExitCode
+) -> None:
+    done = outcome(RunRequest(("m",)), Engines(), ending, {"m": apart})
+    assert [(row.topic, row.result, row.reason) for row in done.results] == [(None, result, apart.reason)]
+    assert (done.exit_code, done.mirror) == (code, "m")
+    assert (done.results[0].message or "").startswith("mirror m: ")
