@@ -16,7 +16,18 @@ from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
-from tests.support.partition_shell import DAY_MS, EPOCH_MS, SETTLE, SOON, Shell, facts, remembered, sequence_of, stored
+from tests.support.partition_shell import (
+    DAY_MS,
+    EPOCH_MS,
+    SETTLE,
+    SOON,
+    Shell,
+    changed,
+    facts,
+    remembered,
+    sequence_of,
+    stored,
+)
 
 # -- one at a time, until it is safe ----------------------------------------------------------------------------------
 
@@ -231,6 +242,15 @@ def test_the_report_follows_the_copy(shell: Shell) -> None:
     assert (report.destination_offset, report.last_timestamp_ms, report.last_epoch) == (2, EPOCH_MS - 5, 2)
     assert (report.reason, report.message, report.retry_attempt) == (None, None, 0)
     assert shell.copy.caught_up
+
+
+def test_the_size_of_batches_is_taken_from_what_comes_and_never_believed_blindly(shell: Shell) -> None:
+    shell.inspect(facts(0))
+    shell.fetch(stored(0, 2))
+    assert shell.copy.source.batch_bytes == len(stored(0, 2))
+    for nonsense in (-5, 0, 1 << 30):
+        shell.copy.source.batches_seen(memoryview(changed(stored(2), ">i", 8, nonsense)))
+        assert shell.copy.source.batch_bytes is None
 
 
 def test_a_partition_behind_the_last_stable_offset_has_not_caught_up(shell: Shell) -> None:

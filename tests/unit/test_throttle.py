@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
+from kmirror.engine.lane.fetching import whole_batches
 from kmirror.engine.lane.throttle import Throttle
 
 MB = 1_000_000
@@ -155,3 +156,13 @@ def test_a_lane_that_is_gone_takes_nothing() -> None:
     told(shares, {0: 900_000, 1: 900_000}, {0, 1})
     assert shares.of(MB, [1]) == {1: MB}
     assert shares.of(MB, []) == {}
+
+
+@pytest.mark.parametrize("batch", [100, 16_384, 100_000, 262_213, 900_000, 1_500_000])
+def test_what_is_asked_for_ends_with_a_batch(batch: int) -> None:
+    asked = whole_batches(1 << 20, batch)
+    count, rest = divmod(asked, batch)
+    assert count >= 1
+    assert rest <= batch / 32
+    assert asked <= max(1.5 * (1 << 20), 1.04 * batch)
+    assert whole_batches(1 << 20, None) == 1 << 20

@@ -31,10 +31,21 @@ FETCH_WAIT_MS = 200
 FOLLOWER_SECONDS = 10.0
 #: After trouble with a follower, records are taken from the leaders for so long.
 LEADERS_ONLY_SECONDS = 30.0
+#: Batches of one size differ by a record: so large a part of a batch is asked for besides.
+_SPREAD = 32
 #: How long a fetch may wait while a partition is left out of it because its batches are not sent yet.
 FETCH_WAIT_HELD_BACK_MS = 5
 #: Received bytes a lane may hold; beyond that it does not fetch.
 LANE_BYTES = 16 << 20
+
+
+def whole_batches(limit: int, batch_bytes: int | None) -> int:
+    """Return how many bytes near a limit to ask for so that an answer ends with a batch, if they are all about that
+    large: brokers cut an answer where its bytes end, and what is cut off is fetched again.
+    """
+    if batch_bytes is None:
+        return limit
+    return max(1, round(limit / batch_bytes)) * batch_bytes + batch_bytes // _SPREAD
 
 
 class Fetching:
@@ -157,7 +168,18 @@ class Fetching:
         link.partitions[key] = partition
         link.held_back.discard(key)
         partition.source.valid_from_serial = link.serial + 1
-        link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+        self._want(link, key, partition)
+
+    def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
+        """Have what comes next of a partition be part of the next request."""
+        link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
+        link.session.want(key, partition.fetch_position(whole_batches(PARTITION_BYTES, partition.source.batch_bytes)))
+
+    def _answer_bytes(self, link: SourceLink, allowed: int | None) -> int:
+        """Return how much the next answer may hold: as many partitions' parts as fit, whole ones."""
+        limit = FETCH_BYTES if allowed is None else min(allowed, FETCH_BYTES)
+        part = whole_batches(PARTITION_BYTES, link.batch_bytes)
+        return round(limit / part) * part if limit >= part else whole_batches(limit, link.batch_bytes)
 
     def pump(self, link: SourceLink) -> None:
         """Send the next request when there is none under way, and there is room for its answer."""
@@ -165,7 +187,7 @@ class Fetching:
             partition = link.partitions[key]
             if partition.wants_records:
                 link.held_back.discard(key)
-                link.session.want(key, partition.fetch_position(PARTITION_BYTES))
+                self._want(link, key, partition)
         if link.asked_at is not None or self._held_bytes > LANE_BYTES or not len(link.session):
             return
         connection = link.stream.connection
@@ -180,7 +202,7 @@ class Fetching:
         if allowed == 0:
             return
         wait = FETCH_WAIT_HELD_BACK_MS if link.held_back else FETCH_WAIT_MS
-        max_bytes = FETCH_BYTES if allowed is None else min(allowed, FETCH_BYTES)
+        max_bytes = self._answer_bytes(link, allowed)
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
         link.asked_at = at
@@ -242,7 +264,7 @@ class Fetching:
                 partition.advance(at)
             elif len(part.records):
                 if partition.wants_records:
-                    link.session.want(part.key, partition.fetch_position(PARTITION_BYTES))
+                    self._want(link, part.key, partition)
                 else:
                     link.session.forget(part.key)
                     link.held_back.add(part.key)

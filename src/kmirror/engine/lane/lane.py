@@ -49,7 +49,7 @@ class Lane:
         )
         self._loop = Loop()
         self._background_requests = BackgroundRequests(
-            spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + (64 << 10)
+            spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + FETCH_BYTES // 2
         )
         self.control = LaneControl(spec, attempt, destination_config, self._rows, self._broken)
         self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)

@@ -38,6 +38,8 @@ class SourceLink:
         self.seen_at = 0.0
         self.correlation_id = 0
         self.serial = 0
+        #: How large the batches are that it brings, as far as is known.
+        self.batch_bytes: int | None = None
 
 
 @dataclass(slots=True)

@@ -219,6 +219,7 @@ class PartitionCopy:
         self.source.ends_seen(answer)
         self.source.log_start = answer.log_start_offset
         if len(answer.records):
+            self.source.batches_seen(answer.records)
             self.blocked_by = self.intake.take_in(answer.records, answer.aborted_transactions, frame)
             if self.blocked_by:
                 self._tell(f"cannot go on: {self.blocked_by.message}")

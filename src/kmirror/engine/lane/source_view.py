@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.engine.histories.judge import Facts
+
+#: A batch larger than this comes alone, whatever is asked for.
+_LARGE = 2 << 20
 
 
 class SourceView:
@@ -18,6 +22,8 @@ class SourceView:
         self.log_start: int | None = None
         self.last_stable_offset: int | None = None
         self.high_watermark: int | None = None
+        #: How large its batches are: the first of the last answer.
+        self.batch_bytes: int | None = None
         #: When the source was asked for what these say, None before it was.
         self.seen_at: float | None = None
         #: Since when fetches bring nothing although the source says that there is more.
@@ -29,6 +35,11 @@ class SourceView:
         self.high_watermark = facts.high_watermark
         self.log_start = facts.source_log_start
         self.seen_at = now
+
+    def batches_seen(self, records: memoryview) -> None:
+        """Take the batches of an answer, the last of which may be cut off."""
+        size = LOG_OVERHEAD + PREFIX.unpack_from(records)[1] if len(records) >= PREFIX.size else 0
+        self.batch_bytes = size if LOG_OVERHEAD < size <= _LARGE else None
 
     def ends_seen(self, answer: FetchedPartition) -> None:
         """Take where the source ends; what a follower knows of that is never newer than what its leader has said."""
