@@ -13,6 +13,14 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def byte_rate(bytes_per_second: float) -> str:
+    """Return bytes per second for people: `0 B/s`, `12.3 KB/s`, `85.0 MB/s` (a KB is 1,000 bytes)."""
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s")):
+        if bytes_per_second >= factor:
+            return f"{bytes_per_second / factor:.1f} {unit}"
+    return f"{bytes_per_second:.0f} B/s"
+
+
 def at_time(epoch_ms: int) -> str:
     """Return a moment as `2026-11-22T18:59:13Z`; one that no calendar has, such as a record may carry, as it is."""
     try:

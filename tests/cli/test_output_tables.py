@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,26 @@ def test_describe_on_a_terminal() -> None:
     shown = written(screen)[0]
     assert "\x1b[32mMIRRORING\x1b[0m" in shown
     assert "\x1b[1;31mFAILED" in shown
+
+
+def test_a_terminal_of_80_characters_shows_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = terminal()
+    long = replace(ROW, mirror="orders-dr", topic="payments.refunds.eu-west.of-all-kinds")
+    idle = replace(long, reason=Reason.NO_ENGINE, error_message="no engine")
+    TableOutput(screen).rows(PARTITIONS, [long, idle, replace(ROW, mirror="orders-dr")])
+    assert re.sub("\x1b.*?m", "", written(screen)[0]).splitlines() == [
+        "MIRROR     TOPIC              PARTITION  SOURCE-  DESTINATION-  LAG  STATE",
+        "                                          OFFSET        OFFSET",
+        "orders-dr  payments.refunds.          0  1234567       1234560    7  MIRRORING",
+        "           eu-west.of-all-",
+        "           kinds",
+        "orders-dr  payments.refunds.          0  1234567       1234560    7  NO_ENGINE",
+        "           eu-west.of-all-                                           (MIRRORING)",
+        "           kinds",
+        "orders-dr  orders                     0  1234567       1234560    7  MIRRORING",
+    ]
 
 
 def test_only_codes_have_a_style_whatever_a_text_says() -> None:

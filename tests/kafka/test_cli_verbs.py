@@ -47,6 +47,9 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "engineAgeMs": (NUMBER, NULL),
     "keptBeyondSourceLogStart": (NUMBER, NULL),
     "throttleBytesPerSecond": (NUMBER, NULL),
+    "bytesPerSecond": (NUMBER, NULL),
+    "recordsPerSecond": (float, NULL),
+    "etaMs": (NUMBER, NULL),
 }
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),
@@ -61,6 +64,9 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "engineLastSeenMs": (NUMBER, NULL),
     "engineAgeMs": (NUMBER, NULL),
     "throttleBytesPerSecond": (NUMBER, NULL),
+    "bytesPerSecond": (NUMBER, NULL),
+    "maxTimeLagMs": (NUMBER, NULL),
+    "etaMs": (NUMBER, NULL),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]

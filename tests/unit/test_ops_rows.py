@@ -105,7 +105,8 @@ def row(
 
 
 def test_json_has_exactly_these_keys_and_values() -> None:
-    assert PARTITIONS.document(row(ENGINE, progress())) == {
+    copying = progress(bytes_per_second=5_000.0, offsets_per_second=4.0, records_per_second=1.5)
+    assert PARTITIONS.document(row(ENGINE, copying)) == {
         "mirror": "m",
         "topic": "a.orders",
         "partition": 0,
@@ -135,6 +136,9 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "engine": "h1/app-1",
         "engineLastSeenMs": NOW - 500,
         "engineAgeMs": 500,
+        "bytesPerSecond": 5_000,
+        "recordsPerSecond": 4.0,
+        "etaMs": 2_500,
     }
 
 
@@ -423,7 +427,8 @@ def test_partitions_beyond_the_recorded_count_are_shown_when_something_is_known_
 
 
 def test_list_sums_up_a_mirror() -> None:
-    state = State.of([MIRROR, TOPIC, ENGINE, progress()])
+    copying = progress(bytes_per_second=5_000.0, offsets_per_second=4.0, records_per_second=1.5)
+    state = State.of([MIRROR, TOPIC, ENGINE, copying])
     rows = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW)
     assert MIRRORS.document(mirror_row(state, MIRROR, rows, source_trouble(THERE), NOW)) == {
         "mirror": "m",
@@ -438,6 +443,9 @@ def test_list_sums_up_a_mirror() -> None:
         "engineLastSeenMs": NOW - 500,
         "engineAgeMs": 500,
         "throttleBytesPerSecond": None,
+        "bytesPerSecond": 5_000,
+        "maxTimeLagMs": 4_000,
+        "etaMs": 2_500,
     }
 
 

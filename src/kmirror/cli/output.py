@@ -215,17 +215,13 @@ class TableOutput:
             for line in tables.lines(table, rows):
                 self.screen.line(line)
             return
-        from rich.table import Table as RichTable
         from rich.text import Text
 
-        shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        columns = table.shown
-        for column in columns:
-            shown.add_column(column.header, justify="right" if column.is_number else "left", overflow="fold")
-        for row in rows:
-            cells = (column.shown(row) for column in columns)
-            shown.add_row(*(Text(cell.text, style=tables.style_of(cell.code)) for cell in cells))
-        self.screen.console().print(shown)
+        from kmirror.cli.layout import laid_out
+
+        console = self.screen.console()
+        lines = (Text.assemble(*line) for line in laid_out(table, rows, console.width))
+        console.print(Text("\n").join(lines), soft_wrap=True)
 
     def _styled(self, line: str, first: Cell) -> None:
         """Write a line that begins with a cell."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.journal import Level
-from kmirror.words import UNKNOWN, counted, one_line
+from kmirror.words import UNKNOWN, byte_rate, counted, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,7 +142,7 @@ def run_table(view: RunView, most: int) -> Table:
     for name, footer in (
         ("PARTITIONS", f"{partitions:,}"),
         ("LAG", _lag(rows)),
-        ("RATE", tables.rate(view.total_bytes_per_second)),
+        ("RATE", byte_rate(view.total_bytes_per_second)),
     ):
         found.add_column(name, footer if rows else "", justify="right", footer_style="dim", no_wrap=True)
     found.add_column("STATE", f"{view.phase} {_at(view.elapsed_seconds)}", footer_style="dim", overflow="fold")
@@ -159,7 +159,7 @@ def run_table(view: RunView, most: int) -> Table:
             topic.topic,
             f"{topic.partitions:,}",
             _lag([topic]),
-            tables.rate(topic.bytes_per_second),
+            byte_rate(topic.bytes_per_second),
             state,
         )
     return found
@@ -175,7 +175,7 @@ def verify_line(view: VerifyView) -> str:
     records = counted(sum(topic.records for topic in view.topics), "record")
     differing = sum(topic.differing_partitions for topic in view.topics)
     told = f"  {counted(differing, 'partition')} DIFFERENT" if differing else ""
-    return f"{at}  {view.phase}  {100 * done // wanted} %  {records}  {tables.rate(view.bytes_per_second)}{told}"
+    return f"{at}  {view.phase}  {100 * done // wanted} %  {records}  {byte_rate(view.bytes_per_second)}{told}"
 
 
 def most_topics(height: int) -> int:

@@ -14,13 +14,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kmirror import columns
-from kmirror.cli import tables
 from kmirror.columns import Column, document, one_of
 from kmirror.engine.control.driver import COPYING
 from kmirror.engine.control.journal import Level
 from kmirror.errors import NOT_COPYING, KmirrorError, Reason
 from kmirror.ops.results import Outcome
-from kmirror.words import at_time, counted, one_line
+from kmirror.words import at_time, byte_rate, counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView, TopicView
@@ -209,7 +208,7 @@ class News:
             level,
             mirror,
             f"{phase}: {counted(len(topics), 'topic')}, {counted(partitions, 'partition')}, {lag.text()}, "
-            f"{tables.rate(rate)}{others}{self._cause(view, worst)}",
+            f"{byte_rate(rate)}{others}{self._cause(view, worst)}",
             {
                 "phase": phase,
                 "topics": len(topics),

@@ -7,8 +7,10 @@ from typing import Generic
 
 from kmirror.columns import R, Table
 from kmirror.settings.durations import format_duration
+from kmirror.words import byte_rate
 
-_GAP = "  "
+#: What stands between two columns.
+GAP = "  "
 
 #: How the codes of cells are styled on a terminal: states, outcomes, reasons; what is not named here is not.
 _STYLES = {
@@ -68,22 +70,14 @@ class RowWriter(Generic[R]):
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, line, strict=True)]
         for line in written:
             cells = zip(line, self._widths, self._columns, strict=True)
-            yield _GAP.join(
+            yield GAP.join(
                 cell.rjust(width) if column.is_number else cell.ljust(width) for cell, width, column in cells
             ).rstrip()
 
 
-def rate(bytes_per_second: float) -> str:
-    """Return bytes per second for people: `0 B/s`, `12.3 KB/s`, `85.0 MB/s` (a KB is 1,000 bytes)."""
-    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s")):
-        if bytes_per_second >= factor:
-            return f"{bytes_per_second / factor:.1f} {unit}"
-    return f"{bytes_per_second:.0f} B/s"
-
-
 def size(size_in_bytes: int) -> str:
     """Return a number of bytes for people: `512 B`, `1.2 GB`."""
-    return rate(size_in_bytes).removesuffix("/s")
+    return byte_rate(size_in_bytes).removesuffix("/s")
 
 
 def elapsed(seconds: float) -> str:

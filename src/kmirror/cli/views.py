@@ -60,10 +60,12 @@ def list_verb(call: Call) -> int:
         hidden=True,
         help="Show only topics that are being promoted (kafka-mirrors).",
     ),
+    click.Option(["--wide"], is_flag=True, help="Also show how far behind in time, rate, time left and reason."),
     click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
     click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
     examples=(
         "kmirror describe --mirror dr --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --wide --bootstrap-server b:9092",
         "kmirror describe --mirror dr --failed --bootstrap-server b:9092",
         "kmirror describe --mirror dr --topics orders --groups --json --bootstrap-server b:9092",
     ),
@@ -75,16 +77,17 @@ def describe_verb(
     failed: bool,
     stopped: bool,
     pending_stopped_only: bool,
+    wide: bool,
     groups: bool,
     settings: bool,
 ) -> int:
     from kmirror.ops.show.describe import describe
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
-    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS
+    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS, WIDE_PARTITIONS
 
-    if failed + stopped + groups + settings > 1:
-        raise UsageError("--failed, --stopped, --groups and --settings exclude each other", "give one of them")
+    if failed + stopped + wide + groups + settings > 1:
+        raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
     with call.destination() as destination:
         if settings:
             call.output.rows(TOPIC_SETTINGS, describe_settings(destination, mirror, topics))
@@ -101,7 +104,8 @@ def describe_verb(
         if not rows and isinstance(call.output, TableOutput):
             call.output.screen.line(_NONE_PENDING)
             return 0
-    call.output.rows(FAILED_PARTITIONS if failed else STOPPED_PARTITIONS if stopped else PARTITIONS, rows)
+    usual = WIDE_PARTITIONS if wide else PARTITIONS
+    call.output.rows(FAILED_PARTITIONS if failed else STOPPED_PARTITIONS if stopped else usual, rows)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -26,11 +27,12 @@ def describe(
     *,
     failed: bool = False,
     transactions_after_ms: int = SHOWN_AFTER_MS,
+    prober: Prober | None = None,
 ) -> tuple[PartitionRow, ...]:
     """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
 
     Works with the source down (it waits 3 s for it), without its secrets, and with no engine. Where an open transaction
-    older than `transactions_after_ms` holds a copy back, it is named.
+    older than `transactions_after_ms` holds a copy back, it is named. Who looks again and again gives its `prober`.
 
     Raises:
         RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
@@ -43,15 +45,15 @@ def describe(
     else:
         require_mirror(state, mirror)
         chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-    with Prober(destination) as looker:
+    with nullcontext(prober) if prober is not None else Prober(destination) as looker:
         rows, _ = look_at(looker, state, chosen, ())
         if failed:
             return tuple(row for row in rows if row.failed)
-        return tuple(_with_open_transactions(looker, state, rows, transactions_after_ms))
+        return tuple(with_open_transactions(looker, state, rows, transactions_after_ms))
 
 
-def _with_open_transactions(
-    looker: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int
+def with_open_transactions(
+    looker: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int = SHOWN_AFTER_MS
 ) -> list[PartitionRow]:
     """Return the rows, with the transaction named wherever one has held a copy back for long."""
     held: defaultdict[str, list[TopicPartition]] = defaultdict(list)

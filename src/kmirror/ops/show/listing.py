@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
 from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.describe import engine_has_ended, look_at
 from kmirror.ops.show.rows import mirror_row, source_trouble
-from kmirror.ops.show.tables import MirrorRow
+from kmirror.ops.show.tables import MirrorRow, PartitionRow
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
 
 
 def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
@@ -19,14 +24,27 @@ def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
     topics = [topic for mirror in state.mirrors for topic in state.topics(mirror.name)]
     with Prober(destination) as looker:
         rows, sources = look_at(looker, state, topics, [m for m in state.mirrors if not state.topics(m.name)])
+    return mirror_rows(state, state.mirrors, rows, sources)
+
+
+def mirror_rows(
+    state: State,
+    mirrors: Iterable[MirrorRecord],
+    rows: Iterable[PartitionRow],
+    sources: Mapping[str, ClusterLook],
+) -> tuple[MirrorRow, ...]:
+    """Sum up mirrors from the rows of all their partitions and the looks at their sources."""
+    by_mirror: defaultdict[str, list[PartitionRow]] = defaultdict(list)
+    for row in rows:
+        by_mirror[row.mirror].append(row)
     return tuple(
         mirror_row(
             state,
             mirror,
-            [row for row in rows if row.mirror == mirror.name],
+            by_mirror[mirror.name],
             source_trouble(sources.get(mirror.name)),
             now_ms(),
             engine_has_ended=engine_has_ended(state, mirror.name),
         )
-        for mirror in state.mirrors
+        for mirror in mirrors
     )

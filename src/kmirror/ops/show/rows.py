@@ -21,7 +21,9 @@ from kmirror.ops.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
+from kmirror.ops.show.speed import time_lag
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
+from kmirror.ops.show.totals import totals
 from kmirror.settings.table import parse_settings
 from kmirror.state.records import (
     FRESH_SECONDS,
@@ -98,6 +100,18 @@ class Report:
         seen_ms = self.row.source_seen_ms
         return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
 
+    @property
+    def caught_up_ms(self) -> int | None:
+        """When the destination last had all that the source has; None where that was never seen."""
+        source_offset, destination_offset = self.row.source_offset, self.row.destination_offset
+        if source_offset is not None and destination_offset is not None and destination_offset >= source_offset:
+            return self.as_of_ms
+        return self.row.caught_up_ms
+
+    def time_lag(self, lag: int | None, now_ms: int) -> int | None:
+        """Return for how many milliseconds at most the destination has lacked something."""
+        return time_lag(lag, self.row.last_timestamp_ms, self.caught_up_ms, self.time_ms, now_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class _Story:
@@ -142,14 +156,18 @@ def partition_rows(
             row = _row(
                 topic, partition, story, topic_state, records.get(partition), report, destination, source, now_ms
             )
+            said = report.row if report and is_reported(health, report.record) else None
             rows.append(
                 replace(
                     row,
                     engine=health.name,
                     engine_last_seen_ms=health.last_seen_ms,
                     engine_age_ms=health.age_ms,
-                    is_reported=is_reported(health, report.record if report else None),
+                    is_reported=said is not None,
                     throttle_bytes_per_second=limit,
+                    bytes_per_second=int(said.bytes_per_second) if said else None,
+                    records_per_second=said.offsets_per_second if said else None,
+                    source_records_per_second=said.records_per_second if said else None,
                 )
             )
     return rows
@@ -221,6 +239,7 @@ def mirror_row(
     worst = next((one for one in _WORST_FIRST if one in states), _state_without_topics(trouble))
     lags = [row.lag for row in rows if row.lag is not None]
     health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
+    sums = totals(rows)
     idle = (row.reason for row in rows if row.reason in NOT_COPYING)
     reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
     return MirrorRow(
@@ -236,6 +255,9 @@ def mirror_row(
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         throttle_bytes_per_second=_throttle_of(mirror),
+        bytes_per_second=sums.bytes_per_second,
+        max_time_lag_ms=sums.time_lag_ms,
+        eta_ms=sums.eta_ms,
     )
 
 
@@ -431,7 +453,7 @@ def _row(
         topic_state=topic_state,
         reason=story.reason,
         state_time_ms=story.since_ms,
-        time_lag_ms=_time_lag(lag, report, now_ms),
+        time_lag_ms=report.time_lag(lag, now_ms) if report else time_lag(lag, None, None, now_ms, now_ms),
         last_known_lag=lag if lag is not None else _reported_lag(report),
         source_log_start=log_start,
         destination_log_start=starts_here,
@@ -454,11 +476,3 @@ def _difference(source_offset: int | None, destination_offset: int | None) -> in
     if source_offset is None or destination_offset is None:
         return None
     return max(0, source_offset - destination_offset)
-
-
-def _time_lag(lag: int | None, report: Report | None, now_ms: int) -> int | None:
-    if lag == 0:
-        return 0
-    if lag is None or report is None or report.row.last_timestamp_ms is None:
-        return None
-    return max(0, now_ms - report.row.last_timestamp_ms)

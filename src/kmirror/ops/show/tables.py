@@ -6,16 +6,17 @@ Unknown numbers are None, times are epoch milliseconds, offsets are exclusive as
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
+from kmirror.ops.show.speed import closing_speed, eta
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
-from kmirror.words import at_time, counted, one_line
+from kmirror.words import at_time, byte_rate, counted, one_line
 
 
 class TopicState(StrEnum):
@@ -29,6 +30,9 @@ class TopicState(StrEnum):
     SOURCE_UNAVAILABLE = "SOURCE_UNAVAILABLE"
     LINK_FAILED = "LINK_FAILED"
     FAILED = "FAILED"
+
+
+_COPIED = (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,10 @@ class PartitionRow:
     is_reported: bool = True
     #: The mirror's limit; None: no limit.
     throttle_bytes_per_second: int | None = None
+    #: What the lane reports of its speed, and of that of the source's end, in offsets a second.
+    bytes_per_second: int | None = None
+    records_per_second: float | None = None
+    source_records_per_second: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -83,9 +91,24 @@ class PartitionRow:
         return self.reason in NOT_COPYING
 
     @property
+    def is_copied(self) -> bool:
+        """Tell whether a lane is at work on the partition, and nothing is in its way."""
+        return self.is_reported and self.state in _COPIED and self.reason in (None, Reason.OPEN_TRANSACTION)
+
+    @property
+    def eta_ms(self) -> int | None:
+        """Return in how many milliseconds the lag is 0 at the present speed; None where that is not known."""
+        speed, growth = self.records_per_second, self.source_records_per_second
+        if self.lag is None or self.lag == 0:
+            return self.lag
+        if speed is None or growth is None or not self.is_copied:
+            return None
+        return eta(self.lag, closing_speed(self.time_lag_ms, speed, growth))
+
+    @property
     def shown_state(self) -> PartitionState | TopicState:
         """Return the state, or for what is copied until it is promoted, that it is."""
-        copied = self.state in (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
+        copied = self.state in _COPIED
         return self.topic_state if copied and self.topic_state is TopicState.PENDING_STOPPED else self.state
 
     @property
@@ -126,8 +149,17 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
 
 
+def _duration(duration_ms: int | None) -> str | None:
+    """Return a duration as a table shows it: what is longer than a second in whole ones."""
+    if duration_ms is None:
+        return None
+    return format_duration(duration_ms if duration_ms < 1000 else duration_ms // 1000 * 1000)
+
+
 _UNSEEN = "the source was never seen"
 _NO_ENGINE = "no engine is in charge"
+_NO_LANE = "no lane reports on the partition"
+_RATE = Type("integer", "bytes per second", minimum=0)
 _LIMIT = Type("integer", "bytes per second").null_when("there is no limit")
 
 _PARTITION: tuple[Column[PartitionRow], ...] = (
@@ -200,8 +232,11 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     Column(
         "timeLagMs",
         DURATION.null_when("lag is null, or nothing was copied yet"),
-        "age of the last record copied; 0 where lag is 0",
+        "for how long at most the destination has lacked something; 0 where lag is 0",
         lambda row: row.time_lag_ms,
+        "TIME-LAG",
+        cell=lambda row: _duration(row.time_lag_ms),
+        is_number=True,
     ),
     Column(
         "lastKnownLag",
@@ -282,11 +317,42 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "the mirror's throttle.bytes.per.second",
         lambda row: row.throttle_bytes_per_second,
     ),
+    Column(
+        "bytesPerSecond",
+        _RATE.null_when(_NO_LANE),
+        "how fast the partition is copied",
+        lambda row: row.bytes_per_second,
+        "RATE",
+        cell=lambda row: None if row.bytes_per_second is None else byte_rate(row.bytes_per_second).replace(" ", ""),
+        is_number=True,
+    ),
+    Column(
+        "recordsPerSecond",
+        Type("number", "offsets per second", minimum=0).null_when(_NO_LANE),
+        "the same in records; offsets at which a log holds none count, too",
+        lambda row: row.records_per_second,
+    ),
+    Column(
+        "etaMs",
+        DURATION.null_when("lag is null, the partition is not being copied, or its source grows faster than the copy"),
+        "time until lag is 0 at the present speed",
+        lambda row: row.eta_ms,
+        "ETA",
+        cell=lambda row: _duration(row.eta_ms),
+        is_number=True,
+    ),
 )
 PARTITIONS = Table(
     _PARTITION,
     "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG STATE",
     none="no topic is mirrored yet; `kmirror add` makes one a mirror topic",
+    notes=_notes,
+)
+WIDE_PARTITIONS = Table(
+    # the reason stands before what is only remembered
+    tuple(replace(one, cell=lambda row: row.shown_state) if one.header == "STATE" else one for one in _PARTITION),
+    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG RATE ETA REASON STATE",
+    none=PARTITIONS.none,
     notes=_notes,
 )
 STOPPED_PARTITIONS = Table(
@@ -319,6 +385,9 @@ class MirrorRow:
     engine_age_ms: int | None = None
     #: None: no limit.
     throttle_bytes_per_second: int | None = None
+    bytes_per_second: int | None = None
+    max_time_lag_ms: int | None = None
+    eta_ms: int | None = None
 
 
 MIRRORS: Table[MirrorRow] = Table(
@@ -388,7 +457,7 @@ MIRRORS: Table[MirrorRow] = Table(
             "how long ago that was",
             lambda row: row.engine_age_ms,
             "HEARTBEAT-AGE",
-            cell=lambda row: None if row.engine_age_ms is None else format_duration(row.engine_age_ms // 1000 * 1000),
+            cell=lambda row: _duration(row.engine_age_ms),
             is_number=True,
         ),
         Column(
@@ -396,6 +465,24 @@ MIRRORS: Table[MirrorRow] = Table(
             _LIMIT,
             "the mirror's throttle.bytes.per.second",
             lambda row: row.throttle_bytes_per_second,
+        ),
+        Column(
+            "bytesPerSecond",
+            _RATE.null_when("no lane reports on any of its partitions"),
+            "how fast it is copied",
+            lambda row: row.bytes_per_second,
+        ),
+        Column(
+            "maxTimeLagMs",
+            DURATION.null_when("it is not known of each of its partitions that are not STOPPED, or there is none"),
+            "the largest timeLagMs among its partitions",
+            lambda row: row.max_time_lag_ms,
+        ),
+        Column(
+            "etaMs",
+            DURATION.null_when("it is not known of each of its partitions that are not STOPPED, or there is none"),
+            "time until the lag of all its partitions is 0 at the present speed",
+            lambda row: row.eta_ms,
         ),
     ),
     "MIRROR TOPICS PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
