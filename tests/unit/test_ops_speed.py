@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from kmirror.engine.control.time_lag import CLOCK_SKEW_MS, time_lag
 from kmirror.errors import Reason
 from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.speed import CLOCK_SKEW_MS, KEEPS_UP_MS, time_lag
+from kmirror.ops.show.speed import KEEPS_UP_MS
 from kmirror.ops.show.tables import PARTITIONS, WIDE_PARTITIONS, PartitionRow
 from kmirror.ops.show.totals import Totals, totals
 from kmirror.state.records import EngineState, PartitionState, ProgressRow

@@ -1,8 +1,8 @@
 """How far behind in time the copy of a partition is. Pure: no I/O, no clock.
 
 What is not copied yet came to the source after the newest record that is copied, and after the moment at which the
-copy last had everything the source had. The later of the two bounds how far behind it is: right after an idle hour, and
-where records carry old timestamps.
+copy last had everything the source had. The later of the two says how far behind the copy is at most: right after an
+idle hour, and where records carry old timestamps.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.engine.control.time_lag import time_lag
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, Reason, UsageError
 from kmirror.ops.check.link_hints import refused_text
@@ -21,7 +22,6 @@ from kmirror.ops.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
-from kmirror.ops.show.speed import time_lag
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
 from kmirror.settings.table import parse_settings
