@@ -36,6 +36,7 @@ class Reason(StrEnum):
     NO_ENGINE = "NO_ENGINE"
     ENGINE_SILENT = "ENGINE_SILENT"
     NO_WORKERS = "NO_WORKERS"
+    STATE_UNREADABLE = "STATE_UNREADABLE"
     OPEN_TRANSACTION = "OPEN_TRANSACTION"
     SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
     DESTINATION_UNREACHABLE = "DESTINATION_UNREACHABLE"
@@ -60,8 +61,8 @@ class Reason(StrEnum):
     FENCED = "FENCED"
 
 
-#: Reasons that mean that nothing is copied now, whatever is remembered of the partition.
-NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS})
+#: Reasons that mean that nothing is known to be copied now, whatever is remembered of the partition.
+NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKERS, Reason.STATE_UNREADABLE})
 
 #: Reasons that mean source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(

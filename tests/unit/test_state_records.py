@@ -435,10 +435,12 @@ def test_an_event_has_this_stored_form_and_comes_back_from_it() -> None:
         b"m",
         b'{"actor":"eve@ops","details":{"topics":["orders"]},"mirror":"m","result":"DONE","time_ms":5,"v":1,"what":"pause"}',
     )
-    assert decode_event(value) == event
-    assert decode_event(value.replace(b'"v":1', b'"v":1,"new":0')) == event
-    assert decode_event(value.replace(b'"v":1', b'"v":2')) is None
-    assert decode_event(b"{") is None
+    assert decode_event(key, value, 9) == event
+    assert decode_event(key, value.replace(b'"v":1', b'"v":1,"new":0'), 9) == event
+    newer = decode_event(key, value.replace(b'"v":1', b'"v":2'), 9)
+    assert (newer.time_ms, newer.mirror, newer.what, newer.result) == (9, "m", "unreadable", "UNREADABLE")
+    assert newer.details == {"problem": "its schema version is 2, this kmirror knows 1"}
+    assert decode_event(b"\xff", b"{", 9).what == "unreadable"
 
 
 def test_workers_import_the_records_without_anything_heavy() -> None:

@@ -1,8 +1,10 @@
 """The view that decisions are taken on."""
 
+from dataclasses import replace
+
 import pytest
 
-from kmirror.errors import RefusedError
+from kmirror.errors import Reason, RefusedError
 from kmirror.state.records import (
     DesiredState,
     MirrorRecord,
@@ -46,6 +48,7 @@ RECORDS: list[Record | Unknown] = [
     progress("a", 9),
     Unknown(("zebra", "a", 7), "records of kind 'zebra' are not known to this version"),
     Unknown(("partition", "b", "x", 0), "its schema version is 2"),
+    Unknown(("history", "a", 1), "its schema version is 2"),
     Unknown((), "its key cannot be read"),
 ]
 
@@ -70,11 +73,23 @@ def test_a_mirror_with_a_record_of_a_newer_version_is_not_to_be_changed() -> Non
     with pytest.raises(RefusedError, match=r"\['partition', 'b', 'x', 0\] .* schema version is 2") as refused:
         state.require_readable("b")
     assert refused.value.hint == "use the kmirror version that wrote it, or a newer one"
+    assert refused.value.reason is Reason.STATE_UNREADABLE
+    assert [record.key for record in state.unreadable()] == [("partition", "b", "x", 0)]
+
+
+def test_a_mirror_whose_settings_have_words_of_a_newer_version_cannot_be_read() -> None:
+    newer = replace(mirror("a"), settings={"source.reset.policy": "quarantine"})
+    state = State.of([newer, mirror("b")])
+    assert state.mirrors == (mirror("b"),)
+    with pytest.raises(RefusedError, match="quarantine"):
+        state.require_readable("a")
+    only_a_key = replace(mirror("a"), settings={"copy.warp": "9"})
+    assert State.of([only_a_key]).mirror("a") == only_a_key
 
 
 def test_forgetting_a_mirror_forgets_what_newer_versions_kept_about_it_too() -> None:
     keys = State.of(RECORDS).keys_of("a")
-    assert len(keys) == 9
+    assert len(keys) == 10
     assert ("zebra", "a", 7) in keys
 
 

@@ -93,10 +93,10 @@ def command_lines(request: Request, state: State | None) -> list[list[str]]:
             return [request.arguments(None, request.topics)]
         return [request.arguments(mirror, (*request.topics, *request.source_topics)) for mirror in request.mirrors]
     if request.verb == "add":
-        from kmirror.settings.table import parse_settings
+        from kmirror.settings.table import stored_settings
 
         record = state.mirror(request.mirrors[0])
-        settings = parse_settings(record.settings if record else {})
+        settings = stored_settings(record.settings if record else {})
         check_replication_factor(request, settings.replication_factor)
         return [request.arguments(request.mirrors[0], source_names(request, settings.topic_prefix))]
     return [request.arguments(mirror, [",".join(topics)]) for mirror, topics in _owned(request, state).items()]
@@ -134,12 +134,12 @@ def _state(request: Request) -> State:
 
 def _owned(request: Request, state: State) -> dict[str, list[str]]:
     """Return the topics that are meant, by the mirror whose they are; a topic's former mirrors do not count."""
-    from kmirror.ops.context import require_mirror
+    from kmirror.ops.context import known_mirror
     from kmirror.ops.selection import select_topics
     from kmirror.settings.patterns import TopicSelector
     from kmirror.state.records import DesiredState
 
-    mirrors = [require_mirror(state, name) for name in request.mirrors] or list(state.mirrors)
+    mirrors = [known_mirror(state, name) for name in request.mirrors] or list(state.mirrors)
     known = [topic for mirror in mirrors for topic in state.topics(mirror.name)]
     chosen = select_topics(known, TopicSelector.parse(request.topics), "on this destination")
     living = {topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED}

@@ -18,13 +18,18 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.cli.output import TableOutput
-from kmirror.errors import UsageError
+from kmirror.errors import ExitCode, UsageError
+from kmirror.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmirror.settings.patterns import TopicSelector
 
 #: Scripts written for Confluent's kafka-mirrors compare its standard output with this line to see a promotion end.
 _NONE_PENDING = "No mirror topics found."
+#: How many records that cannot be read are named.
+_MOST_UNREADABLE = 3
 
 
 @verb(
@@ -36,14 +41,16 @@ _NONE_PENDING = "No mirror topics found."
     ),
 )
 def list_verb(call: Call) -> int:
+    from kmirror.ops.show.describe import unread
     from kmirror.ops.show.listing import list_mirrors
     from kmirror.ops.show.tables import MIRRORS
 
     with call.destination() as destination:
         rows = list_mirrors(destination)
+        unreadable = unread(destination)
         remember_names(destination)
     call.output.rows(MIRRORS, rows)
-    return 0
+    return _exit_code(call, unreadable)
 
 
 @verb(
@@ -81,7 +88,7 @@ def describe_verb(
     groups: bool,
     settings: bool,
 ) -> int:
-    from kmirror.ops.show.describe import describe
+    from kmirror.ops.show.describe import describe, unread
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
     from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS, WIDE_PARTITIONS
@@ -96,6 +103,7 @@ def describe_verb(
             call.output.rows(GROUPS, describe_groups(destination, mirror, topics))
             return 0
         rows = describe(destination, mirror, topics, failed=failed)
+        unreadable = unread(destination, mirror)
         remember_names(destination)
     if stopped:
         rows = tuple(row for row in rows if row.state == "STOPPED")
@@ -103,10 +111,22 @@ def describe_verb(
         rows = tuple(row for row in rows if row.topic_state == "PENDING_STOPPED")
         if not rows and isinstance(call.output, TableOutput):
             call.output.screen.line(_NONE_PENDING)
-            return 0
+            return _exit_code(call, unreadable)
     usual = WIDE_PARTITIONS if wide else PARTITIONS
     call.output.rows(FAILED_PARTITIONS if failed else STOPPED_PARTITIONS if stopped else usual, rows)
-    return 0
+    return _exit_code(call, unreadable)
+
+
+def _exit_code(call: Call, unreadable: Sequence[str]) -> int:
+    """Return how a verb ends that showed what it could read; tell what it could not."""
+    if not unreadable:
+        return ExitCode.OK
+    for told in unreadable[:_MOST_UNREADABLE]:
+        call.output.screen.tell(f"kmirror: warning: {told}")
+    if (more := len(unreadable) - _MOST_UNREADABLE) > 0:
+        call.output.screen.tell(f"kmirror: warning: {counted(more, 'more record')} cannot be read")
+    call.output.screen.tell("  what is shown is not complete: use the kmirror version that wrote them, or a newer one")
+    return ExitCode.PARTLY_DONE
 
 
 @verb(

@@ -152,7 +152,17 @@ def source_client(properties: Mapping[str, str]) -> Iterator[ClusterClient]:
 
 
 def require_mirror(state: State, name: str) -> MirrorRecord:
-    """Return a mirror's record.
+    """Return the record of a mirror of which all can be read.
+
+    Raises:
+        RefusedError: there is none of that name, or a newer kmirror keeps records of it that this one cannot read.
+    """
+    state.require_readable(name)
+    return known_mirror(state, name)
+
+
+def known_mirror(state: State, name: str) -> MirrorRecord:
+    """Return a mirror's record, for verbs that show what they can read.
 
     Raises:
         RefusedError: there is none of that name; says which are near, or what to do.

@@ -46,7 +46,7 @@ from kmirror.ops.context import (
 )
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, put_back
 from kmirror.ops.source_settings import source_settings
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.records import (
@@ -119,7 +119,7 @@ class TopicRebuilder:
             change(destination, self._mirror, decide)
 
     def _require_room(self, state: State) -> None:
-        limit = parse_settings(require_mirror(state, self._mirror).settings).source_reset_auto_max_topics
+        limit = stored_settings(require_mirror(state, self._mirror).settings).source_reset_auto_max_topics
         since = now_ms() - _HOUR_MS
         recent = [t for t in state.topics(self._mirror) if t.rebuild is not None or (t.rebuilt_at_ms or 0) > since]
         if len(recent) >= limit:
@@ -252,7 +252,7 @@ class TopicRebuilder:
         wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(ranges.items()) if mine)
         if not wanted:
             return 0
-        factor = parse_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
+        factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
             destination.client.create_topic(rebuild.archive, max(ranges) + 1, factor, archive_settings())
         except BrokerError as error:
@@ -298,7 +298,7 @@ class TopicRebuilder:
         seen_ms = found.first_source_seen_ms.get(name)
         if name in found.untold:
             told, seen_ms = as_first_source(told, record), record.first_source_seen_ms
-        exclude = parse_settings(mirror.settings).topic_properties_exclude
+        exclude = stored_settings(mirror.settings).topic_properties_exclude
         plan = settings_for(told, None if isinstance(known, int) else known, exclude)
         return replace(plan, first_source_seen_ms=seen_ms)
 
@@ -318,7 +318,7 @@ class TopicRebuilder:
             if deadline.passed:
                 raise UnreachableError(f"topic {topic} still exists {_CREATION_S:g} s after it was deleted")
             time.sleep(_PAUSE_S)
-        factor = parse_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
+        factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
             client.create_topic(topic, partitions, factor, plan.now)
         except BrokerError as error:

@@ -16,7 +16,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import now_ms, told
 from kmirror.ops.upstream import remembered_on
 from kmirror.state.records import TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 from kmirror.sync.topic_settings import as_first_source, holds_all_back, holds_back
 
 
@@ -46,6 +46,8 @@ def source_settings(
     seen_ms = now_ms()
     try:
         state = remembered_on(properties, patience_ms)
+        for record in state.unreadable() if state is not None else ():
+            raise unreadable_error(record)
     except (KmirrorError, OutcomeUnknown) as error:
         why = told(error).message
         return SourceSettings(found, untold={name: why for name, one in suspects.items() if holds_all_back(one)})

@@ -17,7 +17,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.context import told
 from kmirror.state.records import DesiredState, MirrorRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.store import STATE_TOPIC, StateStore
 
 #: Chains are followed no further: real ones have two or three links.
@@ -139,7 +139,10 @@ def _seen(
 ) -> State | None:
     """Return what kmirror remembers on a cluster; None where it remembers nothing, or that cannot be seen from here."""
     try:
-        return remembered_on(properties, patience_ms)
+        state = remembered_on(properties, patience_ms)
+        for record in state.unreadable() if state is not None else ():
+            raise unreadable_error(record)
+        return state
     except (KmirrorError, OutcomeUnknown) as error:
         warn(f"mirrors on {place} that may lead back here are not visible: {told(error).message}")
         return None

@@ -472,6 +472,21 @@ def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings
     return settings
 
 
+def stored_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
+    """Return the settings of a mirror's record; those that only a newer kmirror knows (`unknown_settings`) do nothing.
+
+    Raises:
+        UsageError: as `parse_settings` does for keys that are known.
+    """
+    unknown = unknown_settings(raw)
+    return parse_settings({key: text for key, text in raw.items() if key not in unknown}, complete=complete)
+
+
+def unknown_settings(raw: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that this version does not know."""
+    return tuple(sorted(key for key in raw if key not in _BY_KEY and key not in _ALIASES))
+
+
 def setting_of(key: str) -> Setting:
     """Return the row of a key or alias.
 

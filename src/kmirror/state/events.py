@@ -48,9 +48,10 @@ def encode_event(event: Event) -> tuple[bytes, bytes]:
     )
 
 
-def decode_event(value: bytes) -> Event | None:
-    """Read one stored event; None when it cannot be read."""
+def decode_event(key: bytes, value: bytes, time_ms: int) -> Event:
+    """Read one stored event; one that cannot be read says so, with the record's mirror and time."""
     try:
         return read(Event, parse(value))
-    except UNREADABLE:
-        return None
+    except UNREADABLE as error:
+        mirror = key.decode(errors="replace")
+        return Event(time_ms, mirror, "unreadable", "unknown", "UNREADABLE", {"problem": str(error)})

@@ -144,7 +144,9 @@ class Lease:
                     if error.reason is not Reason.FENCED:
                         raise
             time.sleep(_LOOK_STEP_S)
-            now_found = store.read().engine(mirror)
+            state = store.read()
+            state.require_readable(mirror)  # before anything is taken from an engine of a newer version
+            now_found = state.engine(mirror)
             if now_found != found:
                 found, seen_at = now_found, boottime()
         return None
@@ -304,6 +306,13 @@ class Lease:
         found = state.engine(self.record.mirror)
         if found is None:
             self._writer.close()
+            if any(record.key == self.record.key for record in state.unreadable(self.record.mirror)):
+                raise RefusedError(
+                    f"this engine is no longer in charge of mirror {self.record.mirror!r}: "
+                    "an engine of a newer kmirror took over",
+                    "no action is needed if that was intended; use that version here too",
+                    Reason.FENCED,
+                )
             # A leader just elected may hide its last records for a while; absence is believed when it lasts.
             self._missing_since = self._missing_since or boottime()
             if boottime() - self._missing_since < _BELIEVED_GONE_S:

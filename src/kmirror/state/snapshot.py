@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kmirror.errors import RefusedError
+from kmirror.errors import Reason, RefusedError, UsageError
+from kmirror.settings.table import stored_settings
 from kmirror.state.events import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryRecord
@@ -28,6 +29,7 @@ from kmirror.state.records import (
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord
 
+T = TypeVar("T")
 Kind = TypeVar(
     "Kind",
     MirrorRecord,
@@ -41,6 +43,25 @@ Kind = TypeVar(
     WorkflowRecord,
     HistoryRecord,
 )
+
+
+def unreadable_error(record: Unknown) -> RefusedError:
+    """Return why a mirror with this record is left alone."""
+    return RefusedError(
+        f"the stored record {list(record.key)} cannot be read: {record.problem}",
+        "use the kmirror version that wrote it, or a newer one",
+        Reason.STATE_UNREADABLE,
+    )
+
+
+def checked(record: T) -> T | Unknown:
+    """Return a record; a mirror's with settings that this version cannot read is `Unknown`, too."""
+    if isinstance(record, MirrorRecord):
+        try:
+            stored_settings(record.settings)
+        except UsageError as error:
+            return Unknown(record.key, error.message)
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +98,7 @@ class State:
         progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
         groups: defaultdict[str, list[GroupRecord]] = defaultdict(list)
         history: defaultdict[str, list[HistoryRecord]] = defaultdict(list)
-        for record in records:
+        for record in map(checked, records):
             match record:
                 case Unknown():
                     unknown.append(record)
@@ -153,17 +174,22 @@ class State:
         keys = [*self.records, *(record.key for record in self.unknown)]
         return tuple(key for key in keys if key[1:2] == (mirror,))
 
-    def require_readable(self, mirror: str) -> None:
-        """Raise RefusedError when a newer kmirror keeps records of this mirror that this version cannot read.
+    def unreadable(self, mirror: str | None = None) -> tuple[Unknown, ...]:
+        """Return the records of a mirror, or of all, that a newer kmirror keeps and this version cannot read.
 
-        Kinds that are merely unknown do not count: the version that wrote them does not need us to understand them.
+        Kinds that are merely unknown do not count: the version that wrote them does not need us to understand them. Nor
+        does what only tells how a mirror went.
         """
-        for record in self.unknown:
-            if record.key[1:2] == (mirror,) and record.key[0] in KINDS:
-                raise RefusedError(
-                    f"the stored record {list(record.key)} of mirror {mirror!r} cannot be read: {record.problem}",
-                    "use the kmirror version that wrote it, or a newer one",
-                )
+        return tuple(
+            record
+            for record in self.unknown
+            if record.key and record.key[0] in KINDS.keys() - {"history"} and mirror in (None, *record.key[1:2])
+        )
+
+    def require_readable(self, mirror: str) -> None:
+        """Raise RefusedError when a newer kmirror keeps records of this mirror that this version cannot read."""
+        for record in self.unreadable(mirror):
+            raise unreadable_error(record)
 
     def _get(self, kind: type[Kind], key: Key) -> Kind | None:
         found = self.records.get(key)

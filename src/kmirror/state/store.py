@@ -167,8 +167,10 @@ class StateStore:
             try:
                 for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
                     position = next_offset
-                    event = decode_event(message.value() or b"") if message is not None else None
-                    if event is not None and mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
+                    if message is None:
+                        continue
+                    event = decode_event(message.key() or b"", message.value() or b"", message.timestamp()[1])
+                    if mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
                         found.append(event)
             except _Blocked:
                 _logger.info("%s has an unfinished transaction", EVENTS_TOPIC)

@@ -44,6 +44,8 @@ class Heartbeats:
         self._partitions = partitions
         self._journal = journal
         self._history = history
+        #: True once a newer kmirror has written records that this one cannot read: none is overwritten any more.
+        self.keeps_lease_only = False
         #: When the last one was accepted; 0.0 before the first.
         self.last_at = 0.0
         #: What a heartbeat stores whose outcome is not known.
@@ -72,7 +74,7 @@ class Heartbeats:
             beat = self._unconfirmed = _Beat(
                 self._lanes.claims(),
                 tuple(self._lanes.unsaid),
-                tuple(self._partitions.changed.values()),
+                self._records(),
                 tuple(self._journal.events),
                 tuple(self._history.unsaid.values()),
                 self._history.expired,
@@ -102,8 +104,11 @@ class Heartbeats:
         """Give the lease back, with what is still to be stored."""
         with contextlib.suppress(KmirrorError, OutcomeUnknown):
             self._settle()
-            records: tuple[Record, ...] = (*self._partitions.changed.values(), *self._history.unsaid.values())
+            records: tuple[Record, ...] = (*self._records(), *self._history.unsaid.values())
             self._lease.release(records, tuple(self._journal.events))
+
+    def _records(self) -> tuple[PartitionRecord, ...]:
+        return () if self.keeps_lease_only else tuple(self._partitions.changed.values())
 
     def _settle(self) -> None:
         """Find out what became of a heartbeat without an answer: a command may have acted on what it stored."""

@@ -46,9 +46,10 @@ from kmirror.state.records import (
     ProgressRecord,
     ProgressRow,
     TopicRecord,
+    Unknown,
     decode,
 )
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 from kmirror.words import at_time
 
 _POLL_MS = 500
@@ -100,7 +101,7 @@ class MirrorEngine:
         self._stored = StoredRecords(mirror, state.records.values())
         self.counters = Counters()
         self._heard: queue.SimpleQueue[
-            ProgressRecord | FeedTopic | MirrorRecord | SourceReport | JobEvent | Exception
+            ProgressRecord | FeedTopic | MirrorRecord | Unknown | SourceReport | JobEvent | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = SideJobs(side_jobs, self._view, self._heard.put)
         self._stop_threads = threading.Event()
@@ -155,7 +156,7 @@ class MirrorEngine:
         # what FAILED before its source's end was known is reported too
         failed = {TopicPartition(r.topic, r.partition): r.destination_offset or 0 for r in self.failures}
         self.partitions.targets = failed | (self.partitions.targets or {})
-        if self.lost is None and self.finished:
+        if self.finished and (self.lost is None or self.lost.reason is Reason.STATE_UNREADABLE):
             self.journal.record("run", "stopped", {})
             self._heartbeats.release()
         self._lease.close()
@@ -186,7 +187,11 @@ class MirrorEngine:
         limit = self._topics.settings.throttle_bytes_per_second
         throttle = self._throttle_shares.of(limit, self._lanes.claims()) if limit else None
         error = self._heartbeats.beat(silent_lanes, self.source.trouble, throttle, stopping=self.stopping)
-        if error is not None and self.lost is None:
+        if error is not None:
+            self._lose(error)
+
+    def _lose(self, error: KmirrorError) -> None:
+        if self.lost is None:
             self.lost = error
             self.stop()
 
@@ -310,6 +315,9 @@ class MirrorEngine:
                     self._lanes.plan_now |= self._topics.take(heard)
                 case MirrorRecord():
                     self._lanes.plan_now |= self._topics.take_mirror(heard)
+                case Unknown():
+                    self._heartbeats.keeps_lease_only = True
+                    self._lose(unreadable_error(heard))
                 case SourceReport():
                     self._take_source_report(heard)
                 case JobEvent():

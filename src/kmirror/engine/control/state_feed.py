@@ -20,6 +20,10 @@ from kmirror.state.records import (
     TopicRecord,
     Unknown,
 )
+from kmirror.state.snapshot import checked
+
+#: Kinds of records that an engine obeys or writes over: it must be able to read all of them.
+_OBEYED = ("mirror", "topic", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Replica:
     """What the log says of a mirror's partitions, as it is read; topics are passed on with what it said of theirs.
 
     The log is read from its start. What it says there is history, and stood in the state that the engine began with:
-    only topics' states at its end are passed on, and each change after that.
+    only topics' states at its end are passed on, and each change after that. So are records that cannot be read.
     """
 
     def __init__(self, mirror: str) -> None:
@@ -42,10 +46,18 @@ class Replica:
         self._partitions: defaultdict[str, dict[int, PartitionRecord]] = defaultdict(dict)
         self._history: dict[str, TopicRecord] | None = {}
         self._last_mirror: MirrorRecord | None = None
+        self._unreadable: dict[Key, Unknown] = {}
 
-    def take(self, met: object) -> list[ProgressRecord | FeedTopic | MirrorRecord]:
+    def take(self, met: object) -> list[ProgressRecord | FeedTopic | MirrorRecord | Unknown]:
         """Take the next record; return what is to be passed on now."""
+        met = checked(met)
+        if isinstance(met, MirrorRecord | TopicRecord | PartitionRecord | Removed):
+            self._unreadable.pop(met.key, None)
         match met:
+            case Unknown((str(kind), self._mirror, *_)) if kind in _OBEYED:
+                if self._history is None:
+                    return [met]
+                self._unreadable[met.key] = met
             case ProgressRecord() if met.mirror == self._mirror:
                 return [met]
             case MirrorRecord() if met.name == self._mirror:
@@ -62,11 +74,13 @@ class Replica:
                 self._history[met.topic] = met
         return []
 
-    def catch_up(self) -> list[FeedTopic | MirrorRecord]:
+    def catch_up(self) -> list[FeedTopic | MirrorRecord | Unknown]:
         """Note that the log's end was reached; the first time return the mirror's and its topics' state."""
         history, self._history = self._history or {}, None
         mirror, self._last_mirror = self._last_mirror, None
-        return [*([mirror] if mirror else []), *(self._with_partitions(topic) for topic in history.values())]
+        unreadable, self._unreadable = self._unreadable, {}
+        topics = (self._with_partitions(topic) for topic in history.values())
+        return [*unreadable.values(), *([mirror] if mirror else []), *topics]
 
     def _with_partitions(self, topic: TopicRecord) -> FeedTopic:
         return FeedTopic(topic, tuple(self._partitions[topic.topic].values()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings, unknown_settings
 from kmirror.state.records import PENDING_PROMOTE, PENDING_REBUILD, DesiredState, MirrorRecord, TopicRecord
 from kmirror.words import counted
 
@@ -19,10 +19,11 @@ class MirrorTopics:
         self, record: MirrorRecord, topics: Iterable[TopicRecord], partitions: MirrorPartitions, journal: Journal
     ) -> None:
         self.record = record
-        self.settings: Settings = parse_settings(record.settings)
+        self.settings: Settings = stored_settings(record.settings)
         self.by_name = {topic.topic: topic for topic in topics}
         self._partitions = partitions
         self._journal = journal
+        self._tell_unknown(())
         #: How many partitions topics have that have grown since they were added.
         self._counts: dict[str, int] = {}
         #: Released topics: their record when they were released, and for which pause.
@@ -32,8 +33,14 @@ class MirrorTopics:
         """Take changed settings; return whether they are. How to log in is only read when an engine starts."""
         if record == self.record:
             return False
-        self.record, self.settings = record, parse_settings(record.settings)
+        before = unknown_settings(self.record.settings)
+        self.record, self.settings = record, stored_settings(record.settings)
+        self._tell_unknown(before)
         return True
+
+    def _tell_unknown(self, told: Collection[str]) -> None:
+        if news := [key for key in unknown_settings(self.record.settings) if key not in told]:
+            self._journal.note(f"this kmirror does not know {', '.join(news)}: without effect here", Level.WARNING)
 
     def take(self, fed: FeedTopic) -> bool:
         """Take a topic's state; return whether that is news."""

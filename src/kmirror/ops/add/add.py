@@ -25,7 +25,7 @@ from kmirror.ops.results import TopicResult, VerbResult
 from kmirror.ops.source_settings import source_settings
 from kmirror.ops.upstream import Upstream, upstream_of
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import StartFrom, parse_settings
+from kmirror.settings.table import StartFrom, stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
@@ -57,7 +57,7 @@ def add(
     """
     state = destination.state()
     record = require_mirror(state, mirror)
-    settings = parse_settings(record.settings)
+    settings = stored_settings(record.settings)
     with source_client(record.source) as source:
         found = _source_topics(source, topics, record.source_cluster_id)
         excluded = exclude or TopicSelector()
@@ -94,7 +94,7 @@ def add_discovered(
         RefusedError: the filters do not take them any more, or discovery has ended.
         UnreachableError: a cluster does not answer; the next look goes on from there.
     """
-    settings = parse_settings(mirror.settings)
+    settings = stored_settings(mirror.settings)
     work = Work(mirror, settings, {}, [], FilterChange(), discovers=True)
     facts = _facts(destination, source, state, work, found, names)
     facts = replace(facts, upstream=upstream, start_from=settings.start_from)

@@ -26,7 +26,7 @@ from kmirror.ops.results import Outcome, TopicResult, exit_code_of
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.at_stop import lift_rights
 from kmirror.ops.rights.protection import settle
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.records import (
@@ -232,7 +232,7 @@ def _not_chosen(mirror: MirrorRecord, work: Work) -> frozenset[str]:
     """Return the topics that discovery planned and that are not to be taken any more."""
     if not work.discovers:
         return frozenset()
-    settings = parse_settings(mirror.settings)
+    settings = stored_settings(mirror.settings)
     is_over = mirror.discovery_ended or not settings.discovers
     return frozenset(p.topic for p in work.plans.values() if is_over or not settings.selects(p.source_topic))
 
@@ -307,7 +307,7 @@ def _complete(
             elif topic not in unknown and plan.former is not None:
                 records.append(plan.former)
         if work.changes_filters:
-            filters = work.filters.apply(parse_settings(present.settings))
+            filters = work.filters.apply(stored_settings(present.settings))
             records.append(replace(present, settings=_with_filters(present.settings, filters)))
         names = sorted({*work.plans} - given_up)
         details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "filters": str(work.filters)}

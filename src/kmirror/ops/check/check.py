@@ -32,7 +32,7 @@ from kmirror.ops.check.rights import (
 from kmirror.ops.check.versions import broker_version
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.own_rights import OWN_TRANSACTIONAL_IDS
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.store import STATE_TOPIC, StateStore
@@ -89,7 +89,7 @@ def check(
             if operations is not None:
                 _check_filling(sheet, client.config, operations, record, topics)
             if record is not None:
-                settings = parse_settings(record.settings)
+                settings = stored_settings(record.settings)
             if record is not None or given is not None:
                 _check_own_rights(sheet, client, settings, topics, destination_properties)
         else:

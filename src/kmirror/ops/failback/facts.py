@@ -30,7 +30,7 @@ from kmirror.ops.show.rows import is_gone
 from kmirror.ops.stop.work import is_stopped
 from kmirror.ops.upstream import remembered_on
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
@@ -89,9 +89,9 @@ def new_primary(
     """
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
         state = remembered_on(properties) or State()
+    state.require_readable(mirror)
     record = state.mirror(mirror)
     if record is None:
-        state.require_readable(mirror)
         return NewPrimary(client, properties, cluster_id, state, None)
     if record.source_cluster_id != here:
         raise RefusedError(
@@ -99,7 +99,7 @@ def new_primary(
             "check that --bootstrap-server is the old source and --mirror the name of its mirror there",
             Reason.SOURCE_CLUSTER_CHANGED,
         )
-    if prefix := parse_settings(record.settings).topic_prefix:
+    if prefix := stored_settings(record.settings).topic_prefix:
         raise RefusedError(
             f"mirror {mirror} on the new primary has topic.prefix={prefix}: its topics have different names here",
             "create a separate mirror here with `kmirror create`",

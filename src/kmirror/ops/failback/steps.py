@@ -32,7 +32,7 @@ from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.steps import Clock, Step
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.records import MirrorRecord
 from kmirror.words import counted
@@ -64,7 +64,7 @@ class Course:
     @property
     def settings(self) -> Settings:
         """Return the settings of the mirror."""
-        return parse_settings(self.mirror.settings)
+        return stored_settings(self.mirror.settings)
 
     def attempt(self, topic: str, do: Callable[[], None]) -> None:
         """Do the part of one topic; an error becomes its row."""

@@ -17,7 +17,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.groups.commit import carry_out, sentence
 from kmirror.ops.groups.facts import reason_of
 from kmirror.ops.results import Outcome
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
@@ -113,7 +113,7 @@ def _set(
 
 def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str, GroupRecord]:
     """Return what is remembered of groups of which kmirror has set offsets for the topic, by destination group."""
-    if not parse_settings(mirror.settings).sync_group_offsets_enabled:
+    if not stored_settings(mirror.settings).sync_group_offsets_enabled:
         return {}
     return {record.destination_group: record for record in state.groups(mirror.name) if topic.topic in record.offsets}
 

@@ -21,7 +21,7 @@ from kmirror.ops.context import Destination, require_mirror, source_client
 from kmirror.ops.groups.commit import carry_out, sentence
 from kmirror.ops.groups.facts import SourceGroups, log_bounds, look_at_source, mirrored_topics, plan_groups, views
 from kmirror.ops.results import GroupResult, Outcome
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord
 from kmirror.sync.groups import GroupPlan, GroupView, MirroredTopics, OffsetPlan, clamped
@@ -65,7 +65,7 @@ class GroupSyncJob:
         destination, source, here = self._open(view.mirror.source)
         state = destination.state()
         record = require_mirror(state, self._mirror)
-        settings = parse_settings(record.settings)
+        settings = stored_settings(record.settings)
         found = look_at_source(source, state, record, settings, mirrored_topics(state, self._mirror))
         plans = plan_groups(found, here, state, self._mirror, settings)
         carried = carry_out(
@@ -117,7 +117,7 @@ def final_sync(
         while True:
             state = destination.state()
             record = require_mirror(state, mirror)
-            settings = parse_settings(record.settings)
+            settings = stored_settings(record.settings)
             if not settings.sync_group_offsets_enabled:
                 return ()
             found = look_at_source(source, state, record, settings, mirrored_topics(state, mirror, topics))

@@ -28,7 +28,7 @@ from kmirror.ops.context import (
 from kmirror.ops.jobs.pace import Pace
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.upstream import upstream_of
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, newcomers
@@ -81,7 +81,7 @@ class DiscoveryJob:
                 self._destination = Destination.open(self._properties)
             state = self._destination.state()
             mirror = require_mirror(state, self._mirror)
-            settings = parse_settings(mirror.settings)
+            settings = stored_settings(mirror.settings)
             if settings.discovers and not mirror.discovery_ended:
                 yield from self._take(self._destination, source, state, mirror, settings, found)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from kmirror.columns import FLAG, TEXT, Column, Table
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.context import Destination, actor, change, now_ms, require_mirror, require_same_cluster
+from kmirror.ops.context import Destination, actor, change, known_mirror, now_ms, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
 from kmirror.settings.client_keys import is_client_key
-from kmirror.settings.table import SETTINGS, check_change, parse_settings, setting_of
+from kmirror.settings.table import SETTINGS, check_change, setting_of, stored_settings, unknown_settings
 from kmirror.state.events import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
@@ -68,8 +68,8 @@ def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]
         RefusedError: no such mirror.
         UnreachableError: the destination does not answer.
     """
-    record = require_mirror(destination.state(), mirror)
-    settings = parse_settings(record.settings)
+    record = known_mirror(destination.state(), mirror)
+    settings = stored_settings(record.settings)
     rows = [
         SettingRow(
             key=row.key,
@@ -79,6 +79,16 @@ def show_config(destination: Destination, mirror: str) -> tuple[SettingRow, ...]
             help=row.help,
         )
         for row in SETTINGS
+    ]
+    rows += [
+        SettingRow(
+            key=key,
+            value=record.settings[key],
+            is_default=False,
+            changeable=False,
+            help="Set by a newer kmirror. This one does not know it: it has no effect here.",
+        )
+        for key in unknown_settings(record.settings)
     ]
     rows += [
         SettingRow(
@@ -111,17 +121,19 @@ def change_config(
             answers (SOURCE_CLUSTER_CHANGED, LOOP).
         UnreachableError: the destination does not answer, or the source under new properties.
     """
-    removed = tuple(dict.fromkeys(key if is_client_key(key) else setting_of(key).key for key in unset))
+    record = require_mirror(destination.state(), mirror)
+    as_stored = unknown_settings(record.settings)
+    names = (key if is_client_key(key) or key in as_stored else setting_of(key).key for key in unset)
+    removed = tuple(dict.fromkeys(names))
     source, settings = checked_properties(assignments, complete=False)
     both = sorted({*source, *settings} & set(removed))
     if both:
         raise UsageError(f"{', '.join(both)}: both set and unset", "remove one of the two")
-    record = require_mirror(destination.state(), mirror)
     changed = _changed(record, source, settings, removed)
     if changed.source != record.source:
         require_same_cluster(record.source_cluster_id, source_cluster_id(destination, changed.source))
-    if not parse_settings(record.settings).sync_topic_acls_enabled:
-        require_possible(destination, parse_settings(changed.settings))
+    if not stored_settings(record.settings).sync_topic_acls_enabled:
+        require_possible(destination, stored_settings(changed.settings))
     said = _differences(record, changed)
     if not said:
         return _result(mirror, Outcome.NOOP, "nothing to change: the settings already have these values", dry_run)
@@ -147,9 +159,9 @@ def _changed(
 ) -> MirrorRecord:
     gone = set(removed)
     after = {key: value for key, value in {**record.settings, **settings}.items() if key not in gone}
-    if not parse_settings(after, complete=False).auto_create_mirror_topics_enable and _FILTERS not in settings:
+    if not stored_settings(after, complete=False).auto_create_mirror_topics_enable and _FILTERS not in settings:
         after.pop(_FILTERS, None)
-    check_change(parse_settings(record.settings), parse_settings(after))
+    check_change(stored_settings(record.settings), stored_settings(after))
     connection = {key: value for key, value in {**record.source, **source}.items() if key not in gone}
     return replace(record, source=connection, settings=after)
 

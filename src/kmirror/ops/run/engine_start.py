@@ -20,7 +20,7 @@ from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.run.patience import may_pass
 from kmirror.ops.run.request import RunRequest
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import MirrorRecord
 
@@ -81,7 +81,7 @@ class EngineStart:
         state, record = self._destination.state(), self._record
         view = JobView(
             record,
-            parse_settings(record.settings),
+            stored_settings(record.settings),
             state.topics(record.name),
             {
                 TopicPartition(one.topic, one.partition): one

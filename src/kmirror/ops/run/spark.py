@@ -13,7 +13,7 @@ from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.shipping import cache_folder
 from kmirror.ops.run.request import RunRequest
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord
 
 _KEPT_LOGS = 20
@@ -22,7 +22,7 @@ _LOOK_S = 1.0
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     """Return what Spark is told so that the lanes of these mirrors run at the same time, and one more."""
-    lanes = sum(parse_settings(record.settings).copy_lanes for record in records)
+    lanes = sum(stored_settings(record.settings).copy_lanes for record in records)
     name = f"kmirror {','.join(request.mirrors)} on {socket.gethostname()}"
     return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf))
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.context import Destination, known_mirror, now_ms
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.rows import partition_rows
@@ -17,7 +17,7 @@ from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, explained, is_hel
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 
 
 def describe(
@@ -43,13 +43,18 @@ def describe(
         known = [topic for record in state.mirrors for topic in state.topics(record.name)]
         chosen = select_topics(known, topics, "on this destination")
     else:
-        require_mirror(state, mirror)
+        known_mirror(state, mirror)
         chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     with nullcontext(prober) if prober is not None else Prober(destination) as looker:
         rows, _ = look_at(looker, state, chosen, ())
         if failed:
             return tuple(row for row in rows if row.failed)
         return tuple(with_open_transactions(looker, state, rows, transactions_after_ms))
+
+
+def unread(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
+    """Return what of a mirror, or of any, is not shown because a newer kmirror wrote it: a sentence for each record."""
+    return tuple(unreadable_error(record).message for record in destination.state().unreadable(mirror))
 
 
 def with_open_transactions(

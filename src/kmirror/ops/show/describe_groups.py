@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
-from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
+from kmirror.ops.context import Destination, known_mirror, naming_cluster, now_ms
 from kmirror.ops.groups.commit import sentence
 from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
 from kmirror.ops.results import GROUP_REASON
@@ -24,7 +24,7 @@ from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import Settings, parse_settings
+from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
@@ -149,7 +149,7 @@ def describe_groups(
     """
     state = destination.state()
     if mirror is not None:
-        require_mirror(state, mirror)
+        known_mirror(state, mirror)
     mirrors = [record for record in state.mirrors if mirror in (None, record.name)]
     where = "on this destination" if mirror is None else f"of mirror {mirror}"
     known = [topic for record in mirrors for topic in state.topics(record.name)]
@@ -166,7 +166,7 @@ def describe_groups(
 def _rows(
     looker: Prober, destination: Destination, state: State, mirror: MirrorRecord, wanted: Collection[str]
 ) -> list[GroupRow]:
-    settings = parse_settings(mirror.settings)
+    settings = stored_settings(mirror.settings)
     topics = mirrored_topics(state, mirror.name)
     of_interest = MirroredTopics(
         {source: name for source, name in topics.names.items() if name in wanted}, topics.waiting

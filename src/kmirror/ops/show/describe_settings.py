@@ -12,12 +12,12 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster
+from kmirror.ops.context import Destination, known_mirror, naming_cluster, require_same_cluster
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
 from kmirror.ops.source_settings import source_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.sync.topic_settings import ComparedSetting, SettingState, compare_settings
 from kmirror.words import one_line
@@ -91,7 +91,7 @@ def describe_settings(
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
-    mirrors = state.mirrors if mirror is None else (require_mirror(state, mirror),)
+    mirrors = state.mirrors if mirror is None else (known_mirror(state, mirror),)
     known = [topic for record in mirrors for topic in state.topics(record.name)]
     chosen = select_topics(known, topics, "on this destination" if mirror is None else f"of mirror {mirror}")
     wanted = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
@@ -125,7 +125,7 @@ def _rows(
         why = f"the destination does not return its settings: {code_name(here)}"
         yield TopicSettingRow(mirror=topic.mirror, topic=topic.topic, source_topic=topic.source_topic, why=why)
         return
-    settings = parse_settings(mirror.settings)
+    settings = stored_settings(mirror.settings)
     compared: list[ComparedSetting] = compare_settings(
         topic,
         None if isinstance(there, int) else there,

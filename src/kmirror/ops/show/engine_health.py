@@ -22,12 +22,16 @@ ENGINE_GONE_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Say how a mirror's engine stands; `record` is the last one, `reason` why nothing is copied for want of it."""
+    """Say how a mirror's engine stands; `record` is the last one, `reason` why nothing is copied for want of it.
+
+    With STATE_UNREADABLE that is not known: `problem` says what a newer kmirror wrote and this one cannot read.
+    """
 
     mirror: str
     record: EngineRecord | None
     age_ms: int | None
     reason: Reason | None
+    problem: str | None = None
 
     @property
     def name(self) -> str | None:
@@ -41,8 +45,8 @@ class EngineHealth:
     @property
     def message(self) -> str | None:
         """Return the sentence for the reason, with what to do."""
-        if self.reason is None:
-            return None
+        if self.reason is None or self.problem is not None:
+            return self.problem
         last = f"{self.record.name} last reported {_ago(self.age_ms)}" if self.record else ""
         if self.reason is Reason.ENGINE_SILENT and self.record is not None:
             process = f"process {self.record.pid} on {self.record.host}"

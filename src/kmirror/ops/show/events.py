@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.ops.context import Destination, known_mirror, now_ms
 from kmirror.ops.run.patience import may_pass
 from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event, EventPage
@@ -99,5 +99,5 @@ def _since_ms(since: str | None) -> int | None:
 def _first_page(destination: Destination, mirror: str | None, since_ms: int | None) -> EventPage:
     page = destination.store.read_event_page(EventPage(()), mirror, since_ms)
     if mirror is not None and not page.events and not destination.store.read_events(mirror):
-        require_mirror(destination.state(), mirror)
+        known_mirror(destination.state(), mirror)
     return page

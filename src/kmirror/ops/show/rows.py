@@ -24,7 +24,7 @@ from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_he
 from kmirror.ops.show.kept import kept_offsets, with_kept
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import (
     FRESH_SECONDS,
     PENDING_PROMOTE,
@@ -41,7 +41,7 @@ from kmirror.state.records import (
     RebuildStep,
     TopicRecord,
 )
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
 
 
@@ -134,7 +134,7 @@ def partition_rows(
     engine_has_ended: bool | None = None,
 ) -> list[PartitionRow]:
     """Return the rows of these topics of a mirror, by topic and partition."""
-    health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
+    health = _health(state, mirror.name, now_ms, has_ended=engine_has_ended)
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
     limit = _throttle_of(mirror)
@@ -238,10 +238,12 @@ def mirror_row(
     states = {row.topic_state for row in rows}
     worst = next((one for one in _WORST_FIRST if one in states), _state_without_topics(trouble))
     lags = [row.lag for row in rows if row.lag is not None]
-    health = engine_health(state.engine(mirror.name), mirror.name, now_ms, has_ended=engine_has_ended)
+    health = _health(state, mirror.name, now_ms, has_ended=engine_has_ended)
     sums = totals(rows)
     idle = (row.reason for row in rows if row.reason in NOT_COPYING)
     reasons = (row.reason for row in rows if row.topic_state is worst and row.reason is not None)
+    if worst is None and health.reason is Reason.STATE_UNREADABLE:
+        worst = TopicState.LINK_FAILED
     return MirrorRow(
         mirror=mirror.name,
         topics=len(state.topics(mirror.name)),
@@ -251,7 +253,7 @@ def mirror_row(
         state=worst,
         engine=health.name,
         max_lag=max(lags, default=None),
-        reason=next(idle, None) or next(reasons, None),
+        reason=health.reason if health.problem else next(idle, None) or next(reasons, None),
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         throttle_bytes_per_second=_throttle_of(mirror),
@@ -261,8 +263,17 @@ def mirror_row(
     )
 
 
+def _health(state: State, mirror: str, now_ms: int, *, has_ended: bool | None) -> EngineHealth:
+    """Return how the engine stands, and STATE_UNREADABLE where not all that is stored of the mirror can be read."""
+    health = engine_health(state.engine(mirror), mirror, now_ms, has_ended=has_ended)
+    for record in state.unreadable(mirror):
+        error = unreadable_error(record)
+        return replace(health, reason=error.reason, problem=f"{error.message}; {error.hint}")
+    return health
+
+
 def _throttle_of(mirror: MirrorRecord) -> int | None:
-    return parse_settings(mirror.settings).throttle_bytes_per_second or None
+    return stored_settings(mirror.settings).throttle_bytes_per_second or None
 
 
 def _state_without_topics(trouble: SourceTrouble) -> TopicState | None:
@@ -330,6 +341,8 @@ def _explained(
     if story.state is PartitionState.FAILED:
         text = failure_text(story.message, story.since_ms, story.reason, topic.mirror, topic.topic)
         return replace(story, message=text)
+    if health.problem is not None:
+        return replace(story, reason=health.reason, message=health.problem)
     if topic.desired is DesiredState.PAUSED:
         # what an engine said to a pause before says nothing of this one
         answered = record is None or record.pause_id == topic.pause_id

@@ -131,7 +131,8 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         for cause in sorted(NOT_COPYING):
             idle = [row for row in of_mirror if row.reason is cause]
             if idle:
-                yield f"{mirror}: {counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}"
+                what = "not known to be copied" if cause is Reason.STATE_UNREADABLE else "not copied"
+                yield f"{mirror}: {counted(len(idle), 'partition')} {what}: {one_line(idle[0].error_message)}"
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"

@@ -26,7 +26,7 @@ from kmirror.ops.stop.steps import Checkpoint
 from kmirror.ops.stop.stop import ended, stop, stopped_already
 from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -89,7 +89,7 @@ def remove(
     state = destination.state()
     record = require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"mirror {mirror}")
-    names, lost = _source_patterns(topics, chosen, parse_settings(record.settings).topic_prefix)
+    names, lost = _source_patterns(topics, chosen, stored_settings(record.settings).topic_prefix)
     request = StopRequest(mirror, "remove", tuple(topic.topic for topic in chosen), Reason.REMOVED, exclude=names)
     warnings = [f"{p} is not a pattern of source names: later topics that match it are still discovered" for p in lost]
     return _carry_out(destination, state, request, chosen, dry_run=dry_run, checkpoint=checkpoint, warnings=warnings)

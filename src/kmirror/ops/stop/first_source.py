@@ -19,7 +19,7 @@ from kmirror.ops.context import now_ms, require_same_cluster, told
 from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
 from kmirror.ops.source_settings import SourceSettings, source_settings
 from kmirror.settings.durations import format_duration
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.sync.topic_settings import knows_no_first_source, settings_for
 
@@ -83,7 +83,7 @@ class FirstSource:
         found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
         if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.untold:
             return None
-        exclude = parse_settings(self._mirror.settings).topic_properties_exclude
+        exclude = stored_settings(self._mirror.settings).topic_properties_exclude
         plan = settings_for(found, None, exclude)
         return replace(topic, deferred=dict(plan.deferred), inherited=plan.inherited)
 
@@ -114,7 +114,7 @@ def _is_asked(mirror: MirrorRecord, topic: TopicRecord) -> bool:
     """Tell whether the source topic is a mirror topic, and its first source's settings are to be followed."""
     if knows_no_first_source(topic):
         return True
-    return topic.first_source_seen_ms is not None and parse_settings(mirror.settings).sync_topic_configs_enabled
+    return topic.first_source_seen_ms is not None and stored_settings(mirror.settings).sync_topic_configs_enabled
 
 
 def _some(topics: Sequence[TopicRecord]) -> str:

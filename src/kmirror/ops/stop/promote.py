@@ -37,7 +37,7 @@ from kmirror.ops.stop.promote_readiness import Completeness, Look, Missing, afte
 from kmirror.ops.stop.stop import stop, stopped_already
 from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted
@@ -313,5 +313,5 @@ class _Promotion:
         done.results += rehearsed(look, held, together=request.together)
         if engine_in_charge(state, request.mirror, now_ms()) is None:
             done.warnings.append("no engine is in charge: promote would run one itself")
-        if parse_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
+        if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
             done.warnings += other_topics_of_groups(self.source, state, request.mirror, self.waiting.values())

@@ -22,7 +22,7 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.stop.promote_readiness import Completeness
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import sync_settings
@@ -47,7 +47,7 @@ def settings_trouble(
     """
     state = destination.state()
     record = require_mirror(state, mirror)
-    settings = parse_settings(record.settings)
+    settings = stored_settings(record.settings)
     known = [topic for name in topics if (topic := state.topic(mirror, name))]
     if not settings.sync_topic_configs_enabled or not known:
         return {}
@@ -175,7 +175,7 @@ class _Straddling:
 
 def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, batch: Iterable[TopicRecord]) -> list[str]:
     """Return a sentence for each group that also uses topics of the source that are not part of this batch."""
-    settings = parse_settings(require_mirror(state, mirror).settings)
+    settings = stored_settings(require_mirror(state, mirror).settings)
     names = {topic.source_topic for topic in batch}
     groups = ClusterGroups(source)
     try:

@@ -24,7 +24,7 @@ from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, sto
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
 from kmirror.ops.stop.work import RUN_AGAIN, Stopping, StopRequest, StopWork, is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import canonical, parse_settings
+from kmirror.settings.table import canonical, stored_settings
 from kmirror.state.events import Event
 from kmirror.state.records import (
     PENDING_STOP,
@@ -126,7 +126,7 @@ def _claim(work: StopWork) -> None:
 def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
     """Return the mirror's record with its discovery ended, or with filters that leave topics out."""
     changed = replace(mirror, discovery_ended=True) if request.whole else mirror
-    settings = parse_settings(mirror.settings)
+    settings = stored_settings(mirror.settings)
     more = tuple(name for name in request.exclude if name not in settings.topics_exclude.patterns)
     if not more:
         return changed

@@ -41,7 +41,7 @@ from kmirror.ops.verify.results import (
     row_of,
 )
 from kmirror.settings.patterns import TopicSelector
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -306,7 +306,7 @@ class _Run:
 
         request = self._request
         return SparkOptions(
-            slots=slots_of(request.master, parse_settings(mirror.settings).copy_lanes),
+            slots=slots_of(request.master, stored_settings(mirror.settings).copy_lanes),
             log_file=request.log_file or new_log_file(),
             app_name=f"kmirror verify {request.mirror} on {socket.gethostname()}",
             master=request.master,
@@ -344,7 +344,7 @@ class _Run:
         if self._request.sample is not None:
             work = sampled_shares(extents, self._request.sample, random.Random(), *ends)
         else:
-            work = shares(extents, slots_of(self._request.master, parse_settings(mirror.settings).copy_lanes), *ends)
+            work = shares(extents, slots_of(self._request.master, stored_settings(mirror.settings).copy_lanes), *ends)
         for share in work:
             for piece in share.pieces:
                 self._planned[piece.topic] += piece.end - piece.start

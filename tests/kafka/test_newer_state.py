@@ -1,0 +1,140 @@
+"""Records of a newer kmirror next to ours: verbs do what they can, and neither they nor an engine write over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.records import EngineState, Key, encode, encode_key
+from kmirror.state.store import STATE_TOPIC
+from tests.support.clusters import ClusterPair
+from tests.support.engine import typed
+from tests.support.idle_engine import MIRRORING, Run, mirror, row, topic
+from tests.support.mirrors import selector
+
+__all__ = ["mirror", "topic"]
+
+Store = Callable[[Key, bytes], None]
+
+
+@pytest.fixture
+def store(destination: Destination) -> Iterator[Store]:
+    """Return what stores a record as another version would; all of them are gone after the test."""
+    producer = Producer(destination.config.librdkafka())
+    keys: list[Key] = []
+
+    def write(key: Key, value: bytes | None) -> None:
+        keys.append(key)
+        producer.produce(STATE_TOPIC, key=encode_key(key), value=value)
+        assert producer.flush(30) == 0
+
+    yield write
+    for key in keys.copy():
+        write(key, None)
+
+
+def stored(destination: Destination, key: Key) -> bytes | None:
+    destination.state()
+    return destination.store._raw.get(encode_key(key))
+
+
+def test_an_engine_that_meets_a_newer_record_ends_and_writes_over_nothing(
+    cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        run.until(lambda: bool(run.lanes.specs))
+        run.report(row(topic, MIRRORING, 0))
+        before = run.remembered(topic)
+        newer = encode(before)[1].replace(b'"v":1', b'"v":2')
+        run.say(row(topic, MIRRORING, 4, begun=True), fills_by_transactions=False)  # not stored yet
+        store(before.key, newer)
+        run.until(lambda: run.engine.lost is not None)
+    assert run.engine.lost is not None
+    assert run.engine.lost.reason is Reason.STATE_UNREADABLE
+    assert stored(destination, before.key) == newer
+    engine = destination.state().engine(mirror)
+    assert engine is not None
+    assert engine.state is EngineState.RELEASED
+    _refuses_all_but_what_shows(cluster_pair.destination, mirror, topic)
+    assert stored(destination, before.key) == newer
+
+
+def _refuses_all_but_what_shows(cluster: SandboxCluster, mirror: str, topic: str) -> None:
+    of_mirror = ("--mirror", mirror)
+    shown = typed(cluster, "describe", *of_mirror, "--json")
+    assert shown.returncode == 4
+    assert f'["partition", "{mirror}", "{topic}", 0] cannot be read: its schema version is 2'.replace('"', "'") in (
+        shown.stderr
+    )
+    (only,) = json.loads(shown.stdout)
+    assert only["reason"] == "STATE_UNREADABLE"
+    assert only["topicState"] == "LINK_FAILED"
+    listed = typed(cluster, "list", "--json")
+    assert listed.returncode == 4
+    (of_ours,) = (one for one in json.loads(listed.stdout) if one["mirror"] == mirror)
+    assert (of_ours["state"], of_ours["reason"]) == ("LINK_FAILED", "STATE_UNREADABLE")
+    for line in (
+        ("failover", *of_mirror, "--dry-run"),
+        ("failover", *of_mirror, "--yes"),
+        ("wait", *of_mirror, "--for", "healthy", "--timeout", "1s"),
+        ("run", *of_mirror, "--standby"),
+        ("run", *of_mirror, "--take-over"),
+        ("pause", *of_mirror),
+        ("delete", *of_mirror, "--yes"),
+    ):
+        refused = typed(cluster, *line)
+        assert refused.returncode == 3, (line, refused.stderr)
+        assert "use the kmirror version that wrote it, or a newer one" in refused.stderr
+
+
+def test_what_a_newer_version_only_adds_is_kept_and_in_nobodys_way(
+    cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    records = destination.state()
+    found, record = records.topic(mirror, topic), records.mirror(mirror)
+    assert found is not None
+    assert record is not None
+    store(("zebra", mirror, topic), b'{"v":7,"stripes":9}')
+    store(found.key, encode(found)[1].replace(b'"v":1', b'"v":1,"zoo":{"a":[1,null]}'))
+    store(record.key, encode(record)[1].replace(b'"settings":{', b'"settings":{"copy.warp":"9",'))
+    cluster, of_mirror = cluster_pair.destination, ("--mirror", mirror)
+    assert typed(cluster, "describe", *of_mirror).returncode == 0
+    assert "copy.warp" in typed(cluster, "config", *of_mirror).stdout
+    assert typed(cluster, "config", *of_mirror, "--set", "copy.lanes=3").returncode == 0
+    assert typed(cluster, "pause", *of_mirror, "--topics", topic).returncode == 0
+    assert typed(cluster, "failover", *of_mirror, "--dry-run").returncode == 0
+    paused = destination.state().topic(mirror, topic)
+    assert paused is not None
+    assert paused.pause_id is not None
+    assert paused.extra == {"zoo": {"a": [1, None]}}
+    assert stored(destination, ("zebra", mirror, topic)) == b'{"v":7,"stripes":9}'
+    changed = destination.state().mirror(mirror)
+    assert changed is not None
+    assert changed.settings["copy.warp"] == "9"
+    assert typed(cluster, "config", *of_mirror, "--unset", "copy.warp").returncode == 0
+    assert b"copy.warp" not in (stored(destination, record.key) or b"")
+
+
+def test_an_engine_of_a_newer_version_is_left_in_charge(destination: Destination, store: Store, mirror: str) -> None:
+    identity = EngineIdentity.of_this_process()
+    lease = Lease.acquire(destination.store, mirror, identity, 5_000)
+    newer = encode(lease.record)[1].replace(b'"v":1', b'"v":2')
+    store(lease.record.key, newer)
+    lease.close()  # as if the newer engine had fenced it
+    with pytest.raises(RefusedError, match="an engine of a newer kmirror took over") as fenced:
+        lease.heartbeat({})
+    assert fenced.value.reason is Reason.FENCED
+    for take in (Lease.acquire, Lease.standby):
+        with pytest.raises(RefusedError, match="schema version is 2"):
+            take(destination.store, mirror, identity, 5_000)
+    assert stored(destination, lease.record.key) == newer
