@@ -6,9 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Tests run hundreds of short Python processes, and each would compile kmirror anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo check test test-long lint bench clean
 
 demo: $(READY)

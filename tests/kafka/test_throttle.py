@@ -1,4 +1,4 @@
-"""A mirror with `throttle.bytes.per.second`: its lanes share the limit, follow a change, and go at full speed after."""
+"""What a mirror may fetch, and in which order: `throttle.bytes.per.second`, shared and changed; `priority.topics`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
+from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import ProgressRecord
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
@@ -30,13 +31,17 @@ def fetched(found: dict[int, ProgressRecord]) -> int:
     return sum(record.fetched_bytes for record in found.values())
 
 
-def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, destination: Destination) -> None:
-    topic = unique_topic("throttled")
-    make_topic(cluster_pair.source, topic, PARTITIONS)
-    producer = Producer({**properties_of(cluster_pair.source), "linger.ms": 5, "batch.size": 20_000})
-    for number in range(RECORDS):
+def write(source: SandboxCluster, topic: str, records: int) -> None:
+    make_topic(source, topic, PARTITIONS)
+    producer = Producer({**properties_of(source), "linger.ms": 5, "batch.size": 20_000})
+    for number in range(records):
         producer.produce(topic, bytes(SIZE), partition=number % PARTITIONS)
     assert producer.flush(60) == 0
+
+
+def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic("throttled")
+    write(cluster_pair.source, topic, RECORDS)
     mirror = new_mirror(destination, cluster_pair.source, throttle_bytes_per_second=str(LIMIT))
     assert add(destination, mirror, selector(topic)).exit_code == 0
     (listed,) = (row for row in list_mirrors(destination) if row.mirror == mirror)
@@ -63,3 +68,33 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
         wait_until(lambda: (one := destination.state().engine(mirror)) is not None and one.throttle is None)
     assert {row.throttle_bytes_per_second for row in describe(destination, mirror)} == {None}
     assert fetched(reports(destination, mirror)) >= RECORDS * SIZE
+
+
+def test_a_topic_with_priority_is_copied_before_the_others(cluster_pair: ClusterPair, destination: Destination) -> None:
+    urgent, other = unique_topic("urgent"), unique_topic("other")
+    for topic in (urgent, other):
+        write(cluster_pair.source, topic, RECORDS // 2)
+    mirror = new_mirror(
+        destination, cluster_pair.source, throttle_bytes_per_second=str(LIMIT), priority_topics="urgent.*"
+    )
+    assert add(destination, mirror, selector(f"{urgent},{other}")).exit_code == 0
+
+    def first_topics() -> tuple[str, ...] | None:
+        record = destination.state().engine(mirror)
+        return record.first_topics if record is not None else None
+
+    def copied(topic: str) -> int:
+        rows = (row for one in destination.state().progress(mirror) for row in one.rows)
+        return sum(row.records_copied for row in rows if row.topic == topic)
+
+    with LocalEngine(destination, mirror) as engine:
+        wait_until(lambda: first_topics() == (urgent,))
+        # what was on its way, and what lanes fetch until they have heard of it
+        wait_until(lambda: copied(urgent) > 300)
+        early = copied(other)
+        wait_until(lambda: copied(urgent) == RECORDS // 2, 60)
+        assert copied(other) < early + 150
+        wait_until(lambda: first_topics() is None and copied(other) > early + 200, 60)
+        assert change_config(destination, mirror, {}, (KEY,)).exit_code == 0
+        engine.catch_up()
+    assert copied(other) == RECORDS // 2

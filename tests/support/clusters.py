@@ -33,18 +33,12 @@ QUICK_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePe
 #: Quotas are measured over two seconds instead of eleven: who is over one is held back for a moment, not for many
 #: seconds after a burst.
 STEADY_QUOTAS = {"quota.window.num": "2"}
-#: An idle broker takes little of a processor, and a dozen stand by while other tests run: controllers write into the
-#: metadata log now and then, not twice a second (KIP-835), brokers report to them once a second, not twice, and few
-#: threads look several times a second for work.
-IDLE = {
-    "metadata.max.idle.interval.ms": "20000",
-    "broker.heartbeat.interval.ms": "1000",
-    "num.io.threads": "2",
-    "num.network.threads": "1",
-}
+#: An idle broker takes little of a processor, and many stand by while other tests run: controllers write into the
+#: metadata log now and then, not twice a second (KIP-835), and few threads look several times a second for work.
+IDLE = {"metadata.max.idle.interval.ms": "20000", "num.io.threads": "2", "num.network.threads": "1"}
 #: A killed broker's partitions get another leader, and it may come back, after half the time. A busy machine may have
 #: a living broker taken for dead; where that would be a fault of the test, the sandbox's own time is better.
-QUICK_FAILOVER = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+QUICK_FAILOVER = {"broker.session.timeout.ms": "2000"}
 #: Nothing is deleted for its age: a broker would look half a minute after its start, and every five minutes then.
 NO_RETENTION = {"log.retention.check.interval.ms": "86400000", "log.initial.task.delay.ms": "86400000"}
 

@@ -469,3 +469,12 @@ def test_a_limit_is_told_as_long_as_something_is_copied() -> None:
     told = "m: copying is limited to 20,000,000 bytes/s (throttle.bytes.per.second)"
     assert list(PARTITIONS.notes(rows)) == [told]
     assert told not in list(PARTITIONS.notes([replace(row, state=PartitionState.STOPPED) for row in rows]))
+
+
+def test_topics_that_others_wait_for_are_told_while_an_engine_is_there() -> None:
+    state = State.of([MIRROR, TOPIC, replace(ENGINE, first_topics=("a", "b", "c", "d")), progress()])
+    told = "m: other topics wait until these have caught up: a, b, c and 1 more (priority.topics)"
+    assert PARTITIONS.notes is not None
+    assert list(PARTITIONS.notes(partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW))) == [told]
+    later = partition_rows(state, MIRROR, [TOPIC], HERE, THERE, NOW + 100_000)
+    assert told not in list(PARTITIONS.notes(later))

@@ -375,6 +375,12 @@ class Settings:
         0,
         "Limit on the bytes per second that the mirror fetches from its source, shared among its lanes. 0: no limit.",
     )
+    priority_topics: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "priority.topics",
+        _patterns(),
+        TopicSelector(),
+        "Source topics to copy first. While one of them is more than 5 s behind, the other topics wait.",
+    )
 
     def selects(self, source_topic: str) -> bool:
         """Tell whether the filters take a source topic into the mirror."""

@@ -218,13 +218,14 @@ class Lease:
         silent_lanes: Mapping[int, int] | None = None,
         source_trouble: KmirrorError | None = None,
         throttle: Mapping[int, int] | None = None,
+        first_topics: tuple[str, ...] = (),
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Renew the lease, say which incarnation of each lane may write, and write what else is to be stored.
 
         `revisions` are the changes that lanes have to go by, `silent_lanes` those that no worker reports on, `throttle`
-        what each may fetch, see EngineRecord.
+        what each may fetch, `first_topics` what they are to fetch first, see EngineRecord.
 
         All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError
         (default time-out: the lease's ttl) the same content may be given again. After OutcomeUnknown `settle` comes
@@ -239,6 +240,7 @@ class Lease:
             source_reason=None if source_trouble is None else source_trouble.reason or Reason.SOURCE_UNREACHABLE,
             source_message=None if source_trouble is None else source_trouble.message,
             throttle=None if throttle is None else dict(throttle),
+            first_topics=first_topics or None,
             application_id=application_id or self.record.application_id,
         )
         self._write(record, Changes(records, tombstones, events), timeout)

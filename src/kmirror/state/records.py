@@ -396,6 +396,8 @@ class EngineRecord:
     source_message: str | None = None
     #: By lane, the bytes a second that it may fetch; None: no limit.
     throttle: Mapping[int, int] | None = None
+    #: The mirror topics that are behind and are copied first: nothing is fetched of others; None: all are alike.
+    first_topics: tuple[str, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -60,13 +60,14 @@ class Heartbeats:
         silent_lanes: Mapping[int, int],
         source_trouble: KmirrorError | None,
         throttle: Mapping[int, int] | None,
+        first_topics: tuple[str, ...],
         *,
         stopping: bool,
     ) -> KmirrorError | None:
         """Write one; return why the engine must stop the mirror, None in the normal case.
 
         `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what lanes may fetch,
-        in bytes a second.
+        in bytes a second, and `first_topics` are fetched before all others.
         """
         try:
             self._settle()
@@ -89,6 +90,7 @@ class Heartbeats:
                 silent_lanes=silent_lanes,
                 source_trouble=source_trouble,
                 throttle=throttle,
+                first_topics=first_topics,
                 timeout=_TIMEOUT,
             )
         except OutcomeUnknown:

@@ -24,6 +24,7 @@ from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.lanes import LaneRunner, Lanes
 from kmirror.engine.control.orders import LaneOrders
 from kmirror.engine.control.partitions import MirrorPartitions
+from kmirror.engine.control.priorities import Priorities
 from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.control.snapshots import MirrorSnapshot
@@ -99,6 +100,7 @@ class MirrorEngine:
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
         self._stored = StoredRecords(mirror, state.records.values())
+        self._priorities = Priorities()
         self.counters = Counters()
         self._heard: queue.SimpleQueue[
             ProgressRecord | FeedTopic | MirrorRecord | Unknown | SourceReport | JobEvent | Exception
@@ -186,7 +188,8 @@ class MirrorEngine:
         silent_lanes = self._workers.silent_lanes_ms(now())
         limit = self._topics.settings.throttle_bytes_per_second
         throttle = self._throttle_shares.of(limit, self._lanes.claims()) if limit else None
-        error = self._heartbeats.beat(silent_lanes, self.source.trouble, throttle, stopping=self.stopping)
+        first_topics = self._first_topics()
+        error = self._heartbeats.beat(silent_lanes, self.source.trouble, throttle, first_topics, stopping=self.stopping)
         if error is not None:
             self._lose(error)
 
@@ -194,6 +197,17 @@ class MirrorEngine:
         if self.lost is None:
             self.lost = error
             self.stop()
+
+    def _first_topics(self) -> tuple[str, ...]:
+        """Return the topics that all others wait for, and tell when they begin to, and when that ends."""
+        self._priorities.choose(self._topics.settings.priority_topics)
+        topics, before = self._priorities.topics(now()), self._lease.record.first_topics or ()
+        if topics and not before:
+            named = ", ".join(topics[:3]) + (" …" if len(topics) > 3 else "")
+            self.journal.note(f"{named} of {self.mirror} catches up first; other topics wait (priority.topics)")
+        elif before and not topics:
+            self.journal.note(f"no topic of {self.mirror} waits for others any more")
+        return topics
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -339,6 +353,7 @@ class MirrorEngine:
             # a lane's late report on a released topic, or on its namesake, no longer counts
             if topic is None or not is_copied(topic) or assignment.destination_topic_id != topic.destination_topic_id:
                 continue
+            self._priorities.take(topic.source_topic, record, row, now())
             if self.partitions.take_report(assignment.destination, record, row, now()):
                 self._want_rebuild(topic, row)
         for row, assignment in last_words:

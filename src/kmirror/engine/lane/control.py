@@ -136,6 +136,13 @@ class LaneControl:
             return 0
         return None if owner.throttle is None else owner.throttle.get(self.spec.lane, 0)
 
+    @property
+    def first_topics(self) -> tuple[str, ...]:
+        """The topics that are fetched before all others now; none: all are alike. From any thread."""
+        owner = self._owner
+        is_ours = owner is not None and owner.lease_id == self.spec.lease_id
+        return (owner.first_topics or ()) if owner is not None and is_ours else ()
+
     def report_soon(self) -> None:
         """Publish progress now rather than within the second."""
         self._wake.set()

@@ -59,6 +59,8 @@ class Fetching:
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
         self._throttle = Throttle(now())
+        #: The topics that are fetched before all others; none: all are alike.
+        self._first_topics: tuple[str, ...] = ()
         #: Until then no rack is named to leaders: a follower has failed.
         self._leaders_only_until = 0.0
 
@@ -105,9 +107,10 @@ class Fetching:
         """Return when the source was last asked about a partition, None if never."""
         seen, key = partition.source.seen_at, self._keys.get(partition)
         link = self._work.sources.get(partition.source.node_id or 0) if key is not None else None
-        if link is not None and key in link.partitions and key not in link.held_back and seen is not None:
-            seen = max(seen, link.seen_at)
-        return seen
+        if link is None or seen is None or key not in link.partitions:
+            return seen
+        is_asked_for = key not in link.held_back and not partition.source.is_put_off
+        return max(seen, link.seen_at) if is_asked_for else seen
 
     def usage(self) -> tuple[int, float]:
         """Return the bytes fetched so far, and for how many seconds the throttle kept the lane from fetching."""
@@ -118,10 +121,23 @@ class Fetching:
         for link in list(self._work.sources.values()):
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
                 self._lose(link, link.stream.connection.says("no answer in time"))
+        if self._first_topics != self._work.control.first_topics:
+            self._first_topics = self._work.control.first_topics
+            for link in filter(None, self._work.sources.values()):
+                self._choose(link)
         for partition in self._work.partitions if self._work.source_config.rack else ():
             until, facts = partition.source.follows_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
                 self._move_fetch(partition, facts.source_leader[0], None)
+
+    def _choose(self, link: SourceLink) -> None:
+        """Fetch, of all that a connection is for, what comes first now."""
+        for key, partition in link.partitions.items():
+            if key not in link.held_back and partition.source.is_put_off is not self._must_wait(partition):
+                self._want(link, key, partition)
+
+    def _must_wait(self, partition: PartitionCopy) -> bool:
+        return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
     def _connect(self, node_id: int) -> None:
         post = self._loop.post
@@ -171,7 +187,11 @@ class Fetching:
         self._want(link, key, partition)
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
-        """Have what comes next of a partition be part of the next request."""
+        """Have what comes next of a partition be part of the next request, unless others come first."""
+        partition.source.is_put_off = self._must_wait(partition)
+        if partition.source.is_put_off:
+            link.session.forget(key)
+            return
         link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
         link.session.want(key, partition.fetch_position(whole_batches(PARTITION_BYTES, partition.source.batch_bytes)))
 

@@ -235,7 +235,7 @@ class PartitionCopy:
         """
         is_copying = self.status is Status.COPYING and not self.is_to_be_trimmed
         is_waiting = is_copying and not self.queue and not self.in_flight
-        if not is_waiting or self.blocked_by or self.caught_up:
+        if not is_waiting or self.blocked_by or self.caught_up or self.source.is_put_off:
             self.source.nothing_since = None
             return False
         self.source.nothing_since = now if self.source.nothing_since is None else self.source.nothing_since

@@ -22,6 +22,8 @@ class SourceView:
         self.log_start: int | None = None
         self.last_stable_offset: int | None = None
         self.high_watermark: int | None = None
+        #: True while other topics come first: it is not asked for anything.
+        self.is_put_off = False
         #: How large its batches are: the first of the last answer.
         self.batch_bytes: int | None = None
         #: When the source was asked for what these say, None before it was.

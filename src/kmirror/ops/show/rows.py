@@ -138,6 +138,8 @@ def partition_rows(
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
     limit = _throttle_of(mirror)
+    engine = health.record if health.reason is None else None
+    first_topics = (engine.first_topics if engine else None) or ()
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
         if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
@@ -165,6 +167,7 @@ def partition_rows(
                     engine_age_ms=health.age_ms,
                     is_reported=said is not None,
                     throttle_bytes_per_second=limit,
+                    first_topics=first_topics,
                     bytes_per_second=int(said.bytes_per_second) if said else None,
                     records_per_second=said.offsets_per_second if said else None,
                     source_records_per_second=said.records_per_second if said else None,

@@ -75,6 +75,8 @@ class PartitionRow:
     is_reported: bool = True
     #: The mirror's limit; None: no limit.
     throttle_bytes_per_second: int | None = None
+    #: The mirror's topics that all others of it wait for now.
+    first_topics: tuple[str, ...] = ()
     #: What the lane reports of its speed, and of that of the source's end, in offsets a second.
     bytes_per_second: int | None = None
     records_per_second: float | None = None
@@ -136,6 +138,9 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         stopped = [row for row in of_mirror if row.state is PartitionState.STOPPED]
         if (limit := of_mirror[0].throttle_bytes_per_second) is not None and len(stopped) < len(of_mirror):
             yield f"{mirror}: copying is limited to {limit:,} bytes/s (throttle.bytes.per.second)"
+        if first := of_mirror[0].first_topics:
+            named = ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
+            yield f"{mirror}: other topics wait until these have caught up: {named} (priority.topics)"
         for reason in dict.fromkeys(row.reason for row in stopped):
             topics = {row.topic for row in stopped if row.reason is reason}
             yield f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}"
