@@ -27,7 +27,7 @@ Run = Callable[..., Ran]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run `kmirror ARGUMENTS` in an empty folder, with nothing configured, on lines of 80 characters."""
-    for name in ("KMIRROR_BOOTSTRAP_SERVER", "KMIRROR_CONFIG", "NO_COLOR", "FORCE_COLOR"):
+    for name in ("KMIRROR_BOOTSTRAP_SERVER", "KMIRROR_COMMAND_CONFIG", "KMIRROR_CONFIG", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     monkeypatch.setenv("COLUMNS", "80")

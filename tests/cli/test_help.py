@@ -88,7 +88,8 @@ Common options:
   --bootstrap-server HOST:PORT  Brokers of the destination, comma-separated.
                                 Default: KMIRROR_BOOTSTRAP_SERVER.
   --command-config FILE         Client properties for the destination, as for
-                                Kafka's own tools.
+                                Kafka's own tools. Default:
+                                KMIRROR_COMMAND_CONFIG.
   --cluster NAME                Name of the destination in kmirror.toml.
   --expect-cluster-id ID        Fail unless the destination has this cluster
                                 ID.

@@ -38,7 +38,8 @@ def _configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "prod.properties").write_text("security.protocol=SSL\nbootstrap.servers=old:1\n", encoding="utf-8")
     (tmp_path / "mine.properties").write_text("client.id=mine\nbootstrap.servers=mine:9092\n", encoding="utf-8")
     (tmp_path / "bare.properties").write_text("client.id=bare\n", encoding="utf-8")
-    monkeypatch.delenv("KMIRROR_CONFIG", raising=False)
+    for name in ("KMIRROR_CONFIG", "KMIRROR_COMMAND_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KMIRROR_BOOTSTRAP_SERVER", "environment:9092")
     monkeypatch.chdir(tmp_path)
 
@@ -54,6 +55,14 @@ def test_then_the_environment() -> None:
         "bootstrap.servers": "environment:9092",
         "client.id": "mine",
     }
+
+
+def test_the_login_of_the_environment_is_for_its_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KMIRROR_COMMAND_CONFIG", "mine.properties")
+    assert destination_properties(None, None, None)["client.id"] == "mine"
+    assert destination_properties(None, "bare.properties", None)["client.id"] == "bare"
+    assert destination_properties("flag:9092", None, None) == {"bootstrap.servers": "flag:9092"}
+    assert destination_properties(None, None, "test") == {"bootstrap.servers": "test:9092"}
 
 
 def test_then_the_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: With it a shell asks what Tab may complete; `kmirror.cli.completion` answers.
 COMPLETE_VARIABLE = "_KMIRROR_COMPLETE"
 BOOTSTRAP_ENVIRONMENT = "KMIRROR_BOOTSTRAP_SERVER"
+#: Only with the address from there: a login is not for a cluster that a flag names.
+COMMAND_CONFIG_ENVIRONMENT = "KMIRROR_COMMAND_CONFIG"
 
 #: Verbs that end mirroring, or give records up.
 IRREVERSIBLE = frozenset({"promote", "failover", "failback", "switchover", "remove", "delete", "recover"})
@@ -275,13 +277,14 @@ def destination_properties(
     if bootstrap_server and cluster:
         raise UsageError("--bootstrap-server and --cluster exclude each other", "give one of them")
     server = bootstrap_server or (None if cluster else os.environ.get(BOOTSTRAP_ENVIRONMENT))
+    in_environment = None if bootstrap_server or not server else os.environ.get(COMMAND_CONFIG_ENVIRONMENT)
     named = None
     if not server:
         config = load_config_file()
         if name := cluster or config.default_cluster:
             named = config.cluster(name)
             server = named.bootstrap_server
-    path = command_config or (named.command_config if named else None)
+    path = command_config or (named.command_config if named else in_environment)
     properties = read_properties(path) if path else {}
     if server:
         properties["bootstrap.servers"] = server
@@ -368,7 +371,10 @@ _DESTINATION = (
         metavar="HOST:PORT",
         help=f"Brokers of the destination, comma-separated. Default: {BOOTSTRAP_ENVIRONMENT}.",
     ),
-    file_option("--command-config", "Client properties for the destination, as for Kafka's own tools."),
+    file_option(
+        "--command-config",
+        f"Client properties for the destination, as for Kafka's own tools. Default: {COMMAND_CONFIG_ENVIRONMENT}.",
+    ),
     click.Option(["--cluster"], metavar="NAME", help="Name of the destination in kmirror.toml."),
     click.Option(["--expect-cluster-id"], metavar="ID", help="Fail unless the destination has this cluster ID."),
 )
