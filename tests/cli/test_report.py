@@ -1,4 +1,4 @@
-"""The file of `--report`."""
+"""The file of `--report`, and that of `report --html`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.report import Report
-from kmirror.errors import UsageError
+from kmirror.cli.reporting import require_own
+from kmirror.cli.whole_file import WholeFile
+from kmirror.errors import KmirrorError, UsageError
+from kmirror.ops.report.page import GENERATOR
+from tests.cli.conftest import Run
 
 
 def test_a_report_takes_the_ones_before_along(tmp_path: Path) -> None:
@@ -44,3 +48,41 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
     with pytest.raises(UsageError, match=message):
         Report.at(str(tmp_path / path))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder"]
+
+
+def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
+    file = tmp_path / "dr.html"
+    for held in (None, "", f"<!doctype html>{GENERATOR}"):
+        if held is not None:
+            file.write_text(held, encoding="utf-8")
+        require_own(file)
+    for held in ("<!doctype html><p>my notes", f"{' ' * 5000}{GENERATOR} is too late"):
+        file.write_text(held, encoding="utf-8")
+        with pytest.raises(UsageError, match="something else than a report of kmirror"):
+            require_own(file)
+
+
+def test_a_file_of_something_else_is_refused_before_any_cluster_is_asked(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_text("my notes", encoding="utf-8")
+    ran = run("report", "--mirror", "m", "--html", str(file), "--bootstrap-server", "localhost:1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--html" in ran.err
+    assert file.read_text(encoding="utf-8") == "my notes"
+
+
+def test_a_disk_that_fills_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "dr.html"
+    file.write_text("old", encoding="utf-8")
+
+    def fill(self: Path, text: str, encoding: str) -> int:
+        with self.open("w", encoding=encoding) as begun:
+            begun.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    whole = WholeFile.at(str(file), "--html", "the report")
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(KmirrorError, match="No space left"):
+        whole.write("new and longer")
+    assert file.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [file]

@@ -14,6 +14,7 @@ from kmirror.cli.main import main
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import kmirror, typed
+from tests.support.strict_html import StrictHtml
 
 NUMBER, TEXT, FLAG, NULL = int, str, bool, type(None)
 
@@ -173,6 +174,19 @@ def test_from_create_to_describe(
         f"{mirror}: 2 partitions not copied: no engine copies mirror {mirror}; "
         f"`kmirror run --mirror {mirror}` starts one\n"
     )
+
+    page = tmp_path / "report.html"
+    for _ in range(2):
+        reported = kmirror(destination_cluster, "report", "--mirror", mirror, "--html", str(page))
+        assert (reported.returncode, reported.stderr) == (0, "")
+        assert reported.stdout.startswith(f"wrote {page} (")
+    printed = typed(destination_cluster, "report", "--mirror", mirror, "--html", "-")
+    for document in (page.read_text(encoding="utf-8"), printed.stdout):
+        text = StrictHtml(document).text()
+        assert f"Nothing is copied now: no engine copies mirror {mirror}" in text
+        assert "the destination lacked 10 offsets." in text
+        assert "Nothing is remembered of the last 48 hours" in text
+        assert source_cluster.cluster_id in text
 
     waited = typed(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s", "--json")
     assert waited.returncode == 5

@@ -12,14 +12,19 @@ from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
+from kmirror.ops.report.facts import report_facts
+from kmirror.ops.report.page import page
+from kmirror.ops.report.story import period_of, summary
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import TopicState
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.history_records import points_of
 from tests.support.clusters import freeze, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.strict_html import StrictHtml
 from tests.support.waiting import wait_until
 
 
@@ -55,7 +60,19 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
                 )
                 result = wait(destination, mirror, Condition.HEALTHY, 100)
                 assert (result.exit_code, result.results[0].reason) == (ExitCode.TIMED_OUT, Reason.SOURCE_UNREACHABLE)
+                facts = report_facts(destination, mirror)
+                told = "\n".join(summary(facts, period_of(facts)))
+                assert "The source does not answer now" in told
+                assert "How far 1 partition is behind is not known now" in told
             finally:
                 source.signal(1, signal.SIGCONT)
             wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
+        # what the engine noted of it outlives the engine
+        points = [point for _, point in points_of(destination.state().history(mirror))]
+        assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]
+        facts = report_facts(destination, mirror)
+        assert facts.engine.reason is Reason.NO_ENGINE
+        document = StrictHtml(page(facts))
+        assert document.count("rect", "bad") > 0
+        assert "all that the source had" in document.text()

@@ -15,6 +15,7 @@ from kmirror.engine.archive.archive_topic import (
     archive_name,
     archive_producer_id,
     archive_settings,
+    archives_of,
     checked_ranges,
     origin_headers,
     origin_of,
@@ -147,3 +148,13 @@ def test_partitions_are_shared_among_tasks() -> None:
 def test_nothing_is_saved_that_was_not_compared() -> None:
     assert not ArchiveResult((PartitionOutcome(0, None, None, RefusedError("no")),)).saved
     assert not ArchiveResult((PartitionOutcome(0, None, None),)).saved
+
+
+def test_the_archives_of_topics_are_found_among_all_names() -> None:
+    long = "x" * 249
+    names = ["a.kmirror-archive.10", "a.kmirror-archive.2", "a", "b", "ab.kmirror-archive.1", "a.kmirror-archive.x"]
+    first = archive_name(long, [])
+    assert archives_of(["a", "b", long], [*names, first]) == {
+        "a": ("a.kmirror-archive.2", "a.kmirror-archive.10"),
+        long: (first,),
+    }

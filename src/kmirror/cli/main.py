@@ -43,6 +43,7 @@ SECTIONS = {
         "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
         "verify": ("copying", "Compare source and destination record by record."),
         "events": ("views", "Show who did what to a mirror, when, and the result."),
+        "report": ("reporting", "Write what is known of a mirror as one HTML page."),
     },
     "Stop, fail over and fail back": {
         "promote": ("stopping", "Stop mirroring topics once they are fully copied (planned migration)."),

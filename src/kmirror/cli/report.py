@@ -6,21 +6,21 @@ Evidence is never lost: a report that is in the file already goes along in the n
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmirror.cli.whole_file import WholeFile
 from kmirror.columns import OBJECT, Column, Only, document, list_of
-from kmirror.errors import KmirrorError, UsageError
+from kmirror.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Write a report; what the file held before is there until the new one is whole, and in the new one then."""
 
-    path: Path
+    file: WholeFile
     #: The reports that the file held, oldest first.
     earlier: tuple[Mapping[str, Any], ...] = ()
 
@@ -31,17 +31,8 @@ class Report:
         Raises:
             UsageError: it cannot be written, or the file holds something else; said before the work it is about.
         """
-        report = cls(Path(path).expanduser())
-        try:
-            report._unfinished.touch()
-            report._unfinished.unlink()
-        except OSError as error:
-            raise UsageError(
-                f"--report: cannot write {report.path}: {error.strerror}", "give a file in a writable directory"
-            ) from None
-        if report.path.is_dir():
-            raise UsageError(f"--report: {report.path} is a folder", "name a file in it")
-        return cls(report.path, _reports_in(report.path))
+        file = WholeFile.at(path, "--report", "the report")
+        return cls(file, _reports_in(file.path))
 
     def write(self, found: Mapping[str, Any]) -> None:
         """Write what was found.
@@ -49,16 +40,8 @@ class Report:
         Raises:
             KmirrorError: the file cannot be written any more.
         """
-        try:
-            whole = {**found, **document(FILE, self)}
-            self._unfinished.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(self._unfinished, self.path)
-        except OSError as error:
-            raise KmirrorError(f"the report {self.path} cannot be written: {error.strerror}") from error
-
-    @property
-    def _unfinished(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        whole = {**found, **document(FILE, self)}
+        self.file.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 #: What the file holds beside the report itself.

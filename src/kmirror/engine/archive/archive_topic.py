@@ -10,6 +10,7 @@ Archives are never deleted by kmirror, and never mirrored. Pure.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -51,6 +52,17 @@ def archive_name(topic: str, existing_names: Iterable[str]) -> str:
         if _alike(name).startswith(_alike(base)) and (found := _ARCHIVE.fullmatch(name, len(base)))
     ]
     return f"{base}{_INFIX}{max(numbers, default=0) + 1}"
+
+
+def archives_of(topics: Iterable[str], existing_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the archives that topics have among these names, by topic and in the order of their numbers."""
+    by_base = {_base_of(topic): topic for topic in topics}
+    found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for name in existing_names:
+        base, infix, number = name.rpartition(_INFIX)
+        if base in by_base and _ARCHIVE.fullmatch(infix + number):
+            found[by_base[base]].append((int(number), name))
+    return {topic: tuple(name for _, name in sorted(archives)) for topic, archives in found.items()}
 
 
 def _base_of(topic: str) -> str:

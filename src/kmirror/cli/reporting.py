@@ -1,0 +1,66 @@
+"""`report`: what is known of a mirror, as one page to send or to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kmirror.cli.options import Call, mirror_option, verb
+from kmirror.cli.tables import size
+from kmirror.cli.whole_file import WholeFile
+from kmirror.errors import UsageError
+
+_FLAG = "--html"
+#: A page says within so many bytes who made it.
+_HEAD_BYTES = 2_000
+
+
+@verb(
+    "report",
+    "Write what is known of a mirror as one HTML page.\n\nA summary in sentences, lag and rates of the last two days,"
+    " topics, stops with what was lost, archives and events. Works with the source down and without a running engine."
+    " The page needs no other file and no network. A page that this command wrote before is replaced, any other file"
+    " is not.",
+    mirror_option(),
+    click.Option(["--html"], metavar="FILE", required=True, help="File to write the page to; - is standard output."),
+    examples=(
+        "kmirror report --mirror dr --html dr.html --bootstrap-server b:9092",
+        "kmirror report --mirror dr --html - --bootstrap-server b:9092",
+    ),
+    documents=False,
+)
+def report_verb(call: Call, mirror: str, html: str) -> int:
+    from kmirror.ops.report.facts import report_facts
+    from kmirror.ops.report.page import page
+
+    file = None if html == "-" else WholeFile.at(html, _FLAG, "the report")
+    if file is not None:
+        require_own(file.path)
+    with call.destination() as destination:
+        text = page(report_facts(destination, mirror))
+    if file is None:
+        call.output.screen.line(text.rstrip("\n"))
+    else:
+        file.write(text)
+        call.output.screen.line(f"wrote {file.path} ({size(len(text.encode()))})")
+    return 0
+
+
+def require_own(path: Path) -> None:
+    """Refuse a file that holds something else than a page of this command.
+
+    Raises:
+        UsageError: says what to do.
+    """
+    from kmirror.ops.report.page import GENERATOR
+
+    try:
+        with path.open("rb") as found:
+            head = found.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{_FLAG}: cannot read {path}: {error.strerror}", "name another file") from None
+    if head and GENERATOR.encode() not in head:
+        raise UsageError(f"{_FLAG}: {path} holds something else than a report of kmirror", "name another file")

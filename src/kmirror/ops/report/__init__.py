@@ -1,0 +1,1 @@
+"""`report`: what is known of a mirror, as one page for people."""

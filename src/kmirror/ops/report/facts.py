@@ -1,0 +1,125 @@
+"""What a report is made of: what is remembered of a mirror, and one look at both clusters. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.archive.archive_topic import archives_of
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.check.versions import BrokerVersion, broker_version
+from kmirror.ops.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.describe import engine_has_ended, look_at, with_open_transactions
+from kmirror.ops.show.engine_health import EngineHealth, engine_health
+from kmirror.ops.show.rows import mirror_row, source_trouble
+from kmirror.ops.show.tables import MirrorRow, PartitionRow
+from kmirror.ops.stop.report import stopped_row
+from kmirror.state.events import Event
+from kmirror.state.history_records import TimedPoint, points_of
+from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
+from kmirror.state.snapshot import State
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """One of the two clusters; `release` is None where it was not told, `trouble` where it answered."""
+
+    bootstrap_server: str | None
+    cluster_id: str | None
+    release: str | None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFacts:
+    """All that a report says; times are epoch milliseconds, unknown is None."""
+
+    mirror: MirrorRecord
+    made_ms: int
+    made_by: str
+    source: ClusterFacts
+    destination: ClusterFacts
+    engine: EngineHealth
+    listed: MirrorRow
+    rows: tuple[PartitionRow, ...]
+    topics: tuple[TopicRecord, ...]
+    #: The partitions that are STOPPED, with what is known of their loss.
+    stops: tuple[TopicResult, ...]
+    #: Oldest first.
+    history: tuple[TimedPoint, ...]
+    events: tuple[Event, ...]
+    #: Archives that exist now, by the topic that they belong to.
+    archives: Mapping[str, tuple[str, ...]]
+
+
+def report_facts(destination: Destination, mirror: str) -> ReportFacts:
+    """Gather what is known. Works with the source down (it waits 3 s for it) and without an engine.
+
+    Raises:
+        RefusedError: there is no such mirror.
+        UnreachableError: the destination does not answer.
+    """
+    state = destination.state()
+    record = require_mirror(state, mirror)
+    topics = state.topics(mirror)
+    with Prober(destination) as looker:
+        found, looks = look_at(looker, state, topics, (record,))
+        rows = with_open_transactions(looker, state, found)
+        releases = looker.ask_further([(record, _release)])
+    look = looks.get(mirror)
+    at_ms, has_ended = now_ms(), engine_has_ended(state, mirror)
+    source = ClusterFacts(
+        record.source.get("bootstrap.servers"),
+        record.source_cluster_id,
+        releases.get(mirror),
+        str(look.trouble) if look is not None and look.trouble is not None else None,
+    )
+    return ReportFacts(
+        record,
+        at_ms,
+        actor(),
+        source,
+        ClusterFacts(destination.bootstrap_server, destination.cluster_id, _own_release(destination.client)),
+        engine_health(state.engine(mirror), mirror, at_ms, has_ended=has_ended),
+        mirror_row(state, record, rows, source_trouble(look), at_ms, engine_has_ended=has_ended),
+        tuple(rows),
+        topics,
+        _stops(state, topics),
+        tuple(points_of(state.history(mirror))),
+        destination.store.read_events(mirror),
+        _archives(destination.client, topics),
+    )
+
+
+def _release(client: ClusterClient, seconds: float) -> str:
+    """Ask one broker of a cluster for its release."""
+    broker = next(iter(client.metadata([], timeout=seconds).brokers.values()))
+    return _told(broker_version(client, broker.node_id, broker.host, broker.port))
+
+
+def _own_release(client: ClusterClient) -> str | None:
+    try:
+        return _release(client, 3.0)
+    except (KmirrorError, OutcomeUnknown):
+        return None
+
+
+def _told(found: BrokerVersion) -> str:
+    return str(found).partition(" (")[0]
+
+
+def _stops(state: State, topics: tuple[TopicRecord, ...]) -> tuple[TopicResult, ...]:
+    return tuple(
+        stopped_row(TopicPartition(topic.topic, one.partition), one, Outcome.DONE, one.reason)
+        for topic in topics
+        for one in state.partitions(topic.mirror, topic.topic)
+        if one.state is PartitionState.STOPPED
+    )
+
+
+def _archives(client: ClusterClient, topics: tuple[TopicRecord, ...]) -> dict[str, tuple[str, ...]]:
+    return archives_of([topic.topic for topic in topics], client.metadata(timeout=REACH_TIMEOUT_S).topics)

@@ -1,0 +1,43 @@
+"""HTML that is safe by construction: text is escaped unless it was made here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import TypeAlias
+
+_VOID = frozenset({"br", "meta", "rect", "path", "line", "input"})
+
+
+class Html(str):
+    """Hold markup; any other text is escaped where it becomes a part of markup."""
+
+    __slots__ = ()
+
+
+Content: TypeAlias = "str | Iterable[Content] | None"
+
+
+def tag(name: str, *content: Content, **attributes: str | float | None) -> Html:
+    """Return an element; attributes that are None are left out, `_` in their names is `-`, and `class_` is `class`."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Html(f"<{name}{written}>") if name in ("br", "meta", "input") else Html(f"<{name}{written}/>")
+    return Html(f"<{name}{written}>{join(*content)}</{name}>")
+
+
+def join(*content: Content) -> Html:
+    """Return parts as one."""
+    written: list[str] = []
+    for part in content:
+        if isinstance(part, Html):
+            written.append(part)
+        elif isinstance(part, str):
+            written.append(escape(part, quote=False))
+        elif part is not None:
+            written.append(join(*part))
+    return Html("".join(written))

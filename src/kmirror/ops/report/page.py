@@ -1,0 +1,456 @@
+"""The page of a report: one HTML document that needs nothing else. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from kmirror import __version__
+from kmirror.ops.report.charts import Health, line, strip
+from kmirror.ops.report.facts import ClusterFacts, ReportFacts
+from kmirror.ops.report.html import Content, Html, join, tag
+from kmirror.ops.report.story import Period, TopicSummary, period_of, summary, topics_of
+from kmirror.ops.results import TopicResult
+from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.settings.durations import format_duration
+from kmirror.state.events import Event
+from kmirror.state.history_records import HistoryPoint, TimedPoint
+from kmirror.state.records import PartitionState
+from kmirror.words import UNKNOWN, at_time, counted, one_line
+
+#: By this line a page is known as one that may be replaced by a newer one.
+GENERATOR = '<meta name="generator" content="kmirror report">'
+#: More rows than these make a page that no browser likes; what is left out is said.
+_MOST_TOPICS, _MOST_PARTITIONS, _MOST_EVENTS, _MOST_SPANS = 1_500, 1_000, 300, 100
+_LONGEST_DETAIL = 400
+
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z)")
+
+_GOOD = {TopicState.ACTIVE: "ok", TopicState.STOPPED: "soft", TopicState.PAUSED: "warn"}
+_BAD = frozenset({TopicState.FAILED, TopicState.LINK_FAILED, TopicState.SOURCE_UNAVAILABLE})
+
+
+def page(facts: ReportFacts) -> str:
+    """Return the document."""
+    title = f"Mirror {facts.mirror.name}: report of {at_time(facts.made_ms)}"
+    period = period_of(facts)
+    sentences = list(summary(facts, period))
+    body = join(
+        tag("h1", f"Mirror {facts.mirror.name}"),
+        _header(facts),
+        _section("Summary", [tag("p", _with_times(sentence)) for sentence in sentences]),
+        _charts(facts, period),
+        _topics(facts),
+        _troubles(facts),
+        _stops(facts),
+        _archives(facts),
+        _events(facts),
+        _footer(facts),
+    )
+    head = join(
+        Html('<meta charset="utf-8">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html(GENERATOR),
+        tag("title", title),
+        tag("style", Html(style())),
+    )
+    return f'<!doctype html>\n<html lang="en">\n{tag("head", head)}\n{tag("body", body)}\n</html>\n'
+
+
+def style() -> str:
+    """Return the style sheet that reports and the page of `run --http` share."""
+    return files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+
+
+def _section(title: str, *content: Content) -> Html:
+    return tag("section", tag("h2", title), *content)
+
+
+def _with_times(text: str) -> Html:
+    """Return a text in which no time is broken at the end of a line."""
+    parts = _TIME.split(text)
+    return join([tag("time", part) if index % 2 else part for index, part in enumerate(parts)])
+
+
+# -- header ------------------------------------------------------------------------------------------------------------
+
+
+def _header(facts: ReportFacts) -> Html:
+    engine = facts.engine
+    heartbeat = "never: no engine ever ran"
+    if engine.record is not None and engine.age_ms is not None:
+        heartbeat = f"{_ago(engine.age_ms)} before this report, by {engine.record.name}"
+    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
+    seen = [row.as_of_ms for row in living if row.as_of_ms is not None]
+    source_age = "not looked at: no partition is to be copied" if not living else "never"
+    if seen:
+        oldest = "" if min(seen) == max(seen) else ", the oldest of them"
+        source_age = f"{_ago(max(0, facts.made_ms - min(seen)))} before this report{oldest}"
+    remembered = "nothing"
+    if facts.history:
+        remembered = f"up to {_ago(max(0, facts.made_ms - facts.history[-1][0]))} before this report"
+    rows = [
+        ("State", _state(facts)),
+        ("Source", _cluster(facts.source)),
+        ("Destination", _cluster(facts.destination)),
+        ("Report made", f"{at_time(facts.made_ms)} by {facts.made_by}, kmirror {__version__}"),
+        ("Last heartbeat of an engine", heartbeat),
+        ("Source's ends seen", source_age),
+        ("Lag and rates remembered", remembered),
+    ]
+    return tag("dl", [join(tag("dt", name), tag("dd", value)) for name, value in rows])
+
+
+def _state(facts: ReportFacts) -> Html:
+    state, reason = facts.listed.state, facts.listed.reason
+    if state is None:
+        return Html("no topics")
+    is_well = reason is None and state not in _BAD
+    told = f"{state} ({reason})" if reason is not None else str(state)
+    return tag("strong", told, class_=_GOOD.get(state, "warn") if is_well else "bad")
+
+
+def _cluster(found: ClusterFacts) -> Html:
+    parts = [f"cluster {found.cluster_id or UNKNOWN}", found.bootstrap_server, found.release]
+    told = ", ".join(part for part in parts if part)
+    return join(told, tag("span", "; does not answer now", class_="bad") if found.trouble else None)
+
+
+def _ago(age_ms: int) -> str:
+    return format_duration(age_ms // 1000 * 1000) if age_ms >= 1000 else "less than 1s"
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    title: str
+    value: Callable[[HistoryPoint], float | None]
+    words: Callable[[float], str]
+    is_whole: Callable[[HistoryPoint], bool] = lambda _: True
+
+
+def _is_whole(point: HistoryPoint) -> bool:
+    return not point.lag_unknown
+
+
+_CHARTS = (
+    _Chart("Lag", lambda p: p.lag, lambda value: counted(int(value), "offset"), _is_whole),
+    _Chart("Time lag", lambda p: p.time_lag_ms, lambda value: _ago(int(value)) if value else "0s", _is_whole),
+    _Chart("Copied", lambda p: p.bytes_per_second, lambda value: f"{_amount(value)}B/s"),
+    _Chart(
+        "Records copied",
+        lambda p: p.records_per_second,
+        lambda value: f"{value:,.0f} records/s" if value >= 10 else f"{value:g} records/s",
+    ),
+)
+
+
+def _charts(facts: ReportFacts, period: Period | None) -> Html:
+    if period is None:
+        return _section("How it went", tag("p", "Nothing is remembered of the last two days.", class_="soft"))
+    points = [timed for timed in facts.history if period.from_ms < timed[0] <= period.until_ms]
+    return _section(
+        "How it went",
+        tag(
+            "p",
+            "Each point is the worst of a minute, rates are averages. Where nothing is known nothing is drawn; a dashed"
+            " line leaves out partitions whose lag was not known.",
+            class_="soft",
+        ),
+        _states(period),
+        [_figure(chart, points, period) for chart in _CHARTS],
+    )
+
+
+def _figure(chart: _Chart, points: Sequence[TimedPoint], period: Period) -> Html:
+    known = [found for _, point in points if (found := chart.value(point)) is not None]
+    largest = f"largest: {chart.words(max(known))}" if known else "never known"
+    return tag(
+        "figure",
+        tag("figcaption", tag("strong", chart.title), tag("span", largest)),
+        line(points, chart.value, period.from_ms, period.until_ms, chart.is_whole),
+        _axis(period),
+    )
+
+
+def _states(period: Period) -> Html:
+    odd = [span for span in period.spans if span.health is not Health.COPIED]
+    named = [
+        ("ok", "copied"),
+        ("warn", "some partitions not copied or unknown"),
+        ("bad", "FAILED, or nothing copied"),
+        ("soft", "empty: not known"),
+    ]
+    legend = tag(
+        "span", [tag("span", ("■ " if kind != "soft" else "□ ") + text + " ", class_=kind) for kind, text in named]
+    )
+    rows = [
+        [
+            _text(at_time(span.from_ms)),
+            _text(format_duration((span.until_ms - span.from_ms) // 1000 * 1000)),
+            _cell(span.what, f"{span.health or 'soft'} prose"),
+        ]
+        for span in odd[-_MOST_SPANS:]
+    ]
+    table = _table(("FROM", "LASTED", "WHAT"), rows) if rows else tag("p", "All partitions were copied throughout.")
+    return join(
+        tag("figure", tag("figcaption", tag("strong", "States"), legend), strip(period.spans), _axis(period)),
+        tag("details", tag("summary", f"When not all was copied ({len(odd):,})"), table) if odd else table,
+        _left_out(len(odd) - len(rows), "earlier time", "earlier times"),
+    )
+
+
+def _axis(period: Period) -> Html:
+    middle = (period.from_ms + period.until_ms) // 2
+    times = (period.from_ms, middle, period.until_ms)
+    return tag(
+        "div", [tag("span", at_time(time_ms)[5:16].replace("T", " ") + " UTC") for time_ms in times], class_="axis"
+    )
+
+
+def _amount(value: float) -> str:
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.1f} {unit}"
+    return f"{value:.3g} "
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    content: Html
+    kind: str | None = None
+    is_number: bool = False
+
+
+def _text(text: str) -> _Cell:
+    return _Cell(join(text))
+
+
+def _prose(text: str) -> _Cell:
+    """Return a cell that may have several lines."""
+    return _Cell(_with_times(text), "prose")
+
+
+def _cell(text: str, kind: str | None) -> _Cell:
+    return _Cell(join(text), kind)
+
+
+def _number(value: int | None, bound: str = "") -> _Cell:
+    return _Cell(join(UNKNOWN if value is None else f"{bound}{value:,}"), None, is_number=True)
+
+
+def _duration(duration_ms: int | None, bound: str = "") -> _Cell:
+    told = UNKNOWN if duration_ms is None else f"{bound}{format_duration(duration_ms) if duration_ms else '0s'}"
+    return _Cell(join(told), None, is_number=True)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> Html:
+    """Return a table; on a narrow screen each row becomes a list of its cells."""
+    shown = list(rows)
+    numbers = [any(row[index].is_number for row in shown) for index in range(len(heads))]
+    head = [tag("th", name, class_="number" if right else None) for name, right in zip(heads, numbers, strict=True)]
+    body = [
+        tag(
+            "tr",
+            [
+                tag(
+                    "td",
+                    tag("span", cell.content, class_=cell.kind),
+                    class_="number" if cell.is_number else None,
+                    data_head=name,
+                )
+                for name, cell in zip(heads, row, strict=True)
+            ],
+        )
+        for row in shown
+    ]
+    return tag("div", tag("table", tag("thead", tag("tr", head)), tag("tbody", body)), class_="table")
+
+
+def _left_out(count: int, noun: str, plural: str | None = None) -> Html | None:
+    return tag("p", f"Left out here: {counted(count, noun, plural)}.", class_="soft") if count > 0 else None
+
+
+def _topics(facts: ReportFacts) -> Html:
+    topics = topics_of(facts)
+    if not topics:
+        return _section("Topics", tag("p", "No topic is mirrored yet."))
+    rows = [
+        [
+            _prose(one.topic),
+            _cell(" ".join([str(one.state), *(f"({reason})" for reason in one.reasons[:3])]), f"{_kind(one)} prose"),
+            _number(one.partitions),
+            _number(one.lag, "≥ " if one.lag_unknown else "") if one.state is not TopicState.STOPPED else _number(None),
+            _duration(one.time_lag_ms, "≥ " if one.lag_unknown else ""),
+            _offsets(one.last_mirrored_offsets),
+            _cell("unknown", "bad") if one.lost is None else _number(one.lost),
+        ]
+        for one in topics[:_MOST_TOPICS]
+    ]
+    heads = ("TOPIC", "STATE", "PARTITIONS", "LAG", "TIME LAG", "LAST MIRRORED OFFSET", "KNOWN LOST")
+    return _section(
+        "Topics",
+        tag(
+            "p",
+            f"As of {at_time(facts.made_ms)}, in offsets; {UNKNOWN} is not known, or has no meaning in that state."
+            " Known lost are records that the source had when the topic was stopped and the copy lacks, and those that"
+            " the source had lost before they were copied.",
+            class_="soft",
+        ),
+        _table(heads, rows),
+        _left_out(len(topics) - len(rows), "topic"),
+    )
+
+
+def _kind(topic: TopicSummary) -> str:
+    return "bad" if topic.state in _BAD or topic.failed else _GOOD.get(topic.state, "warn")
+
+
+def _offsets(found: Sequence[int]) -> _Cell:
+    if not found:
+        return _number(None)
+    low, high = min(found), max(found)
+    return _Cell(join(f"{low:,}" if len(found) == 1 else f"{low:,} … {high:,}"), None, is_number=True)
+
+
+def _troubles(facts: ReportFacts) -> Html | None:
+    failed = [row for row in facts.rows if row.failed]
+    if not failed:
+        return None
+    shown = failed[:_MOST_PARTITIONS]
+    return _section(
+        "FAILED partitions",
+        _table(("PARTITION", "REASON", "SINCE", "LAG", "WHAT HAPPENED, AND WHAT TO DO"), map(_failed_row, shown)),
+        _left_out(len(failed) - len(shown), "FAILED partition"),
+    )
+
+
+def _failed_row(row: PartitionRow) -> list[_Cell]:
+    return [
+        _prose(f"{row.topic}-{row.partition}"),
+        _cell(str(row.reason or UNKNOWN), "bad"),
+        _text(UNKNOWN if row.state_time_ms is None else at_time(row.state_time_ms)),
+        _number(row.lag),
+        _prose(one_line(row.error_message)),
+    ]
+
+
+def _stops(facts: ReportFacts) -> Html | None:
+    if not facts.stops:
+        return None
+    epochs = {(row.topic, row.partition): row.last_mirrored_epoch for row in facts.rows}
+    # what is lost, or may be, comes first
+    ordered = sorted(facts.stops, key=lambda row: (row.lag == 0, row.topic or "", row.partition or 0))
+    shown = ordered[:_MOST_PARTITIONS]
+    heads = ("PARTITION", "STOPPED", "REASON", "LMO", "LME", "KNOWN LOST", "RPO", "WHAT IS KNOWN")
+    return _section(
+        "Stopped partitions",
+        tag(
+            "p",
+            "LMO and LME are the last mirrored offset (exclusive) and its leader epoch on the source. RPO is the time"
+            " between the last mirrored record and the source's last one.",
+            class_="soft",
+        ),
+        _table(heads, [_stop_row(row, epochs.get((row.topic or "", row.partition or 0))) for row in shown]),
+        _left_out(len(ordered) - len(shown), "stopped partition"),
+    )
+
+
+def _stop_row(row: TopicResult, epoch: int | None) -> list[_Cell]:
+    lost = _cell("unknown", "bad") if row.lag is None else _number(row.lag)
+    return [
+        _prose(f"{row.topic}-{row.partition}"),
+        _text(UNKNOWN if row.at_stop is None else at_time(row.at_stop.time_ms)),
+        _text(str(row.reason or UNKNOWN)),
+        _number(row.last_mirrored_offset),
+        _number(epoch),
+        lost,
+        _duration(row.rpo_ms),
+        _prose(one_line(row.message)),
+    ]
+
+
+def _archives(facts: ReportFacts) -> Html | None:
+    topics = [t for t in facts.topics if t.rebuild or t.rebuilt_at_ms or t.archive or t.topic in facts.archives]
+    if not topics:
+        return None
+    rows = []
+    for topic in topics[:_MOST_TOPICS]:
+        step = "never"
+        if topic.rebuild is not None:
+            step = f"under way since {at_time(topic.rebuild.since_ms)}: {topic.rebuild.step}, {topic.rebuild.reason}"
+        elif topic.rebuilt_at_ms is not None:
+            step = at_time(topic.rebuilt_at_ms)
+        there = facts.archives.get(topic.topic, ())
+        gone = [topic.archive] if topic.archive and topic.archive not in there else []
+        rows.append(
+            [
+                _prose(topic.topic),
+                _prose(step),
+                _prose(", ".join(there) or UNKNOWN),
+                _cell(", ".join(gone), "bad prose") if gone else _text(UNKNOWN),
+            ]
+        )
+    return _section(
+        "Rebuilds and archives",
+        _table(("TOPIC", "LAST REBUILT", "ARCHIVES THAT EXIST", "ARCHIVE THAT IS GONE"), rows),
+        _left_out(len(topics) - len(rows), "topic"),
+    )
+
+
+def _events(facts: ReportFacts) -> Html:
+    shown = facts.events[-_MOST_EVENTS:][::-1]
+    if not shown:
+        return _section("Events", tag("p", "No events are stored."))
+    rows = [
+        [
+            _text(at_time(one.time_ms)),
+            _prose(one.actor),
+            _text(one.what),
+            _cell(one.result, _weight(one)),
+            _prose(_details(one)),
+        ]
+        for one in shown
+    ]
+    return _section(
+        "Events",
+        tag("p", "The newest first: what operators did, and what kmirror decided.", class_="soft"),
+        _table(("TIME", "WHO", "WHAT", "RESULT", "DETAILS"), rows),
+        _left_out(len(facts.events) - len(shown), "earlier event"),
+    )
+
+
+def _weight(event: Event) -> str | None:
+    bad = (
+        "FAILED",
+        "LOSS_ACCEPTED",
+        "DESTINATION_TRUNCATED",
+        "NO_WORKERS",
+        "LINK_FAILED",
+        "SOURCE_UNAVAILABLE",
+        "died",
+    )
+    return "bad" if event.result in bad else None
+
+
+def _details(event: Event) -> str:
+    told = one_line(json.dumps(event.details, ensure_ascii=False)) if event.details else UNKNOWN
+    return told if len(told) <= _LONGEST_DETAIL else f"{told[:_LONGEST_DETAIL]}… (`kmirror events` shows all)"
+
+
+def _footer(facts: ReportFacts) -> Html:
+    command = f"kmirror report --mirror {facts.mirror.name} --html FILE"
+    told = (
+        "Times are UTC. State, lag and offsets are what kmirror describe says at the time of this report; lag, rates"
+        " and states over time are what engines noted once a minute, kept for two days; events are kept for ever."
+        " Made by"
+    )
+    return tag("footer", tag("p", told, " ", tag("code", command), "."))

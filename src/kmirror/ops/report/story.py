@@ -1,0 +1,273 @@
+"""What a report says in sentences, to somebody who was not there. Pure: no I/O, no clock.
+
+What is not known is said to be unknown, and every number that is not of this moment says from when it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kmirror.errors import NOT_COPYING
+from kmirror.ops.report.charts import Health, Span, spans_of
+from kmirror.ops.report.facts import ReportFacts
+from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.stop.report import totals_of, totals_told
+from kmirror.settings.durations import format_duration
+from kmirror.state.events import Event
+from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
+from kmirror.state.records import PartitionState
+from kmirror.words import at_time, counted, one_line
+
+#: What engines record of themselves; all else was typed by somebody, or decided about their topics.
+_OF_ENGINES = frozenset({"run", "lane", "workers", "source", "settings", "groups", "rights", "discovery"})
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The time that a report's charts show, and how the mirror was in it."""
+
+    from_ms: int
+    until_ms: int
+    spans: tuple[Span, ...]
+
+    def lasted(self, health: Health | None) -> int:
+        """Return for how many milliseconds it was so; None: for how long nothing is known."""
+        return sum(span.until_ms - span.from_ms for span in self.spans if span.health is health)
+
+
+def period_of(facts: ReportFacts) -> Period | None:
+    """Return the time since the first point that is remembered, of two days at most; None where there is none."""
+    since = facts.made_ms - KEPT_HOURS * HOUR_MS
+    first = next((time_ms for time_ms, _ in facts.history if time_ms > since), None)
+    if first is None:
+        return None
+    # a point speaks of the minute before it
+    from_ms = max(since, first - 60_000)
+    return Period(from_ms, facts.made_ms, tuple(spans_of(facts.history, from_ms, facts.made_ms)))
+
+
+def summary(facts: ReportFacts, period: Period | None) -> Iterator[str]:
+    """Yield the sentences."""
+    yield from _what_it_is(facts)
+    yield from _how_it_is(facts)
+    yield from _how_it_went(facts, period)
+    yield from _what_was_stopped(facts)
+    yield from _what_was_lost(facts)
+    yield from _what_was_rebuilt(facts)
+    last = next((event for event in reversed(facts.events) if event.what not in (*_OF_ENGINES, "partition")), None)
+    if last is not None:
+        yield f"The last command was {last.what}, by {last.actor} at {at_time(last.time_ms)} ({last.result})."
+
+
+def _what_it_is(facts: ReportFacts) -> Iterator[str]:
+    mirror, rows = facts.mirror, facts.rows
+    yield (
+        f"Mirror {mirror.name} copies {counted(len(facts.topics), 'topic')} with"
+        f" {counted(len(rows), 'partition')} from cluster {facts.source.cluster_id or 'unknown'} to cluster"
+        f" {facts.destination.cluster_id}. {mirror.created_by} created it at {at_time(mirror.created_at_ms)}."
+    )
+
+
+def _how_it_is(facts: ReportFacts) -> Iterator[str]:
+    if facts.engine.message is not None:
+        yield f"Nothing is copied now: {facts.engine.message}."
+    if facts.source.trouble is not None:
+        yield f"The source does not answer now: {one_line(facts.source.trouble)}."
+    failed = [row for row in facts.rows if row.failed]
+    if failed:
+        reasons = Counter(str(row.reason or "unknown") for row in failed)
+        told = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
+        are = "is" if len(failed) == 1 else "are"
+        yield f"{counted(len(failed), 'partition')} {are} FAILED and not copied: {told}; {named(failed)}."
+    if facts.mirror.paused:
+        yield "The mirror is paused by an operator."
+    idle = [row for row in facts.rows if row.reason in NOT_COPYING and row.reason != facts.engine.reason]
+    if idle:
+        yield f"{counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}."
+    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
+    if not living:
+        return
+    known = [row.lag for row in living if row.lag is not None]
+    unknown = len(living) - len(known)
+    if known:
+        behind = sum(known)
+        whole = "" if unknown == 0 else f" of {counted(len(known), 'partition')}"
+        at = at_time(facts.made_ms)
+        yield (
+            f"At {at} the destination lacked {counted(behind, 'offset')}{whole}."
+            if behind
+            else f"At {at} the destination had all that the source had{whole}."
+        )
+    if unknown:
+        last = [row.last_known_lag for row in living if row.lag is None and row.last_known_lag is not None]
+        seen = [row.as_of_ms for row in living if row.lag is None and row.as_of_ms is not None]
+        told = ""
+        if last and seen:
+            told = (
+                f"; when the source was last seen of them, from {at_time(min(seen))} on, it was {sum(last):,} or more"
+            )
+        are = "is" if unknown == 1 else "are"
+        yield f"How far {counted(unknown, 'partition')} {are} behind is not known now{told}."
+
+
+def _how_it_went(facts: ReportFacts, period: Period | None) -> Iterator[str]:
+    if period is None:
+        yield f"Nothing is remembered of the last {KEPT_HOURS} hours: no engine noted anything."
+        return
+    whole = format_duration(period.until_ms - period.from_ms)
+    troubles = []
+    if broken := period.lasted(Health.BROKEN):
+        troubles.append(f"for {format_duration(broken)} partitions were FAILED or nothing was copied")
+    if partly := period.lasted(Health.PARTLY):
+        troubles.append(f"for {format_duration(partly)} some were not copied or their lag was not known")
+    if unknown := period.lasted(None):
+        troubles.append(f"of {format_duration(unknown)} nothing is known: no engine noted anything")
+    told = "; ".join(troubles) if troubles else "all partitions were copied throughout"
+    yield f"In the {whole} since {at_time(period.from_ms)}: {told}."
+    points = [timed for timed in facts.history if timed[0] > period.from_ms]
+    lags = [(point.lag, time_ms) for time_ms, point in points if point.lag is not None]
+    if lags:
+        worst, when = max(lags)
+        yield f"The largest lag seen was {counted(worst, 'offset')}, at {at_time(when)}."
+    behind = [(point.time_lag_ms, time_ms) for time_ms, point in points if point.time_lag_ms]
+    if behind:
+        longest, when = max(behind)
+        yield f"The longest time lag seen was {format_duration(longest // 1000 * 1000)}, at {at_time(when)}."
+
+
+def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:
+    if not facts.stops:
+        return
+    topics = {row.topic for row in facts.stops}
+    reasons = Counter(str(row.reason or "unknown") for row in facts.stops)
+    times = [row.at_stop.time_ms for row in facts.stops if row.at_stop is not None]
+    when = ""
+    if times:
+        first, last = at_time(min(times)), at_time(max(times))
+        when = f" at {first}" if first == last else f" between {first} and {last}"
+    told = "; ".join(totals_told(totals_of(facts.stops, None)))
+    yield f"{counted(len(topics), 'topic')} stopped{when} ({', '.join(reasons)}). {told[:1].upper()}{told[1:]}."
+
+
+def _what_was_lost(facts: ReportFacts) -> Iterator[str]:
+    losses = losses_of(facts.events)
+    if losses:
+        records = sum(loss.records for loss in losses)
+        are = "was" if records == 1 else "were"
+        yield (
+            f"{counted(records, 'record')} {are} skipped because the source had lost them before they were copied, "
+            f"the last time at {at_time(losses[-1].time_ms)}."
+        )
+
+
+def _what_was_rebuilt(facts: ReportFacts) -> Iterator[str]:
+    for topic in facts.topics:
+        if topic.rebuild is not None:
+            yield (
+                f"{topic.topic} is being rebuilt since {at_time(topic.rebuild.since_ms)} ({topic.rebuild.reason}); "
+                f"its old records go to {topic.rebuild.archive}."
+            )
+    rebuilt = sorted((t for t in facts.topics if t.rebuilt_at_ms is not None), key=lambda t: -(t.rebuilt_at_ms or 0))
+    for topic in rebuilt[:_MOST_NAMED]:
+        archive = f"; its old records are in {topic.archive}" if topic.archive else ""
+        yield f"{topic.topic} was rebuilt at {at_time(topic.rebuilt_at_ms or 0)}{archive}."
+    if len(rebuilt) > _MOST_NAMED:
+        yield f"{counted(len(rebuilt) - _MOST_NAMED, 'more topic')} were rebuilt earlier."
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of one partition that its source had lost before they were copied, and that were skipped."""
+
+    time_ms: int
+    topic: str
+    partition: int
+    records: int
+
+
+def losses_of(events: Sequence[Event]) -> list[Loss]:
+    """Return the losses that events tell of, in their order."""
+    found = []
+    for event in events:
+        place = event.details.get("topic"), event.details.get("partition")
+        records = event.details.get("records")
+        if event.result == "LOSS_ACCEPTED" and isinstance(records, int):
+            found.append(Loss(event.time_ms, str(place[0]), int(place[1] or 0), records))
+    return found
+
+
+def named(rows: Sequence[PartitionRow]) -> str:
+    """Return the names of the first of these partitions, and how many more there are."""
+    names = [f"{row.topic}-{row.partition}" for row in rows[:_MOST_NAMED]]
+    more = len(rows) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more else "")
+
+
+#: In which order topics are shown: what needs a look first.
+ORDER = (
+    TopicState.FAILED,
+    TopicState.LINK_FAILED,
+    TopicState.SOURCE_UNAVAILABLE,
+    TopicState.PENDING_STOPPED,
+    TopicState.PENDING_MIRROR,
+    TopicState.PAUSED,
+    TopicState.ACTIVE,
+    TopicState.STOPPED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """Sum up the partitions of one topic. `lag` is over those where it is known; `lost` is known to be lost."""
+
+    topic: str
+    state: TopicState
+    reasons: tuple[str, ...]
+    partitions: int
+    failed: int
+    lag: int | None
+    lag_unknown: int
+    time_lag_ms: int | None
+    last_mirrored_offsets: tuple[int, ...]
+    #: At its stop, and skipped before; None where that is not known of a partition that is stopped.
+    lost: int | None
+    rows: tuple[PartitionRow, ...]
+
+
+def topics_of(facts: ReportFacts) -> list[TopicSummary]:
+    """Return the topics, those first that need a look."""
+    added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
+    skipped: Counter[str] = Counter()
+    for loss in losses_of(facts.events):
+        if loss.time_ms >= added.get(loss.topic, 0):
+            skipped[loss.topic] += loss.records
+    at_stop: dict[str, list[int | None]] = {}
+    for stop in facts.stops:
+        at_stop.setdefault(stop.topic or "", []).append(stop.lag)
+    by_topic: dict[str, list[PartitionRow]] = {}
+    for row in facts.rows:
+        by_topic.setdefault(row.topic, []).append(row)
+    found = []
+    for topic, rows in by_topic.items():
+        living = [row for row in rows if row.state is not PartitionState.STOPPED]
+        known = [row.lag for row in living if row.lag is not None]
+        losses = at_stop.get(topic, [])
+        found.append(
+            TopicSummary(
+                topic,
+                rows[0].topic_state,
+                tuple(dict.fromkeys(str(row.reason) for row in rows if row.reason is not None)),
+                len(rows),
+                sum(row.failed for row in rows),
+                sum(known) if known else None,
+                len(living) - len(known),
+                max((row.time_lag_ms for row in living if row.time_lag_ms is not None), default=None),
+                tuple(row.last_mirrored_offset for row in rows if row.last_mirrored_offset is not None),
+                None if None in losses else sum(loss for loss in losses if loss is not None) + skipped[topic],
+                tuple(rows),
+            )
+        )
+    return sorted(found, key=lambda one: (ORDER.index(one.state), one.topic))

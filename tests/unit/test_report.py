@@ -1,0 +1,209 @@
+"""A report: what it says of what is known and of what is not, as a page that needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kmirror.errors import Reason
+from kmirror.ops.report.charts import Health, Span, line, spans_of, strip
+from kmirror.ops.report.facts import ReportFacts
+from kmirror.ops.report.html import Html, join, tag
+from kmirror.ops.report.page import GENERATOR, page
+from kmirror.ops.report.story import losses_of, period_of, summary, topics_of
+from kmirror.ops.show.engine_health import engine_health
+from kmirror.state.history_records import HistoryPoint, TimedPoint
+from tests.support.report_facts import HOUR, MINUTE, NOW, history, report_facts
+from tests.support.strict_html import StrictHtml
+
+FINE = HistoryPoint(0, 5, 0, 5, 5, 5, 0, 0)
+BEGAN = NOW - HOUR
+
+
+def at(minute: float, point: HistoryPoint = FINE) -> TimedPoint:
+    return BEGAN + int(minute * MINUTE), point
+
+
+def told(facts: ReportFacts) -> str:
+    return "\n".join(summary(facts, period_of(facts)))
+
+
+# -- markup ------------------------------------------------------------------------------------------------------------
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    made = tag("td", "<b>&", [Html("<i>x</i>"), None], class_='"', data_head="'")
+    assert made == '<td class="&quot;" data-head="&#x27;">&lt;b&gt;&amp;<i>x</i></td>'
+    assert join("a", ["<", [">"]]) == "a&lt;&gt;"
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+def spans(*points: TimedPoint, until: float = 60) -> list[tuple[float, float, Health | None]]:
+    found = spans_of(points, BEGAN, BEGAN + int(until * MINUTE))
+    return [((one.from_ms - BEGAN) / MINUTE, (one.until_ms - BEGAN) / MINUTE, one.health) for one in found]
+
+
+def test_a_time_without_points_is_not_known_also_at_the_end() -> None:
+    assert spans(at(1), at(2), at(12), at(13)) == [
+        (0, 2, Health.COPIED),
+        (2, 11, None),
+        (11, 13, Health.COPIED),
+        (13, 60, None),
+    ]
+    assert spans(until=10) == [(0, 10, None)]
+    assert spans(at(1), at(3), until=4) == [(0, 3, Health.COPIED)]
+
+
+@pytest.mark.parametrize(
+    ("point", "health", "what"),
+    [
+        (FINE, Health.COPIED, "all were copied"),
+        (FINE._replace(failed=2), Health.BROKEN, "2 FAILED"),
+        (FINE._replace(phase="NO_WORKERS", failed=1), Health.BROKEN, "nothing was copied: NO_WORKERS, 1 FAILED"),
+        (FINE._replace(not_copied=3, lag_unknown=1), Health.PARTLY, "3 not copied, lag of 1 unknown"),
+        (FINE._replace(lag=None, phase="NOTHING_TO_COPY"), Health.PARTLY, "nothing was to be copied"),
+    ],
+)
+def test_a_point_says_how_it_went(point: HistoryPoint, health: Health, what: str) -> None:
+    assert spans_of([at(1, point)], BEGAN, BEGAN + MINUTE) == [Span(BEGAN, BEGAN + MINUTE, health, what)]
+
+
+def drawn(*points: TimedPoint) -> list[tuple[str | None, int]]:
+    """Return the class of each line that is drawn, and its number of points."""
+    found = StrictHtml(line(points, lambda p: p.lag, BEGAN, BEGAN + HOUR, lambda p: not p.lag_unknown)).found
+    return [(attributes["class"], (attributes["d"] or "").count(",")) for name, attributes in found if name == "path"]
+
+
+def test_a_line_ends_where_nothing_is_known() -> None:
+    unknown, least = FINE._replace(lag=None), FINE._replace(lag_unknown=1)
+    assert drawn() == []
+    assert drawn(at(1), at(2)) == [("line", 2)]
+    assert drawn(at(1), at(2, unknown), at(3), at(4)) == [("line", 1), ("line", 2)]
+    assert drawn(at(1), at(2), at(12), at(13)) == [("line", 2), ("line", 2)]
+    assert drawn(at(1), at(2), at(3, least), at(4, least)) == [("line", 2), ("line least", 3)]
+
+
+def test_a_nothing_that_is_known_is_drawn_at_the_bottom() -> None:
+    (path,) = [
+        a
+        for name, a in StrictHtml(line([at(0, FINE._replace(lag=0))], lambda p: p.lag, BEGAN, NOW)).found
+        if name == "path"
+    ]
+    assert path["d"] == "M0.0,98.0 h0.01"
+
+
+def test_a_strip_leaves_its_ground_where_nothing_is_known() -> None:
+    bars = StrictHtml(strip(spans_of([at(1), at(30, FINE._replace(failed=1))], BEGAN, NOW)))
+    assert (bars.count("rect"), bars.count("rect", "ok"), bars.count("rect", "bad")) == (2, 1, 1)
+
+
+# -- the summary -------------------------------------------------------------------------------------------------------
+
+
+def test_somebody_who_was_not_there_reads_what_happened() -> None:
+    text = told(report_facts())
+    for sentence in (
+        "Mirror dr copies 6 topics with 10 partitions from cluster Sa1Qk to cluster Db2Xy.",
+        "1 partition is FAILED and not copied: SOURCE_DIVERGED (1); shop.orders-0000-0.",
+        "the destination lacked 160 offsets.",
+        "for 2h9m partitions were FAILED or nothing was copied",
+        "of 1h nothing is known: no engine noted anything",
+        "The largest lag seen was 2,400,000 offsets",
+        "20 records known lost",
+        "RPO: 3.5 s",
+        "20 records were skipped because the source had lost them",
+        "shop.users was rebuilt at 2026-01-01T22:06:00Z; its old records are in shop.users.kmirror-archive.1.",
+        "The last command was failover, by ann@ops",
+    ):
+        assert sentence in text
+
+
+def test_without_an_engine_that_is_said_first_and_lag_is_what_the_clusters_say() -> None:
+    facts = report_facts()
+    assert "Nothing is copied now" not in told(facts)
+    dead = replace(facts, engine=engine_health(facts.engine.record, "dr", NOW + 3 * HOUR))
+    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in told(dead)
+
+
+def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
+    text = told(report_facts(source_trouble_text="no answer from a1:9092"))
+    assert "The source does not answer now: no answer from a1:9092." in text
+    assert "lacked" not in text
+    assert "How far 9 partitions are behind is not known now; when the source was last seen of them" in text
+    assert "it was 160 or more." in text
+    topics = {one.topic: one.lag for one in topics_of(report_facts(source_trouble_text="down"))}
+    assert topics["shop.orders-0001"] is None
+
+
+def test_nothing_that_is_remembered_is_no_quiet_time() -> None:
+    facts = replace(report_facts(), history=())
+    assert "Nothing is remembered of the last 48 hours" in told(facts)
+    old = [(time_ms - 72 * HOUR, point) for time_ms, point in history()]
+    assert period_of(replace(facts, history=tuple(old))) is None
+    assert StrictHtml(page(facts)).count("svg") == 0
+
+
+def test_a_loss_that_nobody_knows_is_not_zero() -> None:
+    facts = report_facts()
+    unknown = replace(facts, stops=(replace(facts.stops[0], lag=None),))
+    (topic,) = [one for one in topics_of(unknown) if one.topic == "shop.payments"]
+    assert topic.lost is None
+    assert "unknown" in StrictHtml(page(unknown)).text()
+    (topic,) = [one for one in topics_of(facts) if one.topic == "shop.orders-0001"]
+    assert topic.lost == 20
+    assert [loss.records for loss in losses_of(facts.events)] == [20]
+
+
+def test_topics_that_need_a_look_come_first() -> None:
+    assert topics_of(report_facts())[0].topic == "shop.orders-0000"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_whole_and_needs_nothing_else() -> None:
+    document = page(report_facts())
+    found = StrictHtml(document)
+    assert found.count("script") == found.count("link") == 0
+    assert "@import" not in document
+    assert "url(" not in document
+    assert document.index(GENERATOR) < 2_000
+    assert '"message": "<b>& \\"</b>"' in found.text()
+    assert found.count("b") == 0
+    assert found.count("svg", "chart") == 4
+    assert found.count("svg", "strip") == 1
+
+
+def test_an_hour_without_an_engine_is_a_gap_in_every_line() -> None:
+    found = StrictHtml(page(report_facts()))
+    # an hour without an engine, ten minutes without workers, and partitions whose lag is unknown in the end
+    assert found.count("path", "line") == 4 * 3
+    # one more where a pixel has both minutes with all lanes and minutes with none
+    assert found.count("path", "line least") == 2 * 2
+
+
+def test_what_a_cluster_says_cannot_become_markup() -> None:
+    facts = report_facts()
+    evil = "<script>alert(1)</script>"
+    row = replace(facts.rows[0], error_message=evil, reason=Reason.SOURCE_DIVERGED)
+    facts = replace(
+        facts,
+        mirror=replace(facts.mirror, created_by=evil),
+        rows=(row, *facts.rows[1:]),
+        source=replace(facts.source, release=evil, trouble=evil),
+        archives={"shop.users": (evil,)},
+        made_by=evil,
+    )
+    found = StrictHtml(page(facts))
+    assert found.count("script") == 0
+    assert found.text().count(evil) >= 5
+
+
+def test_a_page_of_5000_partitions_stays_small_and_says_what_it_leaves_out() -> None:
+    document = page(report_facts(1000, 5))
+    assert len(document.encode()) < 3_000_000
+    assert "Left out here" not in document
+    assert "Left out here: 102 topics." in page(report_facts(1600, 1))
