@@ -13,7 +13,7 @@ from typing import Any, Self
 from kmirror.cli.main import entry_point
 from kmirror.engine.spark import application as spark
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.ops.run import run
+from kmirror.ops.run import spark as spark_of_a_run
 from kmirror.ops.stop import promote
 from tests.support.local_engine import Threads
 
@@ -49,7 +49,7 @@ class ThreadRuntime(Threads):
 
 
 if __name__ == "__main__":
-    for module in (spark, run):
+    for module in (spark, spark_of_a_run):
         module.SparkRuntime = ThreadRuntime  # type: ignore[attr-defined]
     promote.IDLE_MS = IDLE_MS
     entry_point()
