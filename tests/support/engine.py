@@ -66,17 +66,18 @@ def _line(destination: SandboxCluster | str, verb: str, *arguments: str) -> list
 
 
 class Engine:
-    """One `kmirror run` process; without Spark, its lanes are threads of that process."""
+    """One `kmirror run` process, of all mirrors where none is named; without Spark its lanes are threads in it."""
 
     def __init__(
-        self, destination: SandboxCluster, mirror: str, output: Path, *arguments: str, with_spark: bool = True
+        self, destination: SandboxCluster, mirror: str | None, output: Path, *arguments: str, with_spark: bool = True
     ) -> None:
         self._output = output
         #: On a cluster, workers are not below the driver's process; without Spark there are none.
         self.is_local = with_spark and "--master" not in arguments
+        which = ("--all",) if mirror is None else ("--mirror", mirror)
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                command(destination, "run", "--mirror", mirror, *arguments, with_spark=with_spark),
+                command(destination, "run", *which, *arguments, with_spark=with_spark),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,

@@ -105,10 +105,17 @@ def test_the_turn_of_one_does_not_wait_for_that_of_another() -> None:
 def test_of_one_that_is_let_go_nothing_is_said() -> None:
     gone, good = FakeEngine("gone"), FakeEngine("good")
     engines = engines_of(gone, good)
-    engines.let_go(engines.running[0])
+    engines.let_go("gone")
     engines.tick()
     assert gone.calls == ["start", "stop", "tick", "close"]
     assert [engine.mirror for engine in engines.last] == ["good"]
+    assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
+
+
+def test_of_one_that_was_lost_before_it_is_let_go_nothing_is_said_either() -> None:
+    engines = engines_of(FakeEngine("gone", broken), FakeEngine("good"))
+    engines.tick()
+    engines.let_go("gone")
     assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ def options(master: str = "local[*]", slots: int = 3, **conf: str) -> SparkOptio
 def test_a_local_master_gets_threads_for_all_slots_and_replaces_workers(master: str, slots: int, told: str) -> None:
     check(options(master), {})
     assert effective_master(options(master, slots)) == told
+
+
+def test_a_local_master_gets_threads_for_what_may_come_later() -> None:
+    assert effective_master(replace(options("local[2]"), later_slots=250)) == "local[253,4]"
 
 
 @pytest.mark.parametrize("environ", [{}, {"SPARK_CONNECT_MODE_ENABLED": "1"}])

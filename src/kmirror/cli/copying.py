@@ -39,7 +39,12 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     "Copy records until stopped or caught up.\n\nCtrl-C or SIGTERM stops it cleanly with exit code 0. If it is killed,"
     " start it again: no record is lost or copied twice.\n\nA terminal shows a live table. Anywhere else, stdout is a"
     " log: a line when something changes, and one a minute that sums up. With --json the log is on stderr.",
-    mirror_option(multiple=True),
+    mirror_option(required=False, multiple=True),
+    click.Option(
+        ["--all", "all_mirrors"],
+        is_flag=True,
+        help="Copy every mirror of the destination, also those that are created later.",
+    ),
     MASTER,
     click.Option(["--until-caught-up"], is_flag=True, help="Exit once everything present at the start is copied."),
     duration_option("--timeout", "With --until-caught-up: give up after this long and exit with 5.", name="timeout_ms"),
@@ -57,6 +62,7 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     file_option("--log-file", "Write the log to this file too, rotated at 10 MB; five old files are kept."),
     examples=(
         "kmirror run --mirror dr --bootstrap-server b:9092",
+        "kmirror run --all --bootstrap-server b:9092",
         "kmirror run --mirror dr --log-format json --log-file /var/log/kmirror/dr.log --bootstrap-server b:9092",
         "kmirror run --mirror dr --until-caught-up --timeout 1h --bootstrap-server b:9092",
         "kmirror run --mirror dr --master spark://spark:7077 --spark-conf spark.executor.memory=4g --standby"
@@ -67,6 +73,7 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
 def run_verb(
     call: Call,
     mirror: tuple[str, ...],
+    all_mirrors: bool,
     master: str,
     until_caught_up: bool,
     timeout_ms: int | None,
@@ -86,7 +93,9 @@ def run_verb(
     from kmirror.ops.run.request import RunRequest
     from kmirror.ops.run.run import run
 
-    request = RunRequest(mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf)
+    request = RunRequest(
+        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors
+    )
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()
     with closing(LogFile.at(log_file, call.output.screen.tell)) if log_file else nullcontext() as file:
@@ -106,7 +115,7 @@ def run_verb(
         except Exception as error:
             service_manager.stops()
             if log is not None:
-                log.fail(now_ms(), mirror, explain(error))
+                log.fail(now_ms(), request.named, explain(error))
             raise
         service_manager.stops()
         sentence = headline(done, until_caught_up, seconds)

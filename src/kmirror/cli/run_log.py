@@ -121,14 +121,15 @@ class News:
             Entry(note.time_ms, note.level, note.mirror, note.text + (_see(view) if note.about_spark else ""))
             for note in view.notes
         ]
-        found += self._parted(view)
+        is_sum_due = view.phase != self._phase or view.elapsed_seconds - self._summed_up_at >= SUMMARY_SECONDS
+        found += self._parted(view, is_summed_up=is_sum_due)
         found += self._shown(list(self._changes(view)))
         if view.elapsed_seconds - self._counted_from >= SUMMARY_SECONDS:
             if self._changes_hidden:
                 hidden = f"{counted(self._changes_hidden, 'more change')} of topics not shown"
                 found.append(Entry(view.time_ms, Level.WARNING, ",".join(view.mirrors), hidden))
             self._counted_from, self._changes_shown, self._changes_hidden = view.elapsed_seconds, 0, 0
-        if view.phase != self._phase or view.elapsed_seconds - self._summed_up_at >= SUMMARY_SECONDS:
+        if is_sum_due:
             self._phase, self._summed_up_at = view.phase, view.elapsed_seconds
             found += self._summaries(view)
         return found
@@ -140,11 +141,11 @@ class News:
         self._changes_hidden += len(changes) - len(shown)
         return shown
 
-    def _parted(self, view: RunView) -> Iterator[Entry]:
+    def _parted(self, view: RunView, *, is_summed_up: bool) -> Iterator[Entry]:
         """Yield the mirrors that have no engine here any more, or for another reason, and those that have one again."""
         parted = {mirror: (one.level, one.reason or one.why) for mirror, one in view.apart.items()}
         for mirror, apart in view.apart.items():
-            if self._apart.get(mirror) != parted[mirror]:
+            if self._apart.get(mirror) != parted[mirror] and not is_summed_up:
                 yield _not_copied(view, mirror, apart)
         for mirror in sorted(self._apart.keys() - parted.keys()):
             if mirror in view.mirrors:

@@ -68,6 +68,7 @@ class RunView:
 
 
 COPYING = "copying"
+NO_MIRRORS = "waiting for a mirror: the destination has none to copy"
 _ALIGNING = PartitionState.LOG_ALIGNMENT
 
 Watcher = Callable[[RunView], None]
@@ -155,11 +156,11 @@ def view_of(engines: Engines, phase: str, elapsed: float, recruiting: Recruiting
         topics += [_topic_view(engine, topic, own) for topic, own in sorted(partitions.items())]
     rate = sum(topic.bytes_per_second for topic in topics)
     if phase == COPYING and not copied:
-        phase = "waiting"
+        phase = "waiting" if apart else NO_MIRRORS
     elif phase == COPYING and topics and all(topic.reason in NOT_COPYING for topic in topics):
         phase = "not copying"
     idle = {(engine.mirror, topic): wanted for engine in copied for topic, wanted in engine.idle_topics().items()}
-    mirrors = (*(engine.mirror for engine in copied), *apart)
+    mirrors = (*(engine.mirror for engine in copied), *apart) or ("*",)
     return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, apart=apart)
 
 

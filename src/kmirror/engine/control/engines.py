@@ -85,10 +85,13 @@ class Engines:
             self._ending[engine] = now() + STOP_SECONDS
             engine.stop()
 
-    def let_go(self, engine: MirrorEngine) -> None:
-        """Ask an engine to end whose mirror is none of this run any more: nothing is said of it afterwards."""
-        self._let_go.add(engine)
-        self.end(engine)
+    def let_go(self, mirror: str) -> None:
+        """Ask a mirror's engine to end, if it runs: the mirror is none of this run any more, and is not told of."""
+        self.ended.pop(mirror, None)
+        for engine in self._running:
+            if engine.mirror == mirror:
+                self._let_go.add(engine)
+                self.end(engine)
 
     def take_notes(self) -> list[Note]:
         """Return the engines' notes that were not taken before."""

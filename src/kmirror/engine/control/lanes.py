@@ -95,8 +95,9 @@ class _Handle:
     #: By which change it got what it did not start with.
     since: dict[TopicPartition, int] = field(default_factory=dict)
 
-    def name(self, mirror: str) -> str:
-        return f"{mirror}-lane-{self.lane}-{self.generation}"
+    def name(self, mirror: str, lease_id: str) -> str:
+        """Return what Spark calls it; an engine before this one in the same process may have left lanes behind."""
+        return f"{mirror}-lane-{self.lane}-{self.generation}-{lease_id[:8]}"
 
     @property
     def is_told_of_changes(self) -> bool:
@@ -241,7 +242,7 @@ class Lanes:
                     in_doubt=handle.predecessor_may_write,
                     unsettled=self._unsettled_lanes(handle.lane),
                 )
-                handle.future = self._runner.submit(handle.name(self._mirror), run_lane, spec)
+                handle.future = self._runner.submit(handle.name(self._mirror, self._lease.lease_id), run_lane, spec)
                 handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
 
     def _look_after(self, handle: _Handle, at: float) -> None:
@@ -255,7 +256,7 @@ class Lanes:
             return
         heard = handle.heard_at
         silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
-        if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror)):
+        if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror, self._lease.lease_id)):
             handle.submitted_at, silent = at, False  # to submit it again would only delay it
         if silent and not self.stopping:
             self.restarts += 1
@@ -266,7 +267,7 @@ class Lanes:
             )
             self._journal.record("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
             self._old_futures.append(future)
-            name = handle.name(self._mirror)
+            name = handle.name(self._mirror, self._lease.lease_id)
             threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
             self._replace(handle, clean=False)
 

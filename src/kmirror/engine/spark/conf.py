@@ -30,6 +30,7 @@ class SparkOptions:
     """What the caller decides about Spark.
 
     `slots` is how many functions may run at once: lanes and one spare, so that a lane whose worker died finds a place.
+    `later_slots` are those that may be wanted later: a local master has them from the start.
     `conf` is the user's `--spark-conf`. `preload` names modules that every worker imports before it is forked (a name
     that ends in ``*``: all modules beginning so). `log_file` takes all that Spark and the workers print.
     """
@@ -40,6 +41,7 @@ class SparkOptions:
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ("kmirror.engine.lane.lane*",)
+    later_slots: int = 0
 
 
 def check(options: SparkOptions, environ: Mapping[str, str]) -> None:
@@ -73,7 +75,7 @@ def effective_master(options: SparkOptions) -> str:
         return options.master
     threads = local["threads"] or "1"
     cores = (os.cpu_count() or 1) if threads == "*" else int(threads)
-    return f"local[{max(cores, options.slots)},{local['failures'] or TASK_FAILURES}]"
+    return f"local[{max(cores, options.slots + options.later_slots)},{local['failures'] or TASK_FAILURES}]"
 
 
 def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:

@@ -72,7 +72,7 @@ def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetada
     if engine is not None:
         raise RefusedError(
             f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
-            "stop it first (Ctrl-C there, or SIGTERM)",
+            "stop it first (Ctrl-C there, or SIGTERM); `run --all` lets a mirror go that was failed over as a whole",
         )
     alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, found)]
     if alive:

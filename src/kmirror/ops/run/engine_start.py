@@ -47,15 +47,21 @@ def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
 
 
 class EngineStart:
-    """Make the engine of one mirror; for one thread at a time."""
+    """Make the engine of one mirror; for one thread at a time. `again`: this process may have its lease already."""
 
     def __init__(
-        self, destination: Destination, record: MirrorRecord, request: RunRequest, stop: threading.Event
+        self,
+        destination: Destination,
+        record: MirrorRecord,
+        request: RunRequest,
+        stop: threading.Event,
+        *,
+        again: bool = False,
     ) -> None:
         self.mirror = record.name
         self._destination, self._record, self._request, self._stop = destination, record, request, stop
         self._identity = EngineIdentity.of_this_process(master=request.master)
-        self._again = False
+        self._again = again
         self._lease: Lease | None = None
 
     def take_lease(self) -> bool:

@@ -22,7 +22,7 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mappin
         KmirrorError: why the engine of the only mirror, or of all, ended.
     """
     copied = [engine for engine in engines.last if engine.mirror not in apart]
-    if not copied:
+    if not copied and not request.all_mirrors:
         for engine in engines.last:
             if (error := engines.why_ended(engine)) is not None:
                 raise error
@@ -69,12 +69,12 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, apart: Mappin
 
 def _left_out(mirror: str, apart: Apart, ending: Ending) -> TopicResult:
     """Return the row of a mirror without an engine; that another engine copies it while this one stands by is fine."""
-    if apart.level is Level.INFO:
+    if ending is Ending.TIMED_OUT:
+        result = Outcome.TIMED_OUT
+    elif apart.level is Level.INFO:
         result = Outcome.NOOP
-    elif apart.reason is Reason.FENCED:
-        result = Outcome.REFUSED
     else:
-        result = Outcome.TIMED_OUT if ending is Ending.TIMED_OUT else Outcome.FAILED
+        result = Outcome.REFUSED if apart.reason is Reason.FENCED else Outcome.FAILED
     hint = f"`kmirror list` shows who copies {mirror}" if apart.reason is Reason.FENCED else _hint(mirror)
     return TopicResult(None, None, result, f"mirror {mirror}: {apart.why}", apart.reason, hint=hint)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `run` is asked to do; durations in milliseconds, None for without end."""
+    """What `run` is asked to do; durations in milliseconds, None for without end.
+
+    With `all_mirrors` none is named.
+    """
 
     mirrors: tuple[str, ...]
     master: str = "local[*]"
@@ -18,6 +21,12 @@ class RunRequest:
     standby: bool = False
     take_over: bool = False
     spark_conf: Mapping[str, str] = field(default_factory=dict)
+    all_mirrors: bool = False
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The mirrors as they are shown before more is known; `*` stands for all."""
+        return self.mirrors or ("*",)
 
     @property
     def gives_up_at_once(self) -> bool:

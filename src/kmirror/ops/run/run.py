@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,14 +13,16 @@ from pathlib import Path
 
 from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
-from kmirror.engine.control.driver import Ending, Limits, RunView, Watcher, drive
-from kmirror.engine.control.engines import Engines
+from kmirror.engine.control.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
+from kmirror.engine.control.engines import Apart, Engines, Recruiting
 from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.engine.spark.failures import SparkLostError
-from kmirror.errors import UsageError
+from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.context import Destination, require_mirror
 from kmirror.ops.results import VerbResult
+from kmirror.ops.run.all_mirrors import AllMirrors, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.outcome import outcome
@@ -30,6 +32,7 @@ from kmirror.ops.run.signals import stopping
 from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
 
 
 def run(open_destination: Callable[[], Destination], request: RunRequest, watcher: Watcher) -> VerbResult:
@@ -50,7 +53,10 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         raise UsageError("--standby and --take-over exclude each other", "give one of them")
     if request.for_ms is not None and request.until_caught_up:
         raise UsageError("--for and --until-caught-up exclude each other", "give one of them")
+    if request.all_mirrors == bool(request.mirrors):
+        raise UsageError("--mirror and --all exclude each other, and one is needed", "give --mirror M, or --all")
     began, log_file = now(), new_log_file()
+    check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
     def watch(view: RunView) -> None:
@@ -63,13 +69,18 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
-        at_once = request.until_caught_up and request.timeout_ms is None
         try:
             started = patience.attempt(
-                "the clusters", lambda: _connect(open_destination, request), phase=_phase(request), at_once=at_once
+                "the clusters",
+                lambda: _connect(open_destination, request),
+                phase=_phase(request),
+                at_once=request.gives_up_at_once,
             )
+            run_them = _Run(started.destination, request, watch, log_file, began, stop, patience)
             try:
-                return _run(started, request, watch, log_file, began, stop, patience)
+                if request.all_mirrors:
+                    return run_them.all_mirrors(started.state)
+                return run_them.named(started.records)
             finally:
                 if not patience.left_behind:
                     started.destination.close()
@@ -80,9 +91,10 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What an engine begins with: the destination, and the mirrors that it is to copy."""
+    """What a run begins with: the destination, what is stored there, and the mirrors that are named."""
 
     destination: Destination
+    state: State
     records: tuple[MirrorRecord, ...]
 
 
@@ -95,81 +107,125 @@ def _connect(open_destination: Callable[[], Destination], request: RunRequest) -
         for record in records:
             require_not_failed_over(state, record)
             check_source(record, must_answer=request.until_caught_up)
+        if request.all_mirrors and request.until_caught_up and not (wanted_mirrors(state) or unreadable_mirrors(state)):
+            raise RefusedError(
+                "there is no mirror to copy on this destination",
+                "`kmirror create` creates one; check that --bootstrap-server is the destination",
+            )
     except BaseException:
         destination.close()
         raise
-    return _Started(destination, records)
+    return _Started(destination, state, records)
 
 
-def _run(
-    started: _Started,
-    request: RunRequest,
-    watcher: Watcher,
-    log_file: Path,
-    began: float,
-    stop: threading.Event,
-    patience: Patience,
-) -> VerbResult:
-    destination, records = started.destination, started.records
-    options = spark_options(request, records, log_file)
-    check_spark(options, os.environ)
-    phase, at_once = _phase(request), request.gives_up_at_once
-    with ExitStack() as stack:
-        watcher(_view(request, began, phase))
-        spark = StartingSpark(options)
-        stack.callback(spark.stop)
-        if not request.standby:
-            spark.begin()
-        starts = [EngineStart(destination, record, request, stop) for record in records]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run, from the moment at which the clusters are reached."""
 
-        def keep(*but: EngineStart) -> None:
+    destination: Destination
+    request: RunRequest
+    watcher: Watcher
+    log_file: Path
+    began: float
+    stop: threading.Event
+    patience: Patience
+
+    def named(self, records: Sequence[MirrorRecord]) -> VerbResult:
+        """Copy these mirrors; what keeps one from its engine ends the run."""
+        request, patience = self.request, self.patience
+        phase, at_once = _phase(request), request.gives_up_at_once
+        with ExitStack() as stack:
+            self.watcher(_view(request, self.began, phase))
+            spark = StartingSpark(spark_options(request, records, self.log_file))
+            stack.callback(spark.stop)
+            if not request.standby:
+                spark.begin()
+            starts = [EngineStart(self.destination, record, request, self.stop) for record in records]
+
+            def keep(*but: EngineStart) -> None:
+                for start in starts:
+                    if start not in but:
+                        start.keep()
+
             for start in starts:
-                if start not in but:
-                    start.keep()
-
-        for start in starts:
-            stack.callback(start.close)
-            idle = partial(keep, start)
-            if not patience.attempt(f"the lease of {start.mirror}", start.take_lease, phase=phase, idle=idle):
-                raise Interrupted
-        if request.standby:
-            watcher(_view(request, began, "starting"))
-            spark.begin()
-        for start in starts if request.until_caught_up else ():
-            # what the filters take now is part of what is to be copied
-            notes = patience.attempt(
-                "the source's topics",
-                lambda start=start: list(start.discover()),  # type: ignore[misc]
-                phase="starting",
-                at_once=at_once,
-                idle=partial(keep, start),
+                stack.callback(start.close)
+                idle = partial(keep, start)
+                if not patience.attempt(f"the lease of {start.mirror}", start.take_lease, phase=phase, idle=idle):
+                    raise Interrupted
+            if request.standby:
+                self.watcher(_view(request, self.began, "starting"))
+                spark.begin()
+            for start in starts if request.until_caught_up else ():
+                # what the filters take now is part of what is to be copied
+                notes = patience.attempt(
+                    "the source's topics",
+                    lambda start=start: list(start.discover()),  # type: ignore[misc]
+                    phase="starting",
+                    at_once=at_once,
+                    idle=partial(keep, start),
+                )
+                self.watcher(_view(request, self.began, "starting", notes))
+            runtime = patience.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=keep)
+            engines = Engines(
+                [
+                    patience.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)
+                    for start in starts
+                ]
             )
-            watcher(_view(request, began, "starting", notes))
-        runtime = patience.attempt("Spark", spark.ready, phase="starting", at_once=at_once, idle=keep)
-        made = [
-            patience.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)
-            for start in starts
-        ]
+            ending = self._drive(runtime, engines, None)
+        return self._ended(engines, ending, engines.apart)
+
+    def all_mirrors(self, state: State) -> VerbResult:
+        """Copy whatever mirrors there are; what keeps one from its engine is nothing to the others."""
+        request, patience = self.request, self.patience
+        engines, everyone = Engines(), AllMirrors(self.destination, request, state)
+        with ExitStack() as stack:
+            stack.callback(everyone.close)
+            # Spark costs memory: it waits until there is something for it to do
+            everyone.tick(engines)
+            phase = _phase(request) if everyone.records else NO_MIRRORS
+            patience.attempt("a mirror", everyone.await_work, phase=phase, idle=lambda: everyone.tick(engines))
+            self.watcher(_view(request, self.began, "starting"))
+            spark = StartingSpark(spark_options(request, everyone.records, self.log_file))
+            stack.callback(spark.stop)
+            runtime = everyone.runtime = patience.attempt(
+                "Spark",
+                spark.ready,
+                phase="starting",
+                at_once=request.gives_up_at_once,
+                idle=lambda: everyone.tick(engines),
+            )
+            ending = self._drive(runtime, engines, everyone)
+            patience.left_behind |= everyone.is_under_way
+        return self._ended(engines, ending, everyone.apart)
+
+    def _drive(self, runtime: SparkRuntime, engines: Engines, recruiting: Recruiting | None) -> Ending:
+        request = self.request
         limits = Limits(
             request.until_caught_up,
             request.timeout_ms / 1000 if request.timeout_ms is not None else None,
             request.for_ms / 1000 if request.for_ms is not None else None,
         )
-        with watched(runtime, stop) as lost:
-            ending = drive(engines := Engines(made), stop, limits, watcher, began)
+        with watched(runtime, self.stop) as lost:
+            ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting)
         if lost.is_set():
             raise SparkLostError(
                 "Spark's Java process ended unexpectedly: copying has stopped",
-                f"run it again; the cause may be in {options.log_file}",
+                f"run it again; the cause may be in {self.log_file}",
             )
-    ended = outcome(request, engines, ending, engines.apart)
-    return ended if ending is not Ending.CAUGHT_UP else _with_groups(destination, engines, ended)
+        return ending
+
+    def _ended(self, engines: Engines, ending: Ending, apart: Mapping[str, Apart]) -> VerbResult:
+        ended = outcome(self.request, engines, ending, apart)
+        if ending is not Ending.CAUGHT_UP:
+            return ended
+        caught_up = [engine.mirror for engine in engines.last if engine.mirror not in apart]
+        return _with_groups(self.destination, caught_up, ended)
 
 
-def _with_groups(destination: Destination, engines: Engines, ended: VerbResult) -> VerbResult:
-    """Sync the groups of what has caught up once more, and return the result with what came of it."""
-    caught_up = [engine.mirror for engine in engines.last if engine.mirror not in engines.apart]
-    groups = [last_group_sync(destination, mirror) for mirror in caught_up]
+def _with_groups(destination: Destination, mirrors: Iterable[str], ended: VerbResult) -> VerbResult:
+    """Sync the groups of mirrors that have caught up once more, and return the result with what came of it."""
+    groups = [last_group_sync(destination, mirror) for mirror in mirrors]
     return VerbResult.of(
         "run",
         ended.mirror,
@@ -183,9 +239,9 @@ def _view(
     request: RunRequest, began: float, phase: str, notes: Sequence[str] = (), level: Level = Level.INFO
 ) -> RunView:
     """Return what is shown before there are engines."""
-    at, mirrors = now_ms(), ",".join(request.mirrors)
+    at, mirrors = now_ms(), ",".join(request.named)
     told = tuple(Note(at, level, mirrors, note) for note in notes)
-    return RunView(at, now() - began, phase, request.mirrors, (), 0.0, told, level)
+    return RunView(at, now() - began, phase, request.named, (), 0.0, told, level)
 
 
 def _phase(request: RunRequest) -> str:

@@ -18,13 +18,17 @@ from kmirror.state.records import MirrorRecord
 
 _KEPT_LOGS = 20
 _LOOK_S = 1.0
+#: Room for the lanes of mirrors that come later; on a local master it costs nothing.
+_LATER_SLOTS = 256
 
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     """Return what Spark is told so that the lanes of these mirrors run at the same time, and one more."""
     lanes = sum(stored_settings(record.settings).copy_lanes for record in records)
-    name = f"kmirror {','.join(request.mirrors)} on {socket.gethostname()}"
-    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf))
+    what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
+    later = _LATER_SLOTS if request.all_mirrors else 0
+    name = f"kmirror {what} on {socket.gethostname()}"
+    return SparkOptions(lanes + 1, log_file, name, request.master, dict(request.spark_conf), later_slots=later)
 
 
 def new_log_file() -> Path:

@@ -1,0 +1,87 @@
+"""`run --all` copies whatever mirrors a destination has: they come and go, and none of them holds up the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kmirror.ops.context import Destination, change, now_ms
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import Changes
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.engine import Engine, Pair, kmirror, typed
+from tests.support.mirrors import properties_of
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def everything(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[tuple[SandboxCluster, Engine]]:
+    """Give a destination without mirrors, and an engine that copies all of them."""
+    destination = make_cluster("everything")
+    engine = Engine(destination, None, tmp_path / "all.out", with_spark=False)
+    yield destination, engine
+    engine.destroy()
+
+
+def store(destination: SandboxCluster, name: str, source: dict[str, str]) -> None:
+    """Store a mirror as `create` does, without looking at its source."""
+    record = MirrorRecord(name, source, {}, "a-cluster", "eve@ops", now_ms())
+    with Destination.open(properties_of(destination)) as opened:
+        change(opened, name, lambda _: Changes((record,)))
+
+
+def test_mirrors_come_and_go(
+    source_cluster: SandboxCluster, everything: tuple[SandboxCluster, Engine], tmp_path: Path
+) -> None:
+    destination, engine = everything
+    first, second = (Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=1) for _ in range(2))
+    with closing(first), closing(second):
+        wait_until(lambda: "waiting for a mirror: the destination has none to copy" in engine.output)
+        refused = kmirror(destination, "run", "--all", "--until-caught-up", with_spark=False)
+        assert (refused.returncode, "there is no mirror to copy" in refused.stderr) == (3, True), refused
+        # one whose source is down, and one of which nobody knows the password
+        store(destination, "down", {"bootstrap.servers": "127.0.0.1:1"})
+        store(destination, "locked", {"bootstrap.servers": "127.0.0.1:1", "client.rack": "${env:NOT_THERE_AT_ALL}"})
+        first.create()
+        first.fill(10)
+        first.wait_until_equal(engine)
+        wait_until(lambda: "locked not copied by this engine: client.rack: the reference" in engine.output)
+
+        # another engine copies the second
+        second.create("copy.lanes=1")
+        wait_until(lambda: f"{second.topic}: ACTIVE" in engine.output)
+        rival = second.engine("--take-over", with_spark=False)
+        second.fill(10)
+        second.wait_until_equal(rival)
+        told = f"WARNING {second.mirror} not copied by this engine: this engine is no longer in charge of mirror"
+        wait_until(lambda: told in engine.output)
+        assert engine.process.poll() is None
+        assert rival.stop() == 0
+        second.fill(10)
+        second.wait_until_equal(engine)
+
+        # failed over, the first is let go, and may be deleted
+        failed_over = typed(destination, "failover", "--mirror", first.mirror, "--yes")
+        assert failed_over.returncode == 0, failed_over
+        wait_until(lambda: f"{first.mirror} failed over as a whole: let go" in engine.output)
+        assert typed(destination, "delete", "--mirror", first.mirror, "--yes").returncode == 0
+        assert typed(destination, "delete", "--mirror", "locked", "--yes").returncode == 0
+        wait_until(lambda: "locked deleted: let go" in engine.output)
+        second.fill(10)
+        second.wait_until_equal(engine)
+        listed = {row["mirror"]: row["reason"] for row in json.loads(typed(destination, "list", "--json").stdout)}
+        assert listed == {second.mirror: None, "down": None}
+        assert engine.stop() == 0, engine.output
+
+        # what cannot be copied to its end is told by the exit code, and holds up nothing
+        second.fill(10)
+        done = kmirror(destination, "run", "--all", "--until-caught-up", "--json", with_spark=False)
+        rows = [(row["topic"], row["result"], row["reason"]) for row in json.loads(done.stdout)["results"]]
+        assert rows == [(None, "FAILED", "SOURCE_UNREACHABLE"), (second.topic, "DONE", None)]
+        assert done.returncode == 4
+        second.assert_equal()

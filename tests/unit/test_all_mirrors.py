@@ -1,0 +1,106 @@
+"""Which mirrors `run --all` copies, when it takes one that another engine had, and what keeps one from its engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kmirror.engine.control.journal import Level
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.ops.run.all_mirrors import (
+    Rivals,
+    apart_by,
+    gives_up,
+    is_being_stopped,
+    unreadable_mirrors,
+    wanted_mirrors,
+)
+from kmirror.ops.run.request import RunRequest
+from kmirror.state.records import (
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    MirrorRecord,
+    TopicOrigin,
+    TopicRecord,
+    Unknown,
+)
+from kmirror.state.snapshot import State
+
+RECORD = MirrorRecord("m", {}, {}, None, "eve@ops", 0)
+FAILED_OVER = replace(RECORD, discovery_ended=True)
+TOPIC = TopicRecord("m", "t", "t", None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
+STOPPED = replace(TOPIC, desired=DesiredState.STOPPED)
+STOPPING = replace(STOPPED, pending_operation="stop")
+ENGINE = EngineRecord("m", "L", EngineState.RUNNING, "elsewhere", "b", 1, 2, None, None, 3, 4, 5_000)
+
+EVERY = RunRequest((), all_mirrors=True)
+CAUGHT_UP = replace(EVERY, until_caught_up=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "topic", "is_wanted", "stops"),
+    [
+        (RECORD, None, True, False),
+        (RECORD, STOPPED, True, False),
+        (FAILED_OVER, TOPIC, True, False),
+        (FAILED_OVER, STOPPING, True, True),
+        (FAILED_OVER, STOPPED, False, True),
+    ],
+)
+def test_which_mirrors_there_is_something_to_copy_of(
+    record: MirrorRecord, topic: TopicRecord | None, is_wanted: bool, stops: bool
+) -> None:
+    state = State.of([record, topic] if topic else [record])
+    assert (("m" in wanted_mirrors(state)), is_being_stopped(state, record)) == (is_wanted, stops)
+
+
+@pytest.mark.parametrize("key", [("mirror", "m"), ("topic", "m", "t")])
+def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key: tuple[str, ...]) -> None:
+    state = State.of([RECORD, replace(RECORD, name="n"), Unknown(key, "of version 9")])
+    assert list(wanted_mirrors(state)) == ["n"]
+    (told,) = unreadable_mirrors(state).items()
+    assert (told[0], told[1].level, "of version 9" in told[1].why) == ("m", Level.ERROR, True)
+
+
+def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
+    rivals = Rivals()
+    assert rivals.has_left("m", 0.0)
+    rivals.see("m", ENGINE, 10.0)
+    rivals.see("m", replace(ENGINE, last_seen_ms=5), 14.0)
+    assert not rivals.has_left("m", 19.0)
+    assert rivals.has_left("m", 19.1)
+    rivals.see("m", replace(ENGINE, last_seen_ms=6), 19.2)
+    assert not rivals.has_left("m", 19.3)
+    rivals.see("m", replace(ENGINE, state=EngineState.RELEASED), 19.4)
+    assert rivals.has_left("m", 19.5)
+
+
+FENCED = RefusedError("in charge", None, Reason.FENCED)
+DOWN = UnreachableError("no answer", None, Reason.SOURCE_UNREACHABLE)
+REFUSED = UnreachableError("wrong password", None, Reason.AUTHENTICATION_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "given_up"),
+    [
+        (FENCED, Level.WARNING, True),
+        (DOWN, Level.WARNING, False),
+        (OutcomeUnknown("no answer"), Level.WARNING, False),
+        (REFUSED, Level.ERROR, True),
+        (KmirrorError("odd"), Level.ERROR, True),
+        (ValueError("never seen"), Level.ERROR, True),
+    ],
+)
+def test_what_keeps_a_mirror_from_its_engine(error: Exception, level: Level, given_up: bool) -> None:
+    apart = apart_by(error, EVERY)
+    assert (apart.level, apart.reason) == (level, getattr(error, "reason", None))
+    assert not gives_up(error, EVERY)
+    assert gives_up(error, replace(CAUGHT_UP, timeout_ms=1000)) is given_up
+    assert gives_up(error, CAUGHT_UP)
+
+
+def test_for_a_standby_it_is_fine_that_another_engine_copies() -> None:
+    assert apart_by(FENCED, replace(EVERY, standby=True)).level is Level.INFO
+    assert not gives_up(FENCED, replace(CAUGHT_UP, standby=True))
