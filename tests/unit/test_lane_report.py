@@ -35,10 +35,10 @@ def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
     assert rate(100.0, 1000) is None
     assert rate(101.0, 1020) is None, "too short to measure"
     assert rate(110.0, 1200) == 20
-    assert rate(120.0, 1600) == 30, "half of it is what was measured before"
+    assert rate(120.0, 1600) == 35, "a quarter of it is what was measured before"
     # a source that does not answer has not stopped growing
-    assert rate(120.0, 1600) == 30
-    assert rate(130.0, 1600) == 15
+    assert rate(120.0, 1600) == 35
+    assert rate(130.0, 1600) == 8.8
     # another history
     assert rate(140.0, 10) is None
 
@@ -59,13 +59,15 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
         return told
 
     first = row(100, 10, 4, 0)
-    assert (first.caught_up_ms, first.offsets_per_second, first.bytes_per_second) == (None, 0, 0)
+    assert (first.caught_up_ms, first.offsets_per_second, first.bytes_per_second) == (None, None, 0)
     caught_up = row(102, 10, 10, 600)
-    assert (caught_up.caught_up_ms, caught_up.offsets_per_second, caught_up.bytes_per_second) == (None, 3, 300)
+    assert (caught_up.caught_up_ms, caught_up.offsets_per_second, caught_up.bytes_per_second) == (None, None, 300)
     # the source was asked 0.2 s before it was looked at
     behind = row(110, 50, 20, 1400)
-    assert (behind.caught_up_ms, behind.offsets_per_second) == (1_000_000 + 1_800, 1.2)
-    assert row(110.1, 50, 20, 1400).offsets_per_second == 1.2, "too short to measure"
-    assert row(120, 60, 20, 1400).caught_up_ms == behind.caught_up_ms
+    assert (behind.caught_up_ms, behind.offsets_per_second) == (1_000_000 + 1_800, 1.6)
+    assert row(110.1, 50, 20, 1400).offsets_per_second == 1.6, "too short to measure"
+    stands = row(120, 60, 20, 1400)
+    assert (stands.caught_up_ms, stands.offsets_per_second) == (behind.caught_up_ms, 0.4)
+    assert row(130, 60, 10, 1400).offsets_per_second is None, "the destination lost its tail"
     copy.status = Status.FAILED
-    assert row(130, 60, 60, 1400).caught_up_ms == behind.caught_up_ms
+    assert row(140, 60, 60, 1400).caught_up_ms == behind.caught_up_ms

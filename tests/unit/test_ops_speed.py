@@ -10,7 +10,6 @@ import pytest
 from kmirror.engine.control.time_lag import CLOCK_SKEW_MS, time_lag
 from kmirror.errors import Reason
 from kmirror.ops.show.rows import partition_rows
-from kmirror.ops.show.speed import KEEPS_UP_MS
 from kmirror.ops.show.tables import PARTITIONS, WIDE_PARTITIONS, PartitionRow
 from kmirror.ops.show.totals import Totals, totals
 from kmirror.state.records import EngineState, PartitionState, ProgressRow
@@ -77,7 +76,7 @@ def speeds(found: PartitionRow) -> tuple[object, ...]:
 def test_speed_and_end_of_what_is_copied() -> None:
     behind = progress(**{**COPYING, "caught_up_ms": NOW - LONG})
     (old,) = behind.rows
-    far_behind = replace(behind, rows=(old._replace(last_timestamp_ms=NOW - KEEPS_UP_MS - 1),))
+    far_behind = replace(behind, rows=(old._replace(last_timestamp_ms=NOW - 10_001),))
     assert speeds(row(ENGINE, far_behind)) == (1_000, 5.0, 2_500)  # 10 offsets; 5 a second, and 1 more comes
     assert speeds(row(ENGINE, behind)) == (1_000, 5.0, 2_000)  # it keeps up
 
@@ -121,27 +120,32 @@ DONE = replace(LACKING, lag=0, time_lag_ms=0, records_per_second=1.0)
 STOPPED = replace(LACKING, state=PartitionState.STOPPED, lag=None, time_lag_ms=None, bytes_per_second=None)
 
 
-def test_partitions_are_done_together_and_not_before_the_last_one() -> None:
-    slow = replace(LACKING, lag=100)
-    assert (LACKING.eta_ms, slow.eta_ms) == (2_500, 25_000)
+def test_partitions_are_done_together() -> None:
+    large = replace(LACKING, lag=100)
+    assert (LACKING.eta_ms, large.eta_ms) == (2_500, 25_000)
     assert totals([LACKING, LACKING, DONE, STOPPED]) == Totals(20, 0, 3_000, LONG, 2_500)
-    assert totals([LACKING, slow]).eta_ms == 25_000
-    # one whose turn it is not for a moment is copied later
+    assert totals([LACKING, large]).eta_ms == round(110 / 8 * 1000), "what is done leaves its part to the others"
+    # one whose turn it is not for a moment is copied later; the source of another outruns it for a moment
     waiting = replace(LACKING, records_per_second=0.0, lag=30)
-    assert waiting.eta_ms is None
-    assert totals([LACKING, waiting]).eta_ms == round(40 / 3 * 1000)
+    slower = replace(LACKING, records_per_second=0.5)
+    assert (waiting.eta_ms, slower.eta_ms) == (None, None)
+    assert totals([LACKING, LACKING, waiting, slower]).eta_ms == round(60 / 6.5 * 1000)
+    # what keeps up has nothing to leave to others
+    keeping_up = replace(LACKING, time_lag_ms=100)
+    assert totals([LACKING, keeping_up]).eta_ms == 2_500
+    assert totals([keeping_up, keeping_up]).eta_ms == 2_000
 
 
 @pytest.mark.parametrize(
     "other",
     [
         replace(LACKING, lag=None, time_lag_ms=None),
-        replace(LACKING, source_records_per_second=6.0),
+        replace(LACKING, source_records_per_second=10.0),
         replace(LACKING, is_reported=False, records_per_second=None),
         replace(LACKING, state=PartitionState.FAILED),
         replace(LACKING, reason=Reason.SOURCE_UNREACHABLE),
     ],
-    ids=["unknown lag", "outrun", "no lane", "failed", "in trouble"],
+    ids=["unknown lag", "sources are faster", "no lane", "failed", "in trouble"],
 )
 def test_what_has_no_end_leaves_the_whole_without_one(other: PartitionRow) -> None:
     assert totals([LACKING, DONE, other]).eta_ms is None

@@ -280,8 +280,8 @@ class ProgressRow(NamedTuple):
     failed_offset: int | None = None
     #: How fast the source's end grew when the lane last measured it; None before it could.
     records_per_second: float | None = None
-    #: How fast the destination's end grew.
-    offsets_per_second: float = 0.0
+    #: How fast the destination's end grew, measured in the same way.
+    offsets_per_second: float | None = None
     #: While the lane has not all that the source has: when it last had; None where it never had.
     caught_up_ms: int | None = None
     #: What the lane has copied since it took the partition, the last time.

@@ -10,18 +10,33 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 
 _RATE_SECONDS = 0.5
-#: Over so long the growth of the source's end is measured, at least: it is reported when nothing newer is known.
+#: Over so long the growth of an end is measured, at least: it is reported when nothing newer is known.
 _GROWTH_SECONDS = 5.0
 
 
 class _Speed(NamedTuple):
-    """What a partition's bytes and end were at a moment, and how fast they grew until then."""
+    """How many bytes of a partition were copied at a moment, and how fast they grew until then."""
 
     at: float
     bytes_copied: int
-    end: int | None
     bytes_per_second: float = 0.0
-    offsets_per_second: float = 0.0
+
+
+class _Growth(NamedTuple):
+    """Where a log ended at a moment, and how many offsets a second it grew until then; None before it is measured."""
+
+    at: float
+    end: int
+    per_second: float | None = None
+
+    def until(self, at: float, end: int) -> _Growth:
+        """Return the growth at a later moment: a quarter of it is what it was before."""
+        if end < self.end:
+            return _Growth(at, end)
+        if at - self.at < _GROWTH_SECONDS:
+            return self
+        measured = (end - self.end) / (at - self.at)
+        return _Growth(at, end, round(measured if self.per_second is None else (self.per_second + 3 * measured) / 4, 1))
 
 
 class Reports:
@@ -32,8 +47,9 @@ class Reports:
         self._speeds: dict[PartitionCopy, _Speed] = {}
         #: By partition, when its source was last seen to have no more than the destination.
         self._caught_up_at: dict[PartitionCopy, float] = {}
-        #: By partition, when its source's end was last noted, where it was, and how fast it grew until then.
-        self._growth: dict[PartitionCopy, tuple[float, int, float | None]] = {}
+        #: By partition, how its source's end grows, and its destination's.
+        self._source_growth: dict[PartitionCopy, _Growth] = {}
+        self._growth: dict[PartitionCopy, _Growth] = {}
         #: What the clock of moments has to be moved by to tell the time, in milliseconds.
         self._epoch_ms = now_ms() - now() * 1000
 
@@ -41,14 +57,16 @@ class Reports:
         """Return the state of these partitions; of two copies of one partition only the later one."""
         at = now()
         speeds: dict[PartitionCopy, _Speed] = {}
-        growth: dict[PartitionCopy, tuple[float, int, float | None]] = {}
+        source_growth: dict[PartitionCopy, _Growth] = {}
+        growth: dict[PartitionCopy, _Growth] = {}
         caught_up_at: dict[PartitionCopy, float] = {}
         rows: dict[tuple[str, int], ProgressRow] = {}
         for partition in partitions:
             seen_at = self._seen_at(partition)
-            grown = self._grown(partition, seen_at)
-            if grown is not None:
-                growth[partition] = grown
+            if (grown := self._source_grown(partition, seen_at)) is not None:
+                source_growth[partition] = grown
+            if (copied := self._grown(partition, at)) is not None:
+                growth[partition] = copied
             speed = speeds[partition] = self._speed(partition, at)
             is_caught_up = partition.caught_up
             last = seen_at if is_caught_up else self._caught_up_at.get(partition)
@@ -57,43 +75,40 @@ class Reports:
             rows[partition.assignment.destination] = row_of(partition)._replace(
                 source_seen_ms=None if seen_at is None or at - seen_at < FRESH_SECONDS else self._epoch(seen_at),
                 bytes_per_second=speed.bytes_per_second,
-                records_per_second=grown[2] if grown else None,
-                offsets_per_second=speed.offsets_per_second,
+                records_per_second=grown.per_second if grown else None,
+                offsets_per_second=copied.per_second if copied else None,
                 caught_up_ms=None if is_caught_up or last is None else self._epoch(last),
             )
-        self._speeds, self._growth, self._caught_up_at = speeds, growth, caught_up_at
+        self._speeds, self._caught_up_at = speeds, caught_up_at
+        self._source_growth, self._growth = source_growth, growth
         return list(rows.values())
 
     def _speed(self, partition: PartitionCopy, at: float) -> _Speed:
         """Return how fast a partition is copied, measured anew where that was some moments ago."""
-        progress = partition.progress
-        end = progress.acknowledged if progress.is_aligned else None
-        before = self._speeds.get(partition)
+        copied, before = partition.progress.bytes_copied, self._speeds.get(partition)
         if before is None:
-            return _Speed(at, progress.bytes_copied, end)
+            return _Speed(at, copied)
         seconds = at - before.at
         if seconds < _RATE_SECONDS:
             return before
-        offsets = 0 if end is None or before.end is None else max(0, end - before.end)
-        copied = progress.bytes_copied - before.bytes_copied
-        return _Speed(at, progress.bytes_copied, end, float(int(copied / seconds)), round(offsets / seconds, 1))
+        return _Speed(at, copied, float(int((copied - before.bytes_copied) / seconds)))
 
-    def _grown(self, partition: PartitionCopy, seen: float | None) -> tuple[float, int, float | None] | None:
-        """Return when the source's end was noted, where it was, and how many offsets a second it grew until then.
+    def _grown(self, partition: PartitionCopy, at: float) -> _Growth | None:
+        """Return how a partition's copy grows; None where nothing is copied yet."""
+        end, before = partition.progress.acknowledged, self._growth.get(partition)
+        if end is None or not partition.progress.is_aligned:
+            return None
+        return _Growth(at, end) if before is None else before.until(at, end)
+
+    def _source_grown(self, partition: PartitionCopy, seen_at: float | None) -> _Growth | None:
+        """Return how a partition's source grows.
 
         Time counts only while the source is seen: one that does not answer has not stopped growing.
         """
-        before = self._growth.get(partition)
-        offset = partition.source.last_stable_offset
-        if seen is None or offset is None:
+        end, before = partition.source.last_stable_offset, self._source_growth.get(partition)
+        if seen_at is None or end is None:
             return before
-        if before is None or offset < before[1]:
-            return seen, offset, None
-        then, from_offset, rate = before
-        if seen - then < _GROWTH_SECONDS:
-            return before
-        now_rate = (offset - from_offset) / (seen - then)
-        return seen, offset, round(now_rate if rate is None else (rate + now_rate) / 2, 1)
+        return _Growth(seen_at, end) if before is None else before.until(seen_at, end)
 
     def _epoch(self, at: float) -> int:
         return int(self._epoch_ms + at * 1000)

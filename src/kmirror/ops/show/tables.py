@@ -13,7 +13,6 @@ from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Colu
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
-from kmirror.ops.show.speed import closing_speed, eta
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
 from kmirror.words import at_time, byte_rate, counted, one_line
@@ -32,7 +31,13 @@ class TopicState(StrEnum):
     FAILED = "FAILED"
 
 
+_KEEPS_UP_MS = 10_000
 _COPIED = (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
+
+
+def eta_ms(lag: int, closing_speed: float) -> int | None:
+    """Return in how many milliseconds a lag is gone that shrinks so many offsets a second; None where it does not."""
+    return None if closing_speed <= 0 else round(lag / closing_speed * 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +103,24 @@ class PartitionRow:
         return self.is_reported and self.state in _COPIED and self.reason in (None, Reason.OPEN_TRANSACTION)
 
     @property
-    def eta_ms(self) -> int | None:
-        """Return in how many milliseconds the lag is 0 at the present speed; None where that is not known."""
+    def keeps_up(self) -> bool:
+        """Tell whether the copy is so little behind that what comes to its source meanwhile does not delay it."""
+        return self.time_lag_ms is not None and self.time_lag_ms <= _KEEPS_UP_MS
+
+    @property
+    def closing_speed(self) -> float | None:
+        """Return how many offsets a second the lag shrinks; None where that is not known, or nothing is copied."""
         speed, growth = self.records_per_second, self.source_records_per_second
-        if self.lag is None or self.lag == 0:
-            return self.lag
         if speed is None or growth is None or not self.is_copied:
             return None
-        return eta(self.lag, closing_speed(self.time_lag_ms, speed, growth))
+        return speed if self.keeps_up else speed - growth
+
+    @property
+    def eta_ms(self) -> int | None:
+        """Return in how many milliseconds the lag is 0 at the present speed; None where that is not known."""
+        if self.lag is None or self.lag == 0:
+            return self.lag
+        return None if self.closing_speed is None else eta_ms(self.lag, self.closing_speed)
 
     @property
     def shown_state(self) -> PartitionState | TopicState:
@@ -155,10 +170,17 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
 
 
-def _duration(duration_ms: int | None) -> str | None:
+def shown_rate(bytes_per_second: int | None) -> str | None:
+    """Return a rate as a table shows it, without a space."""
+    return None if bytes_per_second is None else byte_rate(bytes_per_second).replace(" ", "")
+
+
+def shown_duration(duration_ms: int | None) -> str | None:
     """Return a duration as a table shows it: what is longer than a second in whole ones."""
     if duration_ms is None:
         return None
+    if duration_ms == 0:
+        return "0s"
     return format_duration(duration_ms if duration_ms < 1000 else duration_ms // 1000 * 1000)
 
 
@@ -241,7 +263,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "for how long at most the destination has lacked something; 0 where lag is 0",
         lambda row: row.time_lag_ms,
         "TIME-LAG",
-        cell=lambda row: _duration(row.time_lag_ms),
+        cell=lambda row: shown_duration(row.time_lag_ms),
         is_number=True,
     ),
     Column(
@@ -329,13 +351,13 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "how fast the partition is copied",
         lambda row: row.bytes_per_second,
         "RATE",
-        cell=lambda row: None if row.bytes_per_second is None else byte_rate(row.bytes_per_second).replace(" ", ""),
+        cell=lambda row: shown_rate(row.bytes_per_second),
         is_number=True,
     ),
     Column(
         "recordsPerSecond",
-        Type("number", "offsets per second", minimum=0).null_when(_NO_LANE),
-        "the same in records; offsets at which a log holds none count, too",
+        Type("number", "offsets per second", minimum=0).null_when(f"{_NO_LANE}, or not for five seconds yet"),
+        "the same in records, averaged over some ten seconds; offsets at which a log holds none count, too",
         lambda row: row.records_per_second,
     ),
     Column(
@@ -344,7 +366,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "time until lag is 0 at the present speed",
         lambda row: row.eta_ms,
         "ETA",
-        cell=lambda row: _duration(row.eta_ms),
+        cell=lambda row: shown_duration(row.eta_ms),
         is_number=True,
     ),
 )
@@ -463,7 +485,7 @@ MIRRORS: Table[MirrorRow] = Table(
             "how long ago that was",
             lambda row: row.engine_age_ms,
             "HEARTBEAT-AGE",
-            cell=lambda row: _duration(row.engine_age_ms),
+            cell=lambda row: shown_duration(row.engine_age_ms),
             is_number=True,
         ),
         Column(
@@ -486,7 +508,10 @@ MIRRORS: Table[MirrorRow] = Table(
         ),
         Column(
             "etaMs",
-            DURATION.null_when("it is not known of each of its partitions that are not STOPPED, or there is none"),
+            DURATION.null_when(
+                "it has no partitions but STOPPED ones, one that lags is not being copied, its lag or speed is unknown,"
+                " or the source grows faster than the copy"
+            ),
             "time until the lag of all its partitions is 0 at the present speed",
             lambda row: row.eta_ms,
         ),

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kmirror.ops.show.speed import closing_speed, eta
-from kmirror.ops.show.tables import PartitionRow
+from kmirror.ops.show.tables import PartitionRow, eta_ms
 from kmirror.state.records import PartitionState
 
 
@@ -18,7 +17,7 @@ class Totals:
     """Sum up partitions.
 
     `lag` is the sum of those that are known, and None where none is; of `unknown_lags` partitions it is not known.
-    `bytes_per_second` is None where no lane reports. `time_lag_ms` is the largest, `eta_ms` when the last one is done.
+    `bytes_per_second` is None where no lane reports. `time_lag_ms` is the largest, `eta_ms` when all are done.
     """
 
     lag: int | None
@@ -26,6 +25,11 @@ class Totals:
     bytes_per_second: int | None
     time_lag_ms: int | None
     eta_ms: int | None
+
+    @property
+    def shown_lag(self) -> str | None:
+        """Return the lag for people, and that it is larger where it is not known of all."""
+        return None if self.lag is None else f"{'≥' if self.unknown_lags else ''}{self.lag:,}"
 
 
 def totals(rows: Iterable[PartitionRow]) -> Totals:
@@ -44,19 +48,11 @@ def totals(rows: Iterable[PartitionRow]) -> Totals:
 
 
 def _eta_of(rows: Sequence[PartitionRow]) -> int | None:
-    """Return when all of these are done: by what they do together, and not before the last one by itself."""
+    """Return when all of these are done if they share their speed: one that is done leaves its part to the others."""
     lacking = [row for row in rows if row.lag != 0]
     if not lacking:
         return 0 if rows else None
-    lag, closing, last = 0, 0.0, 0
-    for row in lacking:
-        speed, growth = row.records_per_second, row.source_records_per_second
-        if row.lag is None or speed is None or growth is None or not row.is_copied:
-            return None
-        if speed > 0 and row.eta_ms is None:
-            return None  # its source outruns the copy; one that stands for a moment is another partition's turn
-        lag += row.lag
-        closing += closing_speed(row.time_lag_ms, speed, growth)
-        last = max(last, row.eta_ms or 0)
-    together = eta(lag, closing)
-    return None if together is None else max(last, together)
+    if any(row.lag is None or row.closing_speed is None for row in lacking):
+        return None
+    behind = [row for row in lacking if not row.keeps_up] or lacking
+    return eta_ms(sum(row.lag or 0 for row in behind), sum(row.closing_speed or 0 for row in behind))
