@@ -81,7 +81,7 @@ def test_a_mirror_that_another_engine_took_is_told_at_once_and_every_minute() ->
     assert told(news, replace(later(both, 1), apart=apart)) == [taken]
     assert told(news, replace(later(both, 2), apart=apart)) == []
     assert told(news, replace(later(both, 61), apart=apart))[1] == taken
-    assert told(news, later(both, 62)) == [(Level.INFO, "n", "copied by this engine")]
+    assert told(news, later(both, 62)) == [(Level.INFO, "n", "this engine is in charge")]
     # one that was deleted is none of this run any more
     news.entries(replace(later(both, 63), apart=apart))
     assert told(news, later(VIEW, 64)) == []

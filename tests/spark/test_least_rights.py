@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,10 +12,17 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation
+from kmirror.cluster.protocol.metadata import TopicPartition as ClusterTopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError
 from kmirror.ops.add.add import add
@@ -25,10 +33,12 @@ from kmirror.ops.results import VerbResult
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
 from tests.support.clusters import made_clusters
-from tests.support.engine import kmirror
+from tests.support.engine import Engine, kmirror
 from tests.support.kafka_tools import kafka_tool
 from tests.support.mirrors import selector
+from tests.support.waiting import wait_until
 
+RENEWED = "accepts the login as it is now"
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
 SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true"}
 SIDES = ("source", "destination")
@@ -42,12 +52,39 @@ class Place:
     admins: dict[str, ClusterClient]
     mirror_file: dict[str, str]
     command_config: Path
+    login: Path
     printed: dict[str, list[str]]
 
     @property
     def properties(self) -> dict[str, str]:
         """Return kmirror's own properties for the destination."""
         return self.clusters["destination"].client_properties("kmirror")
+
+    def write(self, records: int) -> None:
+        """Produce records to the source."""
+        producer = Producer(client_config(self.clusters["source"].client_properties()).librdkafka())
+        for number in range(records):
+            producer.produce("orders", f"value-{number}")
+        assert producer.flush(30) == 0
+
+    def is_copied(self) -> bool:
+        """Tell whether the destination holds what the source does."""
+        place = ClusterTopicPartition("orders", 0)
+        ends = [self.admins[side].list_offsets({place: LATEST}).get(place) for side in SIDES]
+        return ends[0] is not None and ends[1] is not None and ends[0].offset == ends[1].offset
+
+    def set_password(self, password: str) -> None:
+        """Change the password of kmirror at the source."""
+        admin = AdminClient(client_config(self.clusters["source"].client_properties()).librdkafka())
+        credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        wanted = [UserScramCredentialUpsertion("kmirror", credential, password.encode())]
+        for done in admin.alter_user_scram_credentials(wanted).values():
+            done.result(30)
+
+    def store_password(self, password: str) -> None:
+        """Write the file that the mirror's login refers to."""
+        properties = self.clusters["source"].client_properties("kmirror")["sasl.jaas.config"]
+        self.login.write_text(f"sasl.jaas.config={properties.replace('kmirror-secret', password)}\n")
 
     def rights(self, side: str) -> list[AclBinding]:
         """Return what kmirror has there."""
@@ -69,6 +106,7 @@ def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
             {side: stack.enter_context(admin_of(cluster)) for side, cluster in clusters.items()},
             {**clusters["source"].client_properties("kmirror"), **secret, **SETTINGS},
             clusters["destination"].write_client_properties(folder / "kmirror.properties", "kmirror"),
+            login,
             {},
         )
         fill(made)
@@ -102,10 +140,7 @@ def fill(place: Place) -> None:
     config = client_config(place.clusters["source"].client_properties()).librdkafka()
     for topic in TOPICS:
         place.admins["source"].create_topic(topic, 1, 1, {})
-    producer = Producer(config)
-    for number in range(RECORDS):
-        producer.produce("orders", f"value-{number}")
-    assert producer.flush(30) == 0
+    place.write(RECORDS)
     consumer = Consumer({**config, "group.id": GROUP})
     consumer.commit(offsets=[TopicPartition("orders", 0, 50)], asynchronous=False)
     consumer.close()
@@ -170,14 +205,36 @@ def test_with_what_check_prints_a_mirror_works(place: Place) -> None:
         assert result.exit_code == 0, result
     config = ("--command-config", str(place.command_config))
     where = place.clusters["destination"]
-    ran = kmirror(where, "run", "--mirror", "m", "--until-caught-up", "--timeout", "2m", *config)
-    assert ran.returncode == 0, ran.stderr + ran.stdout
+    copied_while_its_login_changes(place, config)
     verified = kmirror(where, "verify", "--mirror", "m", *config, with_spark=False)
     assert verified.returncode == 0, verified.stderr + verified.stdout
     report = check(place.properties, mirror="m")
     assert [line for line in report.lines if not line.ok] == []
     (protection,) = [line for line in report.lines if line.what == "protection"]
     assert protection.message.startswith("enforced: ")
+
+
+def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> None:
+    """Copy with an engine that begins with a wrong password, gets the right one, and then another one."""
+    place.store_password("mistyped")
+    engine = Engine(place.clusters["destination"], None, place.login.parent / "all.out", *config)
+    try:
+        wait_until(lambda: "refuses user kmirror" in engine.output, 120)
+        place.store_password("kmirror-secret")
+        wait_until(place.is_copied)
+        place.set_password("rotated")
+        place.store_password("rotated")
+        renewed = engine.output.count(RENEWED)
+        engine.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: engine.output.count(RENEWED) > renewed)
+        # from here on every connection of the lanes is a new one
+        wait_until(lambda: engine.output.rpartition(RENEWED)[2].count("lane 0 of m runs") == 1)
+        place.write(RECORDS)
+        wait_until(place.is_copied)
+        assert engine.stop() == 0, engine.output
+        assert "died" not in engine.output
+    finally:
+        engine.destroy()
 
 
 @pytest.mark.long

@@ -118,7 +118,7 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
             f"the source: another cluster answers at its address: the id is {other.cluster_id}, and this mirror was "
             f"made from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
             f"automatically once the right cluster is back; if that has moved: kmirror config --mirror {mirror.name} "
-            f"--set bootstrap.servers=HOST:PORT, then kmirror run --mirror {mirror.name} --take-over"
+            "--set bootstrap.servers=HOST:PORT"
         )
         assert mirror_state(mirror) == "LINK_FAILED"
         mirror.wait(engine, lambda: "another cluster answers" in engine.output)
@@ -194,7 +194,8 @@ class Guarded:
             "credentials with SASL mechanism SCRAM-SHA-512; LINK_FAILED since WHEN; "
             f"`kmirror check --mirror {name}` shows the cause; copying resumes automatically once the source "
             f"accepts the connection; to change its credentials: kmirror config --mirror {name} --set KEY=VALUE, or "
-            f"change where its secrets are stored, then kmirror run --mirror {name} --take-over"
+            "change where its secrets are stored; a running engine takes that over within seconds, but for environment "
+            "variables"
         )
 
 

@@ -307,3 +307,29 @@ def test_fewer_lanes_take_over_what_the_others_had_once_those_have_ended() -> No
     assert [(told.lane, changes(told)) for told in engine.told] == [(0, (1, "", "b"))]
     assert not engine.lanes.is_free("b")
     assert TopicPartition("b", 0) == engine.specs[1].assignments[0].destination
+
+
+def test_lanes_that_are_renewed_end_clean_and_begin_again_without_a_wait() -> None:
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    engine.hear(0)
+    engine.lanes.renew()
+    engine.go("ab")
+    # the other one waits for a worker, and is seen to wait
+    assert engine.lanes.claims() == {1: Incarnation(1, 0)}
+    assert list(engine.lanes.silent(now() + 100)) == [1]
+    engine.end(0)
+    engine.hear(1)
+    engine.go("ab")
+    engine.go("ab")
+    assert engine.lanes.claims() == {0: Incarnation(2, 0)}
+    engine.end(1)
+    engine.go("ab")
+    engine.go("ab")
+    assert engine.lanes.claims() == {0: Incarnation(2, 0), 1: Incarnation(2, 0)}
+    assert [(one.lane, one.generation, one.predecessor_may_write) for one in engine.specs[2:]] == [
+        (0, 2, False),
+        (1, 2, False),
+    ]
+    assert sorted(a.topic for spec in engine.specs[2:] for a in spec.assignments) == ["a", "b"]
+    assert engine.told == []

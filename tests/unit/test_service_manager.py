@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert int(service["WatchdogSec"]) >= 60, "the driver turns about once a second, and may wait for a heartbeat"
     verb = service["ExecStart"].split()[1:]
     assert verb == ["run", "--mirror", "%i", "--standby"]
+    assert service["ExecReload"].endswith(f"kill -{signal.SIGHUP.name.removeprefix('SIG')} $MAINPID")
     if (systemd_analyze := shutil.which("systemd-analyze")) is None:
         return  # where there is no systemd, nobody starts the unit
     there = tmp_path / "kmirror@.service"

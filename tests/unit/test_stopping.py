@@ -6,12 +6,16 @@ the first was being handled, and waited for ever for the lock that it held.
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from kmirror.ops.run.signals import stopping
+from kmirror.ops.run.signals import at_hangup, stopping
 
 
 @pytest.mark.timeout(30)
@@ -32,3 +36,49 @@ def test_without_a_signal_nothing_stops() -> None:
         assert not stop.is_set()
     assert not stop.is_set()
     assert threading.active_count() == threads
+
+
+@pytest.mark.timeout(30)
+def test_a_hangup_is_a_wish_to_reload_each_time() -> None:
+    before, stop, heard = signal.getsignal(signal.SIGHUP), threading.Event(), threading.Semaphore(0)
+    with at_hangup(stop) as hangup:
+        hangup.then = heard.release
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+            assert heard.acquire(timeout=10)
+    assert not stop.is_set()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+PROGRAM = """
+import sys, threading
+from kmirror.ops.run.signals import at_hangup
+stop, heard = threading.Event(), threading.Event()
+with at_hangup(stop) as hangup:
+    hangup.then = heard.set
+    print("ready", flush=True)
+    if sys.argv[2] == "reload":
+        heard.wait(20)
+    else:
+        stop.wait(20)
+open(sys.argv[1], "w").write(f"{stop.is_set()} {heard.is_set()}")
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("wish", "told"), [("reload", "False True"), ("close", "True False")])
+def test_a_terminal_that_is_closed_ends_it_and_a_signal_does_not(tmp_path: Path, wish: str, told: str) -> None:
+    answer = tmp_path / "answer"
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", PROGRAM, str(answer), wish])
+    try:
+        assert b"ready" in os.read(terminal, 100)
+        if wish == "reload":
+            os.kill(child, signal.SIGHUP)
+            os.waitpid(child, 0)
+    finally:
+        os.close(terminal)
+    if wish == "close":
+        os.waitpid(child, 0)
+    assert answer.read_text() == told

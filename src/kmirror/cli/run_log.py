@@ -149,7 +149,7 @@ class News:
                 yield _not_copied(view, mirror, apart)
         for mirror in sorted(self._apart.keys() - parted.keys()):
             if mirror in view.mirrors:
-                yield Entry(view.time_ms, Level.INFO, mirror, "copied by this engine")
+                yield Entry(view.time_ms, Level.INFO, mirror, "this engine is in charge")
         self._apart = parted
 
     def _changes(self, view: RunView) -> Iterator[Entry]:

@@ -93,6 +93,11 @@ class Engines:
                 self._let_go.add(engine)
                 self.end(engine)
 
+    def renew_logins(self) -> None:
+        """Let all log in to their sources anew; from any thread."""
+        for engine in tuple(self._running):
+            engine.renew_login()
+
     def take_notes(self) -> list[Note]:
         """Return the engines' notes that were not taken before."""
         found, self._last_notes = self._last_notes, []

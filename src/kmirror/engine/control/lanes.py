@@ -81,6 +81,8 @@ class _Handle:
     #: False while it must not be in the heartbeat: it is being asked to end.
     wanted: bool = True
     predecessor_may_write: bool = False
+    #: True when what it was started with does not hold any more: it ends once it has begun, and is started again.
+    is_outdated: bool = False
     future: Future[LaneResult] | None = None
     submitted_at: float = 0.0
     heard_at: float | None = None
@@ -146,6 +148,11 @@ class Lanes:
         self.stopping = self.beat_now = True
         for handle in self._handles.values():
             handle.wanted = False
+
+    def renew(self) -> None:
+        """Let every lane end clean and start again with what is true then; one that has not begun, when it has."""
+        for handle in self._handles.values():
+            handle.is_outdated = handle.future is not None
 
     def is_free(self, topic: str) -> bool:
         """Tell whether no lane has a topic, and nothing can be on its way to it."""
@@ -244,6 +251,7 @@ class Lanes:
                 )
                 handle.future = self._runner.submit(handle.name(self._mirror, self._lease.lease_id), run_lane, spec)
                 handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
+                handle.is_outdated = False
 
     def _look_after(self, handle: _Handle, at: float) -> None:
         future = handle.future
@@ -255,6 +263,10 @@ class Lanes:
             self._ended(handle, future, at)
             return
         heard = handle.heard_at
+        if handle.is_outdated and heard is not None:
+            # one that still waits for a worker would not be seen to wait any more
+            handle.wanted = handle.is_outdated = False
+            self.beat_now = True
         silent = at - heard > LANE_SILENCE_SECONDS if heard else at - handle.submitted_at > LANE_START_SECONDS
         if silent and heard is None and self._runner.is_waiting(handle.name(self._mirror, self._lease.lease_id)):
             handle.submitted_at, silent = at, False  # to submit it again would only delay it

@@ -28,6 +28,7 @@ from kmirror.engine.control.priorities import Priorities
 from kmirror.engine.control.rebuilds import RESETS, Rebuilder, Rebuilds
 from kmirror.engine.control.side_jobs import JobEvent, JobView, SideJob, SideJobs
 from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
 from kmirror.engine.control.state_feed import FeedTopic, Replica, StoredRecords
@@ -75,7 +76,6 @@ class MirrorEngine:
         if record is None:
             raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` lists the mirrors")
         self.mirror = mirror
-        self._source_config: ClientConfig = client_config(record.source)
         self._destination_config: ClientConfig = client_config(destination_properties)
         self._lease = lease
         topics, progress = state.topics(mirror), state.progress(mirror)
@@ -97,13 +97,14 @@ class MirrorEngine:
         self._heartbeats = Heartbeats(lease, self._lanes, self.partitions, self.journal, self.history)
         self._workers = Workers(mirror, lease.record.master, self._lanes, self._health, self.journal)
         self.source = SourceStatus(mirror, self.journal)
+        self._login = SourceLogin(lambda: self._topics.record.source, record.source_cluster_id, self._is_refused)
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
         self._stored = StoredRecords(mirror, state.records.values())
         self._priorities = Priorities()
         self.counters = Counters()
         self._heard: queue.SimpleQueue[
-            ProgressRecord | FeedTopic | MirrorRecord | Unknown | SourceReport | JobEvent | Exception
+            ProgressRecord | FeedTopic | MirrorRecord | Unknown | SourceReport | LoginReport | JobEvent | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = SideJobs(side_jobs, self._view, self._heard.put)
         self._stop_threads = threading.Event()
@@ -120,7 +121,7 @@ class MirrorEngine:
         """Begin to watch lanes and clusters."""
         source_monitor = SourceMonitor(
             lambda: self._topics.settings,
-            self._source_config,
+            self._login,
             self._destination_config,
             self._topics.active,
             self.partitions.copied_up_to,
@@ -138,6 +139,16 @@ class MirrorEngine:
         topics = tuple(self._topics.by_name.copy().values())
         records, ends = self.partitions.records.copy(), self.partitions.mirrored_ends()
         return JobView(self._topics.record, self._topics.settings, topics, records, ends)
+
+    def _is_refused(self) -> bool:
+        """Tell whether the source refuses the login, its monitor's or a lane's; from any thread."""
+        seen, rows = self.source.trouble, self.partitions.rows.copy().values()
+        refused = Reason.AUTHENTICATION_FAILED
+        return (seen is not None and seen.reason is refused) or any(row.reason is refused for row in rows)
+
+    def renew_login(self) -> None:
+        """Log in to the source anew, with what its secrets are now; from any thread."""
+        self._login.ask()
 
     @property
     def finished(self) -> bool:
@@ -328,12 +339,17 @@ class MirrorEngine:
                 case FeedTopic():
                     self._lanes.plan_now |= self._topics.take(heard)
                 case MirrorRecord():
+                    source = self._topics.record.source
                     self._lanes.plan_now |= self._topics.take_mirror(heard)
+                    if heard.source != source:
+                        self._login.ask()
                 case Unknown():
                     self._heartbeats.keeps_lease_only = True
                     self._lose(unreadable_error(heard))
                 case SourceReport():
                     self._take_source_report(heard)
+                case LoginReport():
+                    self._take_login(heard)
                 case JobEvent():
                     if heard.note is not None:
                         self.journal.note(heard.note, heard.level)
@@ -372,6 +388,18 @@ class MirrorEngine:
         )
         if consented or by_itself:
             self._rebuilds.want(topic.topic, row.reason, consented=consented)
+
+    def _take_login(self, report: LoginReport) -> None:
+        """Let lanes start again with a login that the source has taken; one that it has not taken is tried again."""
+        if report.trouble is not None:
+            text = (
+                f"the login to the source of {self.mirror} as it is now is not used, and tried again: {report.trouble}"
+            )
+            self.journal.note(text, Level.WARNING)
+            return
+        self.journal.note(f"the source of {self.mirror} accepts the login as it is now: lanes log in anew")
+        self.journal.record("source", "LOGIN_RENEWED", {})
+        self._lanes.renew()
 
     def _take_source_report(self, report: SourceReport) -> None:
         self.source.take(report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
@@ -18,6 +18,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.control.log_starts import LogStarts
+from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.engine.histories.identity_check import require_cluster
 from kmirror.errors import KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.settings.table import Settings
@@ -28,7 +29,6 @@ _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 #: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
 _ENDS_SECONDS = 3.0
-_PATIENCE_MS = 5_000
 _STEP_SECONDS = 0.5
 
 
@@ -58,7 +58,7 @@ class SourceMonitor:
     def __init__(
         self,
         settings: Callable[[], Settings],
-        source: ClientConfig,
+        login: SourceLogin,
         destination: ClientConfig,
         topics: Callable[[], Sequence[TopicRecord]],
         ends: Callable[[], Mapping[TopicPartition, int]],
@@ -66,36 +66,47 @@ class SourceMonitor:
         ends_are_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._current_settings = settings
-        self._configs = source, destination
+        self._login = login
+        self._destination = destination
         self._topics = topics
         self._ends = ends
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
 
-    def run(self, stop: threading.Event, tell: Callable[[SourceReport], None]) -> None:
+    def run(self, stop: threading.Event, tell: Callable[[SourceReport | LoginReport], None]) -> None:
         """Look again and again until `stop` is set."""
-        config = self._configs[0]
-        config = replace(
-            config,
-            connect_timeout_ms=min(_PATIENCE_MS, config.connect_timeout_ms),
-            request_timeout_ms=min(_PATIENCE_MS, config.request_timeout_ms),
-        )
-        with ClusterClient(config) as source, ClusterClient(self._configs[1]) as destination:
-            failures, complete_at = 0, -inf
+        with ClusterClient(self._destination) as destination:
             while not stop.is_set():
-                began = now()
-                pause: float = self._current_settings().refresh_interval_seconds
-                is_due = began - complete_at >= pause
-                seen, is_done = self._seen(source, destination, is_due=is_due)
-                if is_done:
-                    complete_at = began if is_due else complete_at
-                    failures = 0
-                else:
-                    pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
-                    failures += 1
-                tell(seen)
-                self._wait(stop, pause if failures else complete_at + pause - now())
+                with ClusterClient(self._login.config) as source:
+                    self._watch(source, destination, stop, tell)
+
+    def _watch(
+        self,
+        source: ClusterClient,
+        destination: ClusterClient,
+        stop: threading.Event,
+        tell: Callable[[SourceReport | LoginReport], None],
+    ) -> None:
+        """Look again and again, until there is another login to the source."""
+        failures, complete_at = 0, -inf
+        while not stop.is_set():
+            if self._login.is_due and (renewed := self._login.renew()) is not None:
+                tell(renewed)
+                if renewed.trouble is None:
+                    return
+            began = now()
+            pause: float = self._current_settings().refresh_interval_seconds
+            is_due = began - complete_at >= pause
+            seen, is_done = self._seen(source, destination, is_due=is_due)
+            if is_done:
+                complete_at = began if is_due else complete_at
+                failures = 0
+            else:
+                pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10))
+                failures += 1
+            tell(seen)
+            self._wait(stop, pause if failures else complete_at + pause - now())
 
     def _seen(self, source: ClusterClient, destination: ClusterClient, *, is_due: bool) -> tuple[SourceReport, bool]:
         """Look at the source, and where that is due at all else; tell whether it could be done."""
@@ -111,10 +122,10 @@ class SourceMonitor:
             return SourceReport(trouble=_known(error)), False
 
     def _wait(self, stop: threading.Event, pause: float) -> None:
-        """Wait so long, or less while the source's ends are wanted."""
+        """Wait so long, or less while the source's ends are wanted or its login is to be renewed."""
         began = now()
         while (left := pause - (now() - began)) > 0 and not stop.wait(min(_STEP_SECONDS, left)):
-            if now() - began >= _ENDS_SECONDS and self._ends_are_wanted():
+            if self._login.is_due or (now() - began >= _ENDS_SECONDS and self._ends_are_wanted()):
                 return
 
     def _look_at_ends(self, source: ClusterClient) -> SourceReport:

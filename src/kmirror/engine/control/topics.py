@@ -30,7 +30,7 @@ class MirrorTopics:
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
 
     def take_mirror(self, record: MirrorRecord) -> bool:
-        """Take changed settings; return whether they are. How to log in is only read when an engine starts."""
+        """Take changed settings, and how to log in; return whether they are changed."""
         if record == self.record:
             return False
         before = unknown_settings(self.record.settings)

@@ -7,13 +7,12 @@ from kmirror.errors import Reason
 _REFUSED = (
     "`kmirror check --mirror {mirror}` shows the cause; copying resumes automatically once the source accepts the"
     " connection; to change its credentials: kmirror config --mirror {mirror} --set KEY=VALUE, or change where its"
-    " secrets are stored, then kmirror run --mirror {mirror} --take-over"
+    " secrets are stored; a running engine takes that over within seconds, but for environment variables"
 )
 _STEPS = {
     Reason.SOURCE_CLUSTER_CHANGED: (
         "nothing is copied from it, and copying resumes automatically once the right cluster is back; if that has"
-        " moved: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT, then "
-        "kmirror run --mirror {mirror} --take-over"
+        " moved: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT"
     ),
 }
 

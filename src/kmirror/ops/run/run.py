@@ -28,7 +28,7 @@ from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.patience import Interrupted, Patience
 from kmirror.ops.run.request import RunRequest
-from kmirror.ops.run.signals import stopping
+from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
@@ -65,7 +65,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
     def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
         watch(_view(request, began, phase, [note] if note is not None else [], level))
 
-    with stopping() as stop:
+    with stopping() as stop, at_hangup(stop) as hangup:
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
@@ -76,7 +76,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
                 phase=_phase(request),
                 at_once=request.gives_up_at_once,
             )
-            run_them = _Run(started.destination, request, watch, log_file, began, stop, patience)
+            run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, patience)
             try:
                 if request.all_mirrors:
                     return run_them.all_mirrors(started.state)
@@ -128,6 +128,7 @@ class _Run:
     log_file: Path
     began: float
     stop: threading.Event
+    hangup: Hangup
     patience: Patience
 
     def named(self, records: Sequence[MirrorRecord]) -> VerbResult:
@@ -206,6 +207,7 @@ class _Run:
             request.timeout_ms / 1000 if request.timeout_ms is not None else None,
             request.for_ms / 1000 if request.for_ms is not None else None,
         )
+        self.hangup.then = engines.renew_logins
         with watched(runtime, self.stop) as lost:
             ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting)
         if lost.is_set():

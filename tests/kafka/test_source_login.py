@@ -1,0 +1,91 @@
+"""A login to a source that is renewed while it is in use: only what the source takes is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kmirror.engine.control.source_login import LoginReport, SourceLogin
+from kmirror.errors import KmirrorError, Reason
+from kmirror.sandbox.cluster import SandboxCluster
+
+
+class Login:
+    """The login of an engine to a guarded source, whose password is in a file."""
+
+    def __init__(self, cluster: SandboxCluster, file: Path) -> None:
+        self.is_refused = False
+        self._file = file
+        self._line = cluster.client_properties("kmirror")["sasl.jaas.config"]
+        self.properties = {
+            **cluster.client_properties("kmirror"),
+            "sasl.jaas.config": f"${{dir:{file.parent}:{file.name}}}",
+        }
+        self.store("kmirror-secret")
+        self.source = SourceLogin(lambda: self.properties, cluster.cluster_id, lambda: self.is_refused)
+
+    def store(self, password: str) -> None:
+        self._file.write_text(self._line.replace("kmirror-secret", password))
+
+    def is_due(self) -> bool:
+        return self.source.is_due
+
+    def renew(self) -> KmirrorError | None:
+        """Renew it; return why it is not used."""
+        report = self.source.renew()
+        assert report is not None
+        assert report.trouble is None or isinstance(report.trouble, KmirrorError)
+        return report.trouble
+
+    def refusal(self) -> Reason | None:
+        error = self.renew()
+        assert error is not None
+        return error.reason
+
+
+@pytest.fixture
+def login(guarded_cluster: SandboxCluster, tmp_path: Path) -> Login:
+    return Login(guarded_cluster, tmp_path / "login")
+
+
+def test_what_is_asked_for_is_used_once_the_source_takes_it(login: Login, tmp_path: Path) -> None:
+    source, before = login.source, login.source.config
+    assert not login.is_due()
+    source.ask()
+    assert login.is_due()
+    # a worker elsewhere may find something else under the same reference
+    assert (login.renew(), source.config, login.is_due()) == (None, before, False)
+
+    login.store("another one")
+    assert not login.is_due(), "a file is looked at where that was asked for, or the source refuses what there is"
+    source.ask()
+    assert login.refusal() is Reason.AUTHENTICATION_FAILED
+    assert source.config == before
+    assert source.renew() is None, "the same refusal is no news"
+    (tmp_path / "login").unlink()
+    assert login.refusal() is Reason.SECRET_UNRESOLVED
+    login.store("kmirror-secret")
+    assert login.renew() is None
+    assert not login.is_due()
+
+
+def test_a_source_that_refuses_the_login_is_offered_another_one(login: Login) -> None:
+    source, before = login.source, login.source.config
+    login.is_refused = True
+    assert login.is_due()
+    # the one that is refused is not tried here, too
+    assert (source.renew(), login.is_due()) == (None, False)
+    login.store("another one")
+    assert login.refusal() is Reason.AUTHENTICATION_FAILED
+    login.properties["client.rack"] = "r1"
+    login.store("kmirror-secret")
+    assert source.renew() == LoginReport()
+    assert (before.rack, source.config.rack) == ("", "r1")
+
+
+def test_another_cluster_is_not_logged_in_to(login: Login, source_cluster: SandboxCluster) -> None:
+    login.properties.clear()
+    login.properties["bootstrap.servers"] = source_cluster.bootstrap_servers
+    login.source.ask()
+    assert login.refusal() is Reason.SOURCE_CLUSTER_CHANGED
