@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-HEAVY = {"pyspark", "py4j", "confluent_kafka", "kafka", "rich", "re2", "tomli", "cramjam", "kmirror.ops"}
+HEAVY = {
+    "pyspark",
+    "py4j",
+    "confluent_kafka",
+    "kafka",
+    "rich",
+    "re2",
+    "tomli",
+    "cramjam",
+    "prometheus_client",
+    "kmirror.ops",
+}
 
 #: After a topic there is a pattern, and the names of mirrors are asked for.
 TAB = """

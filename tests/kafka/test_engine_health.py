@@ -24,6 +24,7 @@ from kmirror.state.history_records import points_of
 from tests.support.clusters import freeze, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.scraped import asking, assert_all_say, describing, value
 from tests.support.strict_html import StrictHtml
 from tests.support.waiting import wait_until
 
@@ -46,6 +47,14 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
 
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
             assert (seen().lag, seen().state) == (0, "ACTIVE")
+
+            get = asking(local.service)
+
+            described = describing(destination, mirror)
+            assert_all_say(
+                get, described, lambda told: told["states"] == {"MIRRORING": 1} and told["lag"] == {topic: 0}
+            )
+            wait_until(lambda: get("/readyz") == (200, "records flow\n"))
             freeze(source, 1)
             try:
                 wait_until(lambda: seen().lag is None and seen().state == "SOURCE_UNAVAILABLE", 6 * KNOWN_SECONDS)
@@ -64,10 +73,18 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
                 told = "\n".join(summary(facts, period_of(facts)))
                 assert "The source does not answer now" in told
                 assert "How far 1 partition is behind is not known now" in told
+                samples = assert_all_say(get, described, lambda told: told["topics"] == {"SOURCE_UNAVAILABLE": 1})
+                assert value(samples, "kmirror_topic_lag_offsets", mirror=mirror, topic=topic) is None
+                assert value(samples, "kmirror_partitions_lag_unknown", mirror=mirror) == 1
+                assert value(samples, "kmirror_source_up", mirror=mirror) == 0
+                status, cause = get("/readyz")
+                assert (status, f"{topic}-0 is not healthy: " in cause) == (503, True), cause
+                assert get("/healthz") == (200, "the driver turns\n")
             finally:
                 source.signal(1, signal.SIGCONT)
             wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
+            wait_until(lambda: get("/readyz")[0] == 200)
         # what the engine noted of it outlives the engine
         points = [point for _, point in points_of(destination.state().history(mirror))]
         assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]

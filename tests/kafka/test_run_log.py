@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.engine import Engine, Pair
+from tests.support.scraped import address_in, fetching, scraped, value
 from tests.support.waiting import wait_until
 
 
@@ -27,10 +30,12 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
     try:
         pair.create()
         pair.fill(10)
-        arguments = ("--log-file", str(log), "--log-format", "json")
+        arguments = ("--log-file", str(log), "--log-format", "json", "--http", "0")
         engine: Engine = pair.engine(*arguments, with_spark=False)
         pair.wait_until_equal(engine)
         wait_until(lambda: says(state="ACTIVE", topics=[pair.topic]))
+        get = fetching(address_in(engine.output))
+        wait_until(lambda: get("/readyz") == (200, "records flow\n"))
         destination.stop()
         wait_until(lambda: says(state="LINK_FAILED", reason="DESTINATION_UNREACHABLE"))
         (lost,) = says(state="LINK_FAILED", reason="DESTINATION_UNREACHABLE")
@@ -42,11 +47,26 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         assert (summary["level"], summary["lag"], summary["lagAsOfMs"]) == ("ERROR", None, None)
         assert "lag unknown, 0 B/s, 1 LINK_FAILED; " in summary["message"]
         assert summary["message"].endswith(lost["message"].partition("): ")[2])
+        # it lives, but is not ready, and says why as its log does; what the destination has accepted is old
+        assert get("/healthz") == (200, "the driver turns\n")
+        status, why = get("/readyz")
+        assert (status, "the destination has not accepted a heartbeat of this engine since 20" in why) == (503, True), (
+            why
+        )
+        samples = scraped(get)
+        assert value(samples, "kmirror_partitions", mirror=pair.mirror, state="ENGINE_SILENT") == 2
+        assert (value(samples, "kmirror_engine_heartbeat_age_seconds", mirror=pair.mirror) or 0) > 10
         # the source answers all the while
         assert not [line for line in logged() if "the source of" in line["message"]]
         destination.start()
         wait_until(lambda: logged().index(lost) < max(map(logged().index, says(state="ACTIVE"))), 90)
-        assert engine.stop() == 0
+        wait_until(lambda: get("/readyz")[0] == 200)
+        host, port = address_in(engine.output).split(":")
+        with socket.create_connection((host, int(port))) as idle:
+            idle.sendall(b"GET /metrics HTTP/1.0\r\n")
+            began = time.monotonic()
+            assert engine.stop() == 0
+            assert time.monotonic() - began < 5
         assert (logged()[-1]["level"], logged()[-1]["exitCode"]) == ("INFO", 0)
         assert [json.loads(line) for line in engine.output.splitlines()][:-1] == logged()[:-1]
         assert len(logged()) < 40

@@ -14,6 +14,7 @@ from kmirror.state.records import ProgressRecord
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.scraped import asking, assert_all_say, describing, scraped, value
 from tests.support.waiting import wait_until
 
 KEY = "throttle.bytes.per.second"
@@ -61,11 +62,27 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
         assert record is not None
         assert record.throttle is not None
         assert LIMIT * 0.99 <= sum(record.throttle.values()) <= LIMIT
+        found = scraped(asking(engine.service))
+        assert value(found, "kmirror_throttle_limit_bytes_per_second", mirror=mirror) == LIMIT
+        assert (value(found, "kmirror_throttled_seconds_total", mirror=mirror) or 0) > 3
+        assert 0 < (value(found, "kmirror_fetched_bytes_total", mirror=mirror) or 0) < RECORDS * SIZE
+        assert (value(found, "kmirror_topic_lag_offsets", mirror=mirror, topic=topic) or 0) > 0
 
         assert change_config(destination, mirror, {KEY: "100000000"}, ()).exit_code == 0
         engine.catch_up()
         assert change_config(destination, mirror, {}, (KEY,)).exit_code == 0
         wait_until(lambda: (one := destination.state().engine(mirror)) is not None and one.throttle is None)
+        found = assert_all_say(
+            asking(engine.service),
+            describing(destination, mirror),
+            lambda told: told["lag"] == {topic: 0} and told["throttle"] is None,
+        )
+        assert value(found, "kmirror_topic_records_copied_total", mirror=mirror, topic=topic) == RECORDS
+        assert (value(found, "kmirror_topic_bytes_copied_total", mirror=mirror, topic=topic) or 0) >= RECORDS * SIZE
+        batches = value(found, "kmirror_batches_copied_total", mirror=mirror) or 0
+        assert batches >= RECORDS * SIZE / 20_000
+        # one request carries batches of several partitions
+        assert 0 < (value(found, "kmirror_produce_duration_seconds_count", mirror=mirror) or 0) <= batches
     assert {row.throttle_bytes_per_second for row in describe(destination, mirror)} == {None}
     assert fetched(reports(destination, mirror)) >= RECORDS * SIZE
 

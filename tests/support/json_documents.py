@@ -21,6 +21,7 @@ from kmirror.ops.evidence import DEED, EVIDENCE
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.results import ERROR, RESULT
+from kmirror.ops.serve.answers import STATUS as SERVED
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
@@ -113,6 +114,11 @@ DOCUMENTS = {
             "Each line that `run --log-format json` logs; operating.md says which lines have more keys",
             object_of(LINE),
         ),
+        JsonDocument(
+            "status",
+            "Served at `/status.json` by `run --http`; while the engine's driver does not answer, the document `error`",
+            object_of(SERVED),
+        ),
         JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
     )
 }
@@ -199,6 +205,7 @@ def page() -> str:
     codes: dict[str, tuple[str | int, ...]] = {}
     parts, shown = [_INTRODUCTION], _Shown()
     for document in DOCUMENTS.values():
+        shown.setdefault((document.type.items or document.type).fields, document.name)
         of = "A list of objects" if document.type.json == "array" else "One object"
         rows = "\n".join(_rows(document.type, document.name, shown))
         parts.append(

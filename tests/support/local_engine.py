@@ -9,15 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kmirror.engine.clock import now
-from kmirror.engine.control.driver import Limits, drive
+from kmirror.engine.control.driver import Limits, RunView, drive
 from kmirror.engine.control.engines import Engines
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import SideJob
+from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec
 from kmirror.ops.context import Destination
 from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
+from kmirror.ops.serve.service import Service
 from kmirror.state.lease import EngineIdentity, Lease
 
 
@@ -55,6 +57,13 @@ class LocalEngine:
         self._side_jobs = side_jobs
         self._stop = threading.Event()
         self.notes: list[str] = []
+        self._snapshots = Snapshots()
+        #: What answers HTTP for it.
+        self.service = Service(self._snapshots)
+
+    def _show(self, view: RunView) -> None:
+        self.service.show(view)
+        self.notes += [note.text for note in view.notes]
 
     def __enter__(self) -> LocalEngine:
         lease = Lease.acquire(self._own.store, self._mirror, EngineIdentity.of_this_process(), LEASE_TTL_MS)
@@ -71,13 +80,7 @@ class LocalEngine:
         )
         self.engines = Engines([self.engine])
         self._thread = threading.Thread(
-            target=lambda: drive(
-                self.engines,
-                self._stop,
-                Limits(),
-                lambda v: self.notes.extend(note.text for note in v.notes),
-                now(),
-            )
+            target=lambda: drive(self.engines, self._stop, Limits(), self._show, now(), snapshots=self._snapshots)
         )
         self._thread.start()
         return self

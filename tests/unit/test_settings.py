@@ -53,6 +53,7 @@ def test_defaults() -> None:
         group_prefix_enable=False,
         copy_lanes=2,
         throttle_bytes_per_second=0,
+        metrics_per_partition=False,
     )
 
 
@@ -81,6 +82,7 @@ def test_every_setting_is_read() -> None:
             "group.prefix.enable": "true",
             "copy.lanes": "8",
             "throttle.bytes.per.second": "70000",
+            "metrics.per.partition": "true",
         }
     )
     assert settings == Settings(
@@ -106,6 +108,7 @@ def test_every_setting_is_read() -> None:
         group_prefix_enable=True,
         copy_lanes=8,
         throttle_bytes_per_second=70_000,
+        metrics_per_partition=True,
     )
     assert [topic for topic in ("orders-a", "orders-b", "payments", "x") if settings.selects(topic)] == [
         "orders-a",

@@ -53,6 +53,12 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
     _SPARK_CONF,
     click.Option(
+        ["--http"],
+        metavar="[HOST:]PORT",
+        help="Answer /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
+    ),
+    click.Option(["--metrics-port"], metavar="PORT", help="The same as --http PORT."),
+    click.Option(
         ["--log-format"],
         type=click.Choice(["text", "json"]),
         default="text",
@@ -62,6 +68,7 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     file_option("--log-file", "Write the log to this file too, rotated at 10 MB; five old files are kept."),
     examples=(
         "kmirror run --mirror dr --bootstrap-server b:9092",
+        "kmirror run --mirror dr --http 0.0.0.0:8080 --bootstrap-server b:9092",
         "kmirror run --all --bootstrap-server b:9092",
         "kmirror run --mirror dr --log-format json --log-file /var/log/kmirror/dr.log --bootstrap-server b:9092",
         "kmirror run --mirror dr --until-caught-up --timeout 1h --bootstrap-server b:9092",
@@ -81,20 +88,27 @@ def run_verb(
     standby: bool,
     take_over: bool,
     spark_conf: dict[str, str],
+    http: str | None,
+    metrics_port: str | None,
     log_format: str,
     log_file: str | None,
 ) -> int:
     if timeout_ms is not None and not until_caught_up:
         raise UsageError("--timeout requires --until-caught-up", "to copy for a fixed time, give --for")
+    if http is not None and metrics_port is not None:
+        raise UsageError("--http and --metrics-port exclude each other", "give --http alone")
     from kmirror.cli.log_file import LogFile
     from kmirror.cli.run_log import RunLog
     from kmirror.cli.service_manager import ServiceManager
     from kmirror.engine.clock import now_ms
     from kmirror.ops.run.request import RunRequest
     from kmirror.ops.run.run import run
+    from kmirror.ops.serve.address import Address
 
+    flag, where = ("--http", http) if http is not None else ("--metrics-port", metrics_port)
+    address = None if where is None else Address.parse(where, flag)
     request = RunRequest(
-        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors
+        mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors, address
     )
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()

@@ -381,6 +381,12 @@ class Settings:
         TopicSelector(),
         "Source topics to copy first. While one of them is more than 5 s behind, the other topics wait.",
     )
+    metrics_per_partition: bool = _row(
+        "metrics.per.partition",
+        _boolean(),
+        False,
+        "`run --http` also serves the lag and the ends of each partition at /metrics.",
+    )
 
     def selects(self, source_topic: str) -> bool:
         """Tell whether the filters take a source topic into the mirror."""

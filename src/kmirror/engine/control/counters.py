@@ -7,7 +7,7 @@ smaller, or comes from another run, counts as a whole.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.state.records import NONE_YET, Latencies, ProgressRecord
@@ -60,6 +60,11 @@ class Counters:
             if row.bytes_copied:
                 place = record.lane, TopicPartition(row.topic, row.partition)
                 self._take_partition(place, run, row.records_copied, row.bytes_copied)
+
+    def copy(self) -> Counters:
+        """Return the sums as they are now."""
+        copied = {topic: replace(found) for topic, found in self.copied.items()}
+        return replace(self, copied=defaultdict(Copied, copied), _last={}, _partitions={})
 
     def _take_partition(self, place: tuple[int, TopicPartition], run: _Run, records: int, size: int) -> None:
         known, records_before, bytes_before = self._partitions.get(place, (run, 0, 0))

@@ -67,7 +67,7 @@ class RunView:
     spark_log: str | None = None
 
 
-COPYING = "copying"
+COPYING, STOPPING = "copying", "stopping"
 NO_MIRRORS = "waiting for a mirror: the destination has none to copy"
 _ALIGNING = PartitionState.LOG_ALIGNMENT
 
@@ -105,7 +105,7 @@ def drive(
         snapshots.turned(engines.last)
         threading.Event().wait(_TURN_SECONDS / 5)
     engines.close()
-    watcher(view_of(engines, "stopping", now() - began, recruiting))
+    watcher(view_of(engines, STOPPING, now() - began, recruiting))
     return ending
 
 

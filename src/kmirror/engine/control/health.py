@@ -90,6 +90,10 @@ class Health:
         """Return by partition when the source said where it ends, and where."""
         return self._ends.copy()
 
+    def reported_at(self) -> dict[TopicPartition, float]:
+        """Return by partition when its lane last reported."""
+        return self._reported.copy()
+
     def known_at(self, partition: TopicPartition) -> float | None:
         """Return since when neither end of a copy is known any better; None: one of them was never known."""
         seen, reported_at = self._ends.get(partition), self._reported.get(partition)

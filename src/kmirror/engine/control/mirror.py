@@ -100,7 +100,7 @@ class MirrorEngine:
         self._login = SourceLogin(lambda: self._topics.record.source, record.source_cluster_id, self._is_refused)
         self._rebuilds = Rebuilds(rebuilder, lambda text: self.journal.note(text, Level.WARNING))
         self._throttle_shares = ThrottleShares()
-        self._stored = StoredRecords(mirror, state.records.values())
+        self._stored = StoredRecords(mirror, (*state.records.values(), *state.unknown))
         self._priorities = Priorities()
         self.counters = Counters()
         self._heard: queue.SimpleQueue[
@@ -289,6 +289,7 @@ class MirrorEngine:
             self.mirror,
             now(),
             now_ms(),
+            self._health.began,
             self._stored.copy(),
             self._lease.record,
             self._heartbeats.last_at or None,
@@ -297,14 +298,17 @@ class MirrorEngine:
             self.source.seen_at,
             self._health.source_ends(),
             self.partitions.rows.copy(),
+            self._health.reported_at(),
             self._lanes.claims(),
             self._lanes.heard_at,
             frozenset(self._health.silent_lanes),
             self._lanes.restarts,
             self._side_jobs.names,
             self._side_jobs.done_at.copy(),
+            self.counters.copy(),
             self.journal.counts.copy(),
             self.partitions.lost_records,
+            self._rebuilds.done,
             tuple(self.history.recent(now_ms())),
         )
 

@@ -48,6 +48,8 @@ class Rebuilds:
         self._claims: dict[str, _Work] = {}
         self._refused: set[str] = set()
         self._work: dict[str, _Work] = {}
+        #: How many topics were rebuilt.
+        self.done = 0
         self._ended: queue.SimpleQueue[tuple[str, _Work, Exception | None]] = queue.SimpleQueue()
 
     def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
@@ -98,6 +100,7 @@ class Rebuilds:
                 return
             work.is_running = False
             if error is None:
+                self.done += self._work.get(topic) is work
                 continue
             if not isinstance(error, KmirrorError | OutcomeUnknown):
                 raise error

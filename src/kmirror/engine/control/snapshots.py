@@ -15,9 +15,10 @@ from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
+from kmirror.engine.control.counters import Counters
 from kmirror.errors import KmirrorError
 from kmirror.state.history_records import TimedPoint
-from kmirror.state.records import EngineRecord, Incarnation, Key, ProgressRow, Record
+from kmirror.state.records import EngineRecord, Incarnation, Key, ProgressRow, Record, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class MirrorSnapshot:
     mirror: str
     at: float
     time_ms: int
+    began_at: float
     #: What is stored of the mirror, by key.
-    stored: Mapping[Key, Record]
+    stored: Mapping[Key, Record | Unknown]
     #: The engine's record as it was last accepted, and when; None before the first heartbeat.
     engine: EngineRecord
     heartbeat_at: float | None
@@ -42,8 +44,9 @@ class MirrorSnapshot:
     source_seen_at: float | None
     #: By destination partition, when its source said where it ends, and where.
     source_ends: Mapping[TopicPartition, tuple[float, int]]
-    #: The last word of the lanes that copy them.
+    #: The last word of the lanes that copy them, and when it was heard.
     rows: Mapping[TopicPartition, ProgressRow]
+    reported_at: Mapping[TopicPartition, float]
     #: The lanes that may write, when each last reported, and those that no worker reports on.
     lanes: Mapping[int, Incarnation]
     lanes_heard_at: Mapping[int, float]
@@ -52,10 +55,13 @@ class MirrorSnapshot:
     #: The jobs beside the copy, and when each was last done; those that never were are left out.
     jobs: tuple[str, ...]
     jobs_done_at: Mapping[str, float]
+    #: What its lanes have copied.
+    counters: Counters
     #: How many events the engine has recorded, by what they are about and their result.
     events: Counter[tuple[str, str]]
     #: Records that the source had lost before they were copied, since the engine began.
     lost_records: int
+    rebuilds: int
     #: How the mirror went in the last hour, oldest first.
     history: tuple[TimedPoint, ...] = ()
 

@@ -92,18 +92,18 @@ class StoredRecords:
     One thread takes records; `copy` is for any.
     """
 
-    def __init__(self, mirror: str, found: Iterable[Record]) -> None:
+    def __init__(self, mirror: str, found: Iterable[Record | Unknown]) -> None:
         self._mirror = mirror
-        self._records = {record.key: record for record in found if _is_of(record.key, mirror)}
+        self._records: dict[Key, Record | Unknown] = {one.key: one for one in found if _is_of(one.key, mirror)}
         #: What was read before the log's end was reached for the first time; it ends as what is stored.
-        self._read: dict[Key, Record] | None = {}
+        self._read: dict[Key, Record | Unknown] | None = {}
 
     def take(self, met: Record | Removed | Unknown) -> None:
         """Take the next record of the log."""
         records = self._records if self._read is None else self._read
         if not _is_of(met.key, self._mirror):
             return
-        if isinstance(met, Removed | Unknown):
+        if isinstance(met, Removed):
             records.pop(met.key, None)
         else:
             records[met.key] = met
@@ -113,7 +113,7 @@ class StoredRecords:
         if self._read is not None:
             self._records, self._read = self._read, None
 
-    def copy(self) -> dict[Key, Record]:
+    def copy(self) -> dict[Key, Record | Unknown]:
         """Return what is stored now, as far as is known."""
         return self._records.copy()
 

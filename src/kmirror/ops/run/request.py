@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kmirror.ops.serve.address import Address
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -22,6 +24,8 @@ class RunRequest:
     take_over: bool = False
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     all_mirrors: bool = False
+    #: Where to answer HTTP; None for nowhere.
+    http: Address | None = None
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.control.engines import Apart, Engines, Recruiting
 from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.control.snapshots import Snapshots
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.engine.spark.failures import SparkLostError
@@ -30,6 +31,8 @@ from kmirror.ops.run.patience import Interrupted, Patience
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
+from kmirror.ops.serve.server import serving
+from kmirror.ops.serve.service import Service
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
@@ -44,7 +47,8 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
 
     Raises:
         UsageError: a contradictory request.
-        RefusedError: no such mirror, another engine in charge, another cluster at the source, taken over (FENCED).
+        RefusedError: no such mirror, another engine in charge, another cluster at the source, taken over (FENCED), or
+            the address for HTTP cannot be listened on.
         UnreachableError: a cluster refuses us, or does not answer where that is not waited for.
         TimedOutError: the time is over, and copying has not begun.
         SparkLostError: Spark's Java process ended by itself.
@@ -59,15 +63,21 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
+    service = Service(snapshots := Snapshots())
+
     def watch(view: RunView) -> None:
+        service.show(view)
         watcher(replace(view, spark_log=str(log_file)))
 
     def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
         watch(_view(request, began, phase, [note] if note is not None else [], level))
 
-    with stopping() as stop, at_hangup(stop) as hangup:
+    with stopping() as stop, at_hangup(stop) as hangup, ExitStack() as stack:
+        listening = stack.enter_context(serving(request.http, service)) if request.http is not None else None
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
+        if listening is not None:
+            show(_phase(request), f"http://{listening} answers /healthz, /readyz, /status.json and /metrics")
         patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
         try:
             started = patience.attempt(
@@ -76,7 +86,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
                 phase=_phase(request),
                 at_once=request.gives_up_at_once,
             )
-            run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, patience)
+            run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, patience, snapshots)
             try:
                 if request.all_mirrors:
                     return run_them.all_mirrors(started.state)
@@ -130,6 +140,7 @@ class _Run:
     stop: threading.Event
     hangup: Hangup
     patience: Patience
+    snapshots: Snapshots
 
     def named(self, records: Sequence[MirrorRecord]) -> VerbResult:
         """Copy these mirrors; what keeps one from its engine ends the run."""
@@ -209,7 +220,7 @@ class _Run:
         )
         self.hangup.then = engines.renew_logins
         with watched(runtime, self.stop) as lost:
-            ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting)
+            ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting, self.snapshots)
         if lost.is_set():
             raise SparkLostError(
                 "Spark's Java process ended unexpectedly: copying has stopped",

@@ -50,6 +50,8 @@ class ClusterLook:
     last_stable_offset: Offsets = field(default_factory=dict)
     high_watermark: Offsets = field(default_factory=dict)
     log_end_offset: Offsets = field(default_factory=dict)
+    #: When a partition's ends were seen, where that was at another time than `time_ms`.
+    seen_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     trouble: KmirrorError | None = None
 
 

@@ -123,6 +123,15 @@ class _Story:
     message: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What all partitions of a mirror have in common."""
+
+    health: EngineHealth
+    limit: int | None
+    first_topics: tuple[str, ...]
+
+
 def partition_rows(
     state: State,
     mirror: MirrorRecord,
@@ -137,9 +146,8 @@ def partition_rows(
     health = _health(state, mirror.name, now_ms, has_ended=engine_has_ended)
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
-    limit = _throttle_of(mirror)
     engine = health.record if health.reason is None else None
-    first_topics = (engine.first_topics if engine else None) or ()
+    alike = _Alike(health, _throttle_of(mirror), (engine.first_topics if engine else None) or ())
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
         if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
@@ -155,24 +163,8 @@ def partition_rows(
         topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
         for partition, story in enumerate(stories):
             report = reports.get(TopicPartition(topic.topic, partition))
-            row = _row(
-                topic, partition, story, topic_state, records.get(partition), report, destination, source, now_ms
-            )
-            said = report.row if report and is_reported(health, report.record) else None
-            rows.append(
-                replace(
-                    row,
-                    engine=health.name,
-                    engine_last_seen_ms=health.last_seen_ms,
-                    engine_age_ms=health.age_ms,
-                    is_reported=said is not None,
-                    throttle_bytes_per_second=limit,
-                    first_topics=first_topics,
-                    bytes_per_second=int(said.bytes_per_second) if said else None,
-                    records_per_second=said.offsets_per_second if said else None,
-                    source_records_per_second=said.records_per_second if said else None,
-                )
-            )
+            record = records.get(partition)
+            rows.append(_row(topic, partition, story, topic_state, record, report, destination, source, alike, now_ms))
     return rows
 
 
@@ -434,6 +426,7 @@ def _row(
     report: Report | None,
     destination: ClusterLook,
     source: ClusterLook | None,
+    alike: _Alike,
     now_ms: int,
 ) -> PartitionRow:
     here, there = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
@@ -443,7 +436,7 @@ def _row(
     if source is not None and answers:
         source_offset: int | None = source.last_stable_offset[there]
         high_watermark, log_start = source.high_watermark.get(there), source.log_start_offset.get(there)
-        as_of_ms: int | None = source.time_ms
+        as_of_ms: int | None = source.seen_ms.get(there, source.time_ms)
     else:
         last = report.row if report else None
         source_offset = last.source_offset if last else None
@@ -455,6 +448,8 @@ def _row(
         lag = _difference(source_offset, destination_offset)
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
+    health = alike.health
+    said = report.row if report and is_reported(health, report.record) else None
     return PartitionRow(
         mirror=topic.mirror,
         topic=topic.topic,
@@ -480,6 +475,15 @@ def _row(
         rebuilt_at_ms=topic.rebuilt_at_ms,
         archive=topic.archive,
         as_of_ms=as_of_ms,
+        engine=health.name,
+        engine_last_seen_ms=health.last_seen_ms,
+        engine_age_ms=health.age_ms,
+        is_reported=said is not None,
+        throttle_bytes_per_second=alike.limit,
+        first_topics=alike.first_topics,
+        bytes_per_second=int(said.bytes_per_second) if said else None,
+        records_per_second=said.offsets_per_second if said else None,
+        source_records_per_second=said.records_per_second if said else None,
     )
 
 

@@ -1,0 +1,37 @@
+"""Where a running engine listens, as `--http [HOST:]PORT` says it. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kmirror.errors import UsageError
+
+LOCALHOST = "127.0.0.1"
+_FORM = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):)?(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port to listen on; port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, flag: str = "--http") -> Address:
+        """Read `PORT` or `HOST:PORT`; an IPv6 address stands in brackets.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        found = _FORM.fullmatch(text.strip())
+        if found is None or int(found["port"]) > 65_535:
+            raise UsageError(
+                f"{flag} {text} is neither a port nor HOST:PORT",
+                f"write {flag} 8080 to listen on this machine only, {flag} 0.0.0.0:8080 on all its addresses",
+            )
+        return cls((found["host"] or LOCALHOST).strip("[]"), int(found["port"]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,140 @@
+"""What each address of a running engine's HTTP server answers. No sockets here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+
+from kmirror import __version__, columns
+from kmirror.columns import Column, Type, document
+from kmirror.ops.serve.exposition import exposition
+from kmirror.ops.serve.metrics import PHASES, Now
+from kmirror.ops.serve.service import Service, StuckError
+from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
+
+_TEXT, _JSON, _HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
+#: The page brings all that it needs, and asks nobody but us.
+_PAGE_POLICY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+    " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+_NOT_COPYING = "copying has not begun"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer; its headers go beside those of every answer."""
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] | None = None
+
+    @classmethod
+    def of_text(cls, status: HTTPStatus, text: str) -> Answer:
+        """Return one for people."""
+        return cls(status, _TEXT, f"{text}\n".encode())
+
+
+#: The keys of /status.json.
+STATUS: tuple[Column[Now], ...] = (
+    Column("version", columns.TEXT, "the version of kmirror", lambda _: __version__),
+    Column("phase", Type("string", "phase", codes=PHASES), "what `run` does", lambda now: now.phase),
+    Column("asOf", columns.TIME, "when the engine knew what is here", lambda now: now.time_ms),
+    Column(
+        "ready",
+        columns.FLAG,
+        "whether records flow, as `wait --for healthy` judges it and /readyz answers",
+        lambda now: now.missing is None,
+    ),
+    Column(
+        "missing",
+        columns.TEXT.null_when("records flow"),
+        "why they do not, a line for each mirror",
+        lambda now: now.missing,
+    ),
+    Column(
+        "mirrors",
+        MIRRORS.type.null_when(_NOT_COPYING),
+        "the mirrors that this engine copies, as `list` shows them",
+        lambda now: None if now.waits_for is not None else [MIRRORS.document(row) for row in _mirror_rows(now)],
+    ),
+    Column(
+        "partitions",
+        PARTITIONS.type.null_when(_NOT_COPYING),
+        "their partitions, as `describe` shows them",
+        lambda now: (
+            None
+            if now.waits_for is not None
+            else [PARTITIONS.document(row) for one in now.mirrors for row in one.live.partitions]
+        ),
+    ),
+)
+
+
+def _mirror_rows(now: Now) -> list[MirrorRow]:
+    return [one.live.row for one in now.mirrors if one.live.row is not None]
+
+
+def answer(service: Service, path: str, accept: str) -> Answer:
+    """Return what a path answers to a request with this Accept header."""
+    found = ROUTES.get(path)
+    if found is None:
+        return Answer.of_text(HTTPStatus.NOT_FOUND, f"nothing is here; there are: {', '.join(ROUTES)}")
+    return found(service, accept)
+
+
+def _page(service: Service, accept: str) -> Answer:
+    return Answer(HTTPStatus.OK, _HTML, _page_text(), _PAGE_POLICY)
+
+
+@cache
+def _page_text() -> bytes:
+    return (files("kmirror.ops.serve") / "page.html").read_bytes()
+
+
+def _health(service: Service, accept: str) -> Answer:
+    if (stuck := service.stuck) is not None:
+        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, stuck)
+    return Answer.of_text(HTTPStatus.OK, "the driver turns")
+
+
+def _readiness(service: Service, accept: str) -> Answer:
+    try:
+        missing = service.now().missing
+    except StuckError as stuck:
+        missing = str(stuck)
+    if missing is not None:
+        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, missing)
+    return Answer.of_text(HTTPStatus.OK, "records flow")
+
+
+def _status(service: Service, accept: str) -> Answer:
+    try:
+        found = service.now()
+    except StuckError as stuck:
+        error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json.dumps(error).encode())
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(document(STATUS, found), ensure_ascii=False).encode())
+
+
+def _metrics(service: Service, accept: str) -> Answer:
+    try:
+        found = service.now()
+    except StuckError as stuck:
+        return Answer.of_text(HTTPStatus.SERVICE_UNAVAILABLE, str(stuck))
+    body, content_type = exposition(found, accept)
+    return Answer(HTTPStatus.OK, content_type, body)
+
+
+ROUTES: Mapping[str, Callable[[Service, str], Answer]] = {
+    "/": _page,
+    "/healthz": _health,
+    "/readyz": _readiness,
+    "/status.json": _status,
+    "/metrics": _metrics,
+}

@@ -1,0 +1,136 @@
+"""The rows of `list` and `describe` from what a running engine knows, without a look at the clusters. Pure.
+
+They are made by what makes those of the commands. In place of the looks at both clusters stand the source's ends, as
+far as the source told them lately, and the destination's as the lanes last reported them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.errors import Reason
+from kmirror.ops.results import Outcome
+from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
+from kmirror.ops.show.tables import MirrorRow, PartitionRow
+from kmirror.ops.show.wait import Condition, judge
+from kmirror.settings.table import Settings, stored_settings
+from kmirror.state.records import EngineRecord, TopicRecord
+from kmirror.state.snapshot import State
+from kmirror.words import at_time
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMirror:
+    """One mirror under a running engine; `row` and `settings` are None where the mirror is deleted."""
+
+    snapshot: MirrorSnapshot
+    state: State
+    settings: Settings | None
+    row: MirrorRow | None
+    partitions: tuple[PartitionRow, ...]
+    #: What `wait --for healthy` would miss; None where it misses nothing.
+    missing: str | None
+
+
+def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
+    """Return a mirror as its engine knew it at the moment of the snapshot."""
+    state = _state(snapshot)
+    record = state.mirror(snapshot.mirror)
+    if record is None:
+        return LiveMirror(snapshot, state, None, None, (), f"there is no mirror {snapshot.mirror} any more")
+    topics, now_ms = state.topics(record.name), snapshot.time_ms
+    source = _source_look(snapshot, topics)
+    destination = ClusterLook(
+        now_ms,
+        log_end_offset={
+            place: row.destination_offset for place, row in snapshot.rows.items() if row.destination_offset is not None
+        },
+    )
+    ours = {"engine_has_ended": False} if snapshot.lost is None else {}
+    rows = partition_rows(state, record, topics, destination, source, now_ms, **ours)
+    if snapshot.lost is None:
+        rows = _explained(rows, snapshot)
+    row = mirror_row(state, record, rows, source_trouble(source), now_ms, **ours)
+    settings = stored_settings(record.settings)
+    return LiveMirror(snapshot, state, settings, row, tuple(rows), _missing(snapshot, rows))
+
+
+def _state(snapshot: MirrorSnapshot) -> State:
+    """Return what is stored; of its own lease the engine knows better, unless another engine took it."""
+    records = dict(snapshot.stored)
+    stored = records.get(snapshot.engine.key)
+    is_ours = not isinstance(stored, EngineRecord) or stored.lease_id == snapshot.engine.lease_id
+    if snapshot.lost is None or is_ours:
+        records[snapshot.engine.key] = snapshot.engine
+    return State.of(records.values())
+
+
+def _source_look(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterLook:
+    """Return what the source said within the last moments; what it said before says nothing of now."""
+    names = {topic.topic: topic.source_topic for topic in topics}
+    ends: dict[TopicPartition, int] = {}
+    seen_ms: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, int] = {}
+    high_watermarks: dict[TopicPartition, int] = {}
+    for place, (seen_at, end) in snapshot.source_ends.items():
+        name = names.get(place.topic)
+        if name is None or snapshot.at - seen_at > KNOWN_SECONDS:
+            continue
+        there = place if name == place.topic else TopicPartition(name, place.partition)
+        ends[there] = end
+        seen_ms[there] = snapshot.time_ms - int(1000 * (snapshot.at - seen_at))
+        row = snapshot.rows.get(place)
+        if row is None or row.source_seen_ms is not None or not _is_fresh(snapshot, place):
+            continue
+        if row.source_high_watermark is not None:
+            high_watermarks[there] = max(end, row.source_high_watermark)
+        if row.source_log_start is not None:
+            starts[there] = row.source_log_start
+    return ClusterLook(
+        snapshot.time_ms,
+        log_start_offset=starts,
+        last_stable_offset=ends,
+        high_watermark=high_watermarks,
+        seen_ms=seen_ms,
+        trouble=snapshot.source_trouble,
+    )
+
+
+def _is_fresh(snapshot: MirrorSnapshot, place: TopicPartition) -> bool:
+    reported_at = snapshot.reported_at.get(place)
+    return reported_at is not None and snapshot.at - reported_at <= KNOWN_SECONDS
+
+
+def _explained(rows: list[PartitionRow], snapshot: MirrorSnapshot) -> list[PartitionRow]:
+    """Return the rows; others see this engine silent when its heartbeats are not accepted, and it knows why."""
+    if all(row.reason is not Reason.ENGINE_SILENT for row in rows):
+        return rows
+    why = silence(snapshot)
+    return [replace(row, error_message=why) if row.reason is Reason.ENGINE_SILENT else row for row in rows]
+
+
+def silence(snapshot: MirrorSnapshot) -> str:
+    """Return the sentence for an engine that turns, and whose heartbeats do not arrive."""
+    since = at_time(snapshot.engine.last_seen_ms)
+    return f"the destination has not accepted a heartbeat of this engine since {since}; check the destination"
+
+
+def _missing(snapshot: MirrorSnapshot, rows: list[PartitionRow]) -> str | None:
+    """Return what keeps the mirror from being healthy, as `wait --for healthy` judges it."""
+    if snapshot.lost is not None:
+        return str(snapshot.lost)
+    if not rows:
+        return f"mirror {snapshot.mirror} has no topics yet"
+    bad = [one for one in judge(Condition.HEALTHY, rows, _NO_TARGETS) if one.result is not Outcome.DONE]
+    if not bad:
+        return None
+    more = f", and {len(bad) - 1:,} more topics" if len(bad) > 2 else ", and one more topic" if len(bad) == 2 else ""
+    return f"{bad[0].message}{more}"
+
+
+_NO_TARGETS: Mapping[TopicPartition, int] = {}

@@ -1,0 +1,594 @@
+"""The metrics of a running engine: each is declared once, with its meaning and where its value comes from. Pure.
+
+What is not known has no sample: an absent series never looks like a zero. What is served and docs/metrics.md are both
+made from these declarations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Generic, Literal, TypeVar
+
+from kmirror import __version__
+from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.errors import NOT_COPYING, Reason
+from kmirror.ops.serve.live import LiveMirror
+from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.state.group_records import LASTING_REASONS
+from kmirror.state.records import Latencies, PartitionState
+
+#: The values of its labels but `mirror`, and its own: that of a histogram is what requests were counted in.
+Value = tuple[tuple[str, ...], float | Latencies]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """Sum up one topic: unknown is None."""
+
+    topic: str
+    lag: int | None
+    time_lag_ms: int | None
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorNow:
+    """One mirror, and what is summed up of it for several metrics."""
+
+    live: LiveMirror
+    topics: tuple[TopicNow, ...]
+
+    @classmethod
+    def of(cls, live: LiveMirror) -> MirrorNow:
+        """Sum up a mirror."""
+        groups = groupby(live.partitions, lambda row: row.topic)
+        return cls(live, tuple(_topic_now(topic, list(rows)) for topic, rows in groups))
+
+    @property
+    def mirror(self) -> str:
+        """The mirror's name."""
+        return self.live.snapshot.mirror
+
+    def age(self, moment: float) -> float:
+        """Return the seconds since a moment of the engine's clock."""
+        return max(0.0, self.live.snapshot.at - moment)
+
+
+def _topic_now(topic: str, rows: Sequence[PartitionRow]) -> TopicNow:
+    mirrored = [row for row in rows if row.state is not PartitionState.STOPPED]
+    lags = [row.lag for row in mirrored if row.lag is not None]
+    times = [row.time_lag_ms for row in mirrored if row.time_lag_ms is not None]
+    is_known, is_time_known = len(lags) == len(mirrored) > 0, len(times) == len(mirrored) > 0
+    failed = sum(row.state is PartitionState.FAILED for row in rows)
+    return TopicNow(topic, sum(lags) if is_known else None, max(times) if is_time_known else None, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a run knows: its phase, once it copies its mirrors, and those that have no engine in it now."""
+
+    phase: str
+    time_ms: int
+    #: What is waited for, None once it copies.
+    waits_for: str | None
+    mirrors: tuple[MirrorNow, ...] = ()
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> str | None:
+        """Why records do not flow, a line for each mirror; None where they do."""
+        if self.waits_for is not None:
+            return self.waits_for
+        found = {one.mirror: one.live.missing for one in self.mirrors if one.live.missing is not None}
+        found |= {mirror: apart.why for mirror, apart in self.apart.items()}
+        if not self.mirrors and not found:
+            return "there is no mirror to copy"
+        return "\n".join(f"{mirror}: {why}" for mirror, why in sorted(found.items())) or None
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[T]):
+    """Declare one metric; those of mirrors have the label `mirror` before their `labels`.
+
+    `kip_1279` and `cluster_linking` name what comes nearest to it in Apache Kafka's proposal and at Confluent.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+    values: Callable[[T], Iterable[Value]]
+    #: When there is no sample, in words; nothing where there always is one.
+    absent: str = ""
+    kip_1279: str = ""
+    cluster_linking: str = ""
+
+
+def _one(value: float | Latencies | None) -> list[Value]:
+    return [] if value is None else [((), value)]
+
+
+def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
+    """Yield how many there are of each code, of those that there are none of too."""
+    counts = Counter(found)
+    return (((str(code),), counts[code]) for code in codes)
+
+
+def _healthy(now: Now) -> Iterator[Value]:
+    yield from (((one.mirror,), one.live.missing is None) for one in now.mirrors)
+    yield from (((mirror,), False) for mirror in now.apart)
+
+
+def _partition_state(row: PartitionRow) -> str:
+    """Return the state as `describe` shows it first: why nothing is copied goes before what is remembered."""
+    return row.reason if row.is_idle and row.reason is not None else row.state
+
+
+def _is_lag_missing(row: PartitionRow) -> bool:
+    is_idle = row.state is PartitionState.STOPPED or row.reason is Reason.PAUSED_BY_OPERATOR
+    return row.lag is None and not is_idle
+
+
+def _topics(value: Callable[[TopicNow], float | None]) -> Callable[[MirrorNow], Iterator[Value]]:
+    def values(now: MirrorNow) -> Iterator[Value]:
+        return (((topic.topic,), found) for topic in now.topics if (found := value(topic)) is not None)
+
+    return values
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _copied(of: Literal["records", "bytes"]) -> Callable[[MirrorNow], Iterator[Value]]:
+    def values(now: MirrorNow) -> Iterator[Value]:
+        copied = now.live.snapshot.counters.copied
+        return (((t.topic,), getattr(copied[t.topic], of) if t.topic in copied else 0) for t in now.topics)
+
+    return values
+
+
+def _partitions(value: Callable[[PartitionRow], float | None]) -> Callable[[MirrorNow], Iterator[Value]]:
+    def values(now: MirrorNow) -> Iterator[Value]:
+        if now.live.settings is None or not now.live.settings.metrics_per_partition:
+            return
+        for row in now.live.partitions:
+            if (found := value(row)) is not None and row.state is not PartitionState.STOPPED:
+                yield (row.topic, str(row.partition)), found
+
+    return values
+
+
+def _source_offsets(now: MirrorNow) -> Iterator[Value]:
+    known_ms = now.live.snapshot.time_ms - KNOWN_SECONDS * 1000
+    return _partitions(
+        lambda row: row.source_offset if row.as_of_ms is not None and row.as_of_ms >= known_ms else None
+    )(now)
+
+
+def _source_up(now: MirrorNow) -> list[Value]:
+    snapshot = now.live.snapshot
+    is_known = snapshot.source_trouble is not None or snapshot.source_seen_at is not None
+    return _one(snapshot.source_trouble is None if is_known else None)
+
+
+def _source_age(now: MirrorNow) -> list[Value]:
+    seen_at = now.live.snapshot.source_seen_at
+    return _one(None if seen_at is None else now.age(seen_at))
+
+
+def _lane_ages(now: MirrorNow) -> Iterator[Value]:
+    snapshot = now.live.snapshot
+    return (
+        ((str(lane),), now.age(at)) for lane, at in sorted(snapshot.lanes_heard_at.items()) if lane in snapshot.lanes
+    )
+
+
+def _job_ages(now: MirrorNow) -> Iterator[Value]:
+    snapshot = now.live.snapshot
+    for name, job in JOBS.items():
+        if name in snapshot.jobs:
+            yield (job,), now.age(snapshot.jobs_done_at.get(name, snapshot.began_at))
+
+
+def _groups_skipped(now: MirrorNow) -> Iterator[Value]:
+    return _counted(sorted(LASTING_REASONS), (one.skipped for one in now.live.state.groups(now.mirror)))
+
+
+def _groups(now: MirrorNow) -> list[Value]:
+    found = now.live.state.groups_looked_at(now.mirror)
+    return _one(None if found is None else found.groups)
+
+
+def _heartbeat_age(now: MirrorNow) -> list[Value]:
+    snapshot = now.live.snapshot
+    return _one(max(0, snapshot.time_ms - snapshot.engine.last_seen_ms) / 1000)
+
+
+def _throttle(now: MirrorNow) -> list[Value]:
+    return _one(now.live.row.throttle_bytes_per_second if now.live.row is not None else None)
+
+
+def _topic_records(now: MirrorNow, of: Literal["rebuild", "archive"]) -> int:
+    return sum(getattr(one, of) is not None for one in now.live.state.topics(now.mirror))
+
+
+#: The jobs beside the copy: their names in sentences, and in labels.
+JOBS = {"group offsets": "groups", "topic settings": "settings", "rights": "rights", "discovery": "discovery"}
+PARTITION_STATES = (*PartitionState, *sorted(NOT_COPYING))
+_FETCHER = "of `MirrorFetcherManager`"
+_LINK = "of `ClusterLinkFetcherManager`"
+_SETTING = "unless the mirror has `metrics.per.partition=true`"
+
+#: What is served of the run as a whole.
+PHASES = ("waiting", "starting", "copying", "stopping")
+RUN_METRICS: tuple[Metric[Now], ...] = (
+    Metric(
+        "kmirror_build_info",
+        "gauge",
+        "1",
+        ("version", "python"),
+        "1; its labels are the versions of kmirror and of Python",
+        lambda _: [((__version__, sys.version.split()[0]), 1)],
+    ),
+    Metric(
+        "kmirror_run_phase",
+        "gauge",
+        "1 or 0",
+        ("phase",),
+        f"1 for the phase that `run` is in: {', '.join(PHASES)}; metrics of mirrors are there only while it copies",
+        lambda now: (((one,), one == now.phase) for one in PHASES),
+    ),
+    Metric(
+        "kmirror_healthy",
+        "gauge",
+        "1 or 0",
+        ("mirror",),
+        "1 while `wait --for healthy` would succeed: records flow; with `--all` 0 for each mirror without an engine",
+        _healthy,
+        "while `run` waits or starts",
+    ),
+)
+METRICS: tuple[Metric[MirrorNow], ...] = (
+    Metric(
+        "kmirror_engine_start_time_seconds",
+        "gauge",
+        "epoch seconds",
+        (),
+        "since when the engine is in charge of the mirror",
+        lambda now: _one(now.live.snapshot.engine.since_ms / 1000),
+    ),
+    Metric(
+        "kmirror_engine_heartbeat_age_seconds",
+        "gauge",
+        "seconds",
+        (),
+        "since the destination last accepted a heartbeat of the engine; one is due every second",
+        _heartbeat_age,
+    ),
+    Metric(
+        "kmirror_source_up",
+        "gauge",
+        "1 or 0",
+        (),
+        "1 while the source answers the engine and may be mirrored",
+        _source_up,
+        "before the first answer",
+        cluster_linking="`link-count`",
+    ),
+    Metric(
+        "kmirror_source_answer_age_seconds",
+        "gauge",
+        "seconds",
+        (),
+        "since the engine's last look at the source that was answered; one is due every `refresh.interval.seconds`",
+        _source_age,
+        "before the first answer",
+    ),
+    Metric(
+        "kmirror_topics",
+        "gauge",
+        "topics",
+        ("state",),
+        "topics by topic state",
+        lambda now: _counted(TopicState, {row.topic: row.topic_state for row in now.live.partitions}.values()),
+        cluster_linking="`mirror-topic-count`",
+    ),
+    Metric(
+        "kmirror_partitions",
+        "gauge",
+        "partitions",
+        ("state",),
+        "partitions by state; those that nobody copies now count as "
+        f"{', '.join(f'`{code}`' for code in sorted(NOT_COPYING))}, whatever is remembered of them",
+        lambda now: _counted(PARTITION_STATES, map(_partition_state, now.live.partitions)),
+        kip_1279=f"`FailedPartitionsCount` {_FETCHER}",
+        cluster_linking=f"`FailedPartitionsCount` {_LINK}",
+    ),
+    Metric(
+        "kmirror_partitions_by_reason",
+        "gauge",
+        "partitions",
+        ("reason",),
+        "partitions by reason code; those without a reason are not counted",
+        lambda now: _counted(Reason, (row.reason for row in now.live.partitions)),
+    ),
+    Metric(
+        "kmirror_partitions_lag_unknown",
+        "gauge",
+        "partitions",
+        (),
+        "partitions that are to be copied and whose lag is not known now; the lag of their topics is absent",
+        lambda now: _one(sum(map(_is_lag_missing, now.live.partitions))),
+    ),
+    Metric(
+        "kmirror_topic_lag_offsets",
+        "gauge",
+        "offsets",
+        ("topic",),
+        "offsets that the destination lacks, all partitions together",
+        _topics(lambda topic: topic.lag),
+        "while the lag of one of its partitions is not known, and where all are STOPPED",
+        f"`MaxLag` {_FETCHER}",
+        f"`MaxLag` {_LINK}",
+    ),
+    Metric(
+        "kmirror_topic_lag_seconds",
+        "gauge",
+        "seconds",
+        ("topic",),
+        "`timeLagMs` of `describe`, the largest of its partitions",
+        _topics(lambda topic: _seconds(topic.time_lag_ms)),
+        "while it is not known of one of its partitions, and where all are STOPPED",
+    ),
+    Metric(
+        "kmirror_topic_partitions_failed",
+        "gauge",
+        "partitions",
+        ("topic",),
+        "partitions of the topic that are FAILED",
+        _topics(lambda topic: topic.failed),
+        cluster_linking="`failed-mirror-partition-count`",
+    ),
+    Metric(
+        "kmirror_topic_records_copied_total",
+        "counter",
+        "records",
+        ("topic",),
+        "records copied since the engine began",
+        _copied("records"),
+    ),
+    Metric(
+        "kmirror_topic_bytes_copied_total",
+        "counter",
+        "bytes",
+        ("topic",),
+        "bytes of the batches copied since the engine began, as they are stored",
+        _copied("bytes"),
+        "",
+        "`BytesPerSec` of `FetcherStats`",
+        "`BytesPerSec`",
+    ),
+    Metric(
+        "kmirror_partition_lag_offsets",
+        "gauge",
+        "offsets",
+        ("topic", "partition"),
+        "offsets that the destination lacks",
+        _partitions(lambda row: row.lag),
+        f"{_SETTING}; while it is not known; where STOPPED",
+        "`ConsumerLag` of `FetcherLagMetrics`",
+        "`ConsumerLag` of `FetcherLagMetrics`",
+    ),
+    Metric(
+        "kmirror_partition_lag_seconds",
+        "gauge",
+        "seconds",
+        ("topic", "partition"),
+        "`timeLagMs` of `describe`",
+        _partitions(lambda row: _seconds(row.time_lag_ms)),
+        f"{_SETTING}; while it is not known; where STOPPED",
+    ),
+    Metric(
+        "kmirror_partition_source_offset",
+        "gauge",
+        "offset, exclusive",
+        ("topic", "partition"),
+        "the source's last stable offset, as the source told it within the last 10 seconds",
+        _source_offsets,
+        f"{_SETTING}; while the source does not tell; where STOPPED",
+    ),
+    Metric(
+        "kmirror_partition_destination_offset",
+        "gauge",
+        "offset, exclusive",
+        ("topic", "partition"),
+        "the destination's log end, as the lane that copies the partition last reported it",
+        _partitions(lambda row: row.destination_offset),
+        f"{_SETTING}; before a lane has reported; where STOPPED",
+    ),
+    Metric(
+        "kmirror_batches_copied_total",
+        "counter",
+        "batches",
+        (),
+        "batches appended since the engine began",
+        lambda now: _one(now.live.snapshot.counters.batches_copied),
+    ),
+    Metric(
+        "kmirror_batches_taken_apart_total",
+        "counter",
+        "batches",
+        (),
+        "batches of the source that could not be sent as they are, and were decoded and put together anew",
+        lambda now: _one(now.live.snapshot.counters.batches_taken_apart),
+    ),
+    Metric(
+        "kmirror_offsets_filled_total",
+        "counter",
+        "offsets",
+        (),
+        "offsets at which the source shows no record, filled at the destination",
+        lambda now: _one(now.live.snapshot.counters.offsets_filled),
+    ),
+    Metric(
+        "kmirror_fetched_bytes_total",
+        "counter",
+        "bytes",
+        (),
+        "bytes fetched from the source",
+        lambda now: _one(now.live.snapshot.counters.fetched_bytes),
+    ),
+    Metric(
+        "kmirror_throttled_seconds_total",
+        "counter",
+        "seconds",
+        (),
+        "how long lanes have waited for `throttle.bytes.per.second`, all lanes together",
+        lambda now: _one(now.live.snapshot.counters.throttled_ms / 1000),
+    ),
+    Metric(
+        "kmirror_throttle_limit_bytes_per_second",
+        "gauge",
+        "bytes per second",
+        (),
+        "the mirror's `throttle.bytes.per.second`",
+        _throttle,
+        "where there is no limit",
+    ),
+    Metric(
+        "kmirror_fetch_duration_seconds",
+        "histogram",
+        "seconds",
+        (),
+        "from request to answer of fetches that brought records; the source's wait for records is part of it",
+        lambda now: _one(now.live.snapshot.counters.fetch_latencies),
+    ),
+    Metric(
+        "kmirror_produce_duration_seconds",
+        "histogram",
+        "seconds",
+        (),
+        "from request to answer of appends at the destination",
+        lambda now: _one(now.live.snapshot.counters.produce_latencies),
+    ),
+    Metric(
+        "kmirror_lanes",
+        "gauge",
+        "lanes",
+        (),
+        "lanes that are to copy",
+        lambda now: _one(len(now.live.snapshot.lanes)),
+    ),
+    Metric(
+        "kmirror_lanes_silent",
+        "gauge",
+        "lanes",
+        (),
+        "lanes that no worker has reported on for 10 seconds",
+        lambda now: _one(len(now.live.snapshot.silent_lanes)),
+        kip_1279=f"`DeadThreadCount` {_FETCHER}",
+        cluster_linking=f"`DeadThreadCount` {_LINK}",
+    ),
+    Metric(
+        "kmirror_lane_report_age_seconds",
+        "gauge",
+        "seconds",
+        ("lane",),
+        "since a lane last reported; a report is due every 2 seconds",
+        _lane_ages,
+        "before its first report; `kmirror_lanes_silent` counts it",
+    ),
+    Metric(
+        "kmirror_lane_restarts_total",
+        "counter",
+        "restarts",
+        (),
+        "lanes that died, stopped responding or lost their worker, and were started again",
+        lambda now: _one(now.live.snapshot.lane_restarts),
+    ),
+    Metric(
+        "kmirror_job_success_age_seconds",
+        "gauge",
+        "seconds",
+        ("job",),
+        "since a job beside the copy last succeeded, or since the engine began where it has not yet; a job that is"
+        " switched off has nothing to do and succeeds",
+        _job_ages,
+        cluster_linking="`link-task-count`",
+    ),
+    Metric(
+        "kmirror_groups",
+        "gauge",
+        "groups",
+        (),
+        "groups of the source whose offsets are synced or would be, when they were last counted (about once a minute)",
+        _groups,
+        "before they were first counted",
+    ),
+    Metric(
+        "kmirror_groups_skipped",
+        "gauge",
+        "groups",
+        ("reason",),
+        "groups whose offsets are left alone until someone acts, by the reason of `describe --groups`",
+        _groups_skipped,
+    ),
+    Metric(
+        "kmirror_failures_total",
+        "counter",
+        "failures",
+        (),
+        "how often a partition became FAILED, or FAILED for another reason",
+        lambda now: _one(now.live.snapshot.events["partition", "FAILED"]),
+    ),
+    Metric(
+        "kmirror_losses_total",
+        "counter",
+        "losses",
+        (),
+        "how often copying went on behind records that the source had lost before they were copied",
+        lambda now: _one(now.live.snapshot.events["partition", "LOSS_ACCEPTED"]),
+    ),
+    Metric(
+        "kmirror_lost_records_total",
+        "counter",
+        "offsets",
+        (),
+        "how many offsets these losses have cost",
+        lambda now: _one(now.live.snapshot.lost_records),
+    ),
+    Metric(
+        "kmirror_rebuilds_total",
+        "counter",
+        "rebuilds",
+        (),
+        "topics rebuilt because their source was recreated or its history rewritten",
+        lambda now: _one(now.live.snapshot.rebuilds),
+    ),
+    Metric(
+        "kmirror_topics_rebuilding",
+        "gauge",
+        "topics",
+        (),
+        "topics that are being rebuilt now",
+        lambda now: _one(_topic_records(now, "rebuild")),
+    ),
+    Metric(
+        "kmirror_topics_archived",
+        "gauge",
+        "topics",
+        (),
+        "topics whose records from before their last rebuild are in an archive",
+        lambda now: _one(_topic_records(now, "archive")),
+    ),
+)

@@ -1,0 +1,100 @@
+"""What is known of a `run` at any moment: its own thread tells, threads of HTTP ask."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kmirror.engine.clock import epoch_ms, now, now_ms
+from kmirror.engine.control.driver import COPYING, STOPPING, RunView
+from kmirror.engine.control.engines import Apart
+from kmirror.engine.control.journal import Level
+from kmirror.engine.control.snapshots import Snapshots
+from kmirror.ops.serve.live import live_mirror
+from kmirror.ops.serve.metrics import MirrorNow, Now
+from kmirror.words import at_time
+
+#: A loop that copies turns many times a second, one that waits for something at the start once a second.
+TURN_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
+#: Whoever asks more often is given the same answer again: making one takes work.
+_SAME_SECONDS = 1.0
+
+_STARTING, _WAITING = "starting", "waiting"
+
+
+class StuckError(Exception):
+    """The driver does not turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the run showed last."""
+
+    at: float
+    phase: str
+    words: str
+    #: Why it waits, where that is known.
+    why: str | None = None
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+
+
+class Service:
+    """Answer for one run; `show` is called by its thread about once a second, all else by any thread."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._shown = _Shown(now(), _STARTING, _STARTING)
+        self._lock = threading.Lock()
+        self._last: tuple[float, Now | StuckError] | None = None
+
+    def show(self, view: RunView) -> None:
+        """Take what the run shows."""
+        phase, before = self._phase(view.phase), self._shown
+        told = [note.text for note in view.notes if note.level is not Level.INFO]
+        why = told[-1] if told else before.why if view.phase == before.words else None
+        self._shown = _Shown(now(), phase, view.phase, why, view.apart)
+
+    def _phase(self, words: str) -> str:
+        if words == STOPPING:
+            return STOPPING
+        if self._snapshots.turned_at is not None:
+            return COPYING  # also while all its mirrors are waited for
+        return _WAITING if words.startswith(_WAITING) else _STARTING
+
+    @property
+    def stuck(self) -> str | None:
+        """Why the run is taken for dead, None while it turns."""
+        turned_at = max(self._shown.at, self._snapshots.turned_at or 0.0)
+        if now() - turned_at <= TURN_SECONDS:
+            return None
+        return f"the driver does not turn: its loop last did at {at_time(epoch_ms(turned_at))}"
+
+    def now(self) -> Now:
+        """Return what is known now, or was within the last second.
+
+        Raises:
+            StuckError: the driver does not answer.
+        """
+        with self._lock:
+            if self._last is None or now() - self._last[0] > _SAME_SECONDS:
+                found = self._ask()
+                self._last = now(), found
+            found = self._last[1]
+        if isinstance(found, StuckError):
+            raise found
+        return found
+
+    def _ask(self) -> Now | StuckError:
+        shown = self._shown
+        if self._snapshots.turned_at is None or shown.phase == STOPPING:
+            why = f"{shown.words}: {shown.why}" if shown.why else shown.words
+            return Now(shown.phase, now_ms(), why)
+        try:
+            snapshots = self._snapshots.ask(ANSWER_SECONDS)
+        except TimeoutError:
+            return StuckError(f"the driver does not turn: it has not answered for {ANSWER_SECONDS:g} s")
+        found = (one for one in snapshots if one.mirror not in shown.apart)
+        mirrors = tuple(MirrorNow.of(live_mirror(one)) for one in found)
+        return Now(COPYING, min((one.time_ms for one in snapshots), default=now_ms()), None, mirrors, shown.apart)

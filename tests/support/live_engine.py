@@ -1,0 +1,174 @@
+"""What a running engine would know: snapshots made by hand, and a run that shows them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
+from kmirror.engine.control.counters import Counters
+from kmirror.engine.control.driver import COPYING, RunView
+from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
+from kmirror.ops.serve.service import Service
+from kmirror.state.records import (
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    Incarnation,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    Record,
+    TopicOrigin,
+    TopicRecord,
+)
+
+MIRRORING = PartitionState.MIRRORING
+#: By the engine's clock and the wall clock, when snapshots are made.
+AT, NOW_MS = 1000.0, 1_700_000_000_000
+
+
+def row(
+    topic: str = "t", partition: int = 0, source: int | None = 100, copied: int | None = 90, **more: Any
+) -> ProgressRow:
+    """Return what a lane says of a partition."""
+    fields: dict[str, Any] = {
+        "topic": topic,
+        "partition": partition,
+        "source_offset": source,
+        "source_high_watermark": source,
+        "source_log_start": 0,
+        "destination_offset": copied,
+        "last_timestamp_ms": NOW_MS - 4000,
+        "state": MIRRORING,
+        "begun": True,
+    }
+    return ProgressRow(**{**fields, **more})
+
+
+def mirror_record(name: str = "m", **settings: str) -> MirrorRecord:
+    """Return a mirror with these settings, dots as underscores."""
+    given = {key.replace("_", "."): text for key, text in settings.items()}
+    return MirrorRecord(name, {"bootstrap.servers": "a:9092"}, given, "A", "eve@ops", 0)
+
+
+def topic_record(name: str, partitions: int = 1, mirror: str = "m", **more: Any) -> TopicRecord:
+    """Return a topic that is to be copied."""
+    return TopicRecord(
+        mirror, name, name, "x", "y", more.pop("desired", DesiredState.ACTIVE), partitions, TopicOrigin.CREATED, **more
+    )
+
+
+def snapshot(
+    *rows: ProgressRow, mirror: MirrorRecord | None = None, records: Sequence[Record] = (), **more: Any
+) -> MirrorSnapshot:
+    """Return what the engine knows when lane 0 has just reported these rows, a second ago; `records` are stored too."""
+    found = mirror or mirror_record()
+    engine = EngineRecord(
+        found.name,
+        "l",
+        EngineState.RUNNING,
+        "h1",
+        "b",
+        7,
+        8,
+        "app-1",
+        "local[2]",
+        NOW_MS - 60_000,
+        NOW_MS - 500,
+        5_000,
+        lanes={0: Incarnation(1, 0)},
+    )
+    report = ProgressRecord(found.name, 0, "l", 1, 0, "h1", 9, NOW_MS - 1000, rows)
+    counts = Counter(one.topic for one in rows)
+    stored: list[Record] = [found, engine, report]
+    stored += [topic_record(topic, count, found.name) for topic, count in counts.items()]
+    stored += [
+        PartitionRecord(found.name, one.topic, one.partition, one.state, NOW_MS - 50_000, aligned=True, begun=True)
+        for one in rows
+    ]
+    counters = Counters()
+    counters.take(report)
+    places = {TopicPartition(one.topic, one.partition): one for one in rows}
+    fields: dict[str, Any] = {
+        "mirror": found.name,
+        "at": AT,
+        "time_ms": NOW_MS,
+        "began_at": AT - 60,
+        "stored": {one.key: one for one in (*stored, *records)},
+        "engine": engine,
+        "heartbeat_at": AT - 0.5,
+        "lost": None,
+        "source_trouble": None,
+        "source_seen_at": AT - 4,
+        "source_ends": {
+            place: (AT - 3, one.source_offset) for place, one in places.items() if one.source_offset is not None
+        },
+        "rows": places,
+        "reported_at": dict.fromkeys(places, AT - 1),
+        "lanes": engine.lanes,
+        "lanes_heard_at": {0: AT - 1},
+        "silent_lanes": frozenset(),
+        "lane_restarts": 0,
+        "jobs": (),
+        "jobs_done_at": {},
+        "counters": counters,
+        "events": Counter(),
+        "lost_records": 0,
+        "rebuilds": 0,
+    }
+    return MirrorSnapshot(**{**fields, **more})
+
+
+def silent(found: MirrorSnapshot, seconds: float = 60) -> MirrorSnapshot:
+    """Return the same snapshot with a lane that has not reported for so long; the source is asked meanwhile."""
+    engine = replace(found.engine, silent_lanes={0: NOW_MS - int(1000 * seconds)})
+    return replace(
+        found,
+        engine=engine,
+        silent_lanes=frozenset({0}),
+        lanes_heard_at={0: AT - seconds},
+        reported_at=dict.fromkeys(found.reported_at, AT - seconds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    found: MirrorSnapshot
+
+    def snapshot(self) -> MirrorSnapshot:
+        return self.found
+
+
+def view(phase: str = COPYING, **more: Any) -> RunView:
+    """Return what a run shows."""
+    return RunView(now_ms(), 1.0, phase, ("m",), (), 0.0, more.pop("notes", ()), **more)
+
+
+@contextmanager
+def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
+    """Let a thread turn as the driver does, whose engines know this, and answer for it."""
+    snapshots, over = Snapshots(), threading.Event()
+    service = Service(snapshots)
+    engines = [_Engine(one) for one in found]
+
+    def turn() -> None:
+        while not over.wait(0.005):
+            snapshots.turned(engines)
+
+    snapshots.turned(engines)
+    service.show(view(**shown))
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield service
+    finally:
+        over.set()
+        thread.join()
