@@ -5,6 +5,7 @@ The lanes are threads of the test; the source is a real broker, frozen.
 
 from __future__ import annotations
 
+import json
 import signal
 
 from kmirror.engine.control.driver import COPYING, TopicView, view_of
@@ -22,6 +23,7 @@ from kmirror.ops.show.wait import Condition, wait
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.history_records import points_of
 from tests.support.clusters import freeze, unique_topic
+from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.scraped import asking, assert_all_say, describing, value
@@ -85,6 +87,13 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             wait_until(lambda: (seen().lag, seen().state) == (0, "ACTIVE"), 90)
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
             wait_until(lambda: get("/readyz")[0] == 200)
+            hour = json.loads(get("/history.json")[1])
+            check("history", hour)
+            (points,) = [one["points"] for one in hour["mirrors"] if one["mirror"] == mirror]
+            assert ("SOURCE_UNREACHABLE", None) in [(point["phase"], point["lag"]) for point in points]
+            told_events = [(event["what"], event["result"]) for event in hour["events"]]
+            assert hour["eventsTrouble"] is None
+            assert told_events.index(("add", "OK")) < told_events.index(("source", "SOURCE_UNAVAILABLE"))
         # what the engine noted of it outlives the engine
         points = [point for _, point in points_of(destination.state().history(mirror))]
         assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]

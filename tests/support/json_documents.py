@@ -22,6 +22,7 @@ from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.results import ERROR, RESULT
 from kmirror.ops.serve.answers import STATUS as SERVED
+from kmirror.ops.serve.recent import HISTORY
 from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
@@ -118,6 +119,11 @@ DOCUMENTS = {
             "status",
             "Served at `/status.json` by `run --http`; while the engine's driver does not answer, the document `error`",
             object_of(SERVED),
+        ),
+        JsonDocument(
+            "history",
+            "Served at `/history.json` by `run --http`: the last hour; the document `error` as for `/status.json`",
+            object_of(HISTORY),
         ),
         JsonDocument("plan", "Written by `failback --offline --plan FILE`", object_of(PLAN)),
     )

@@ -14,6 +14,9 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.control.counters import Counters
 from kmirror.engine.control.driver import COPYING, RunView
 from kmirror.engine.control.snapshots import MirrorSnapshot, Snapshots
+from kmirror.errors import UnreachableError
+from kmirror.ops.context import Destination
+from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
 from kmirror.state.records import (
     DesiredState,
@@ -152,11 +155,20 @@ def view(phase: str = COPYING, **more: Any) -> RunView:
     return RunView(now_ms(), 1.0, phase, ("m",), (), 0.0, more.pop("notes", ()), **more)
 
 
+def no_events() -> RecentEvents:
+    """Return what reads the events of a destination that nobody reaches."""
+
+    def unreachable() -> Destination:
+        raise UnreachableError("there is no destination here")
+
+    return RecentEvents(unreachable)
+
+
 @contextmanager
 def turning(*found: MirrorSnapshot, **shown: Any) -> Iterator[Service]:
     """Let a thread turn as the driver does, whose engines know this, and answer for it."""
     snapshots, over = Snapshots(), threading.Event()
-    service = Service(snapshots)
+    service = Service(snapshots, no_events())
     engines = [_Engine(one) for one in found]
 
     def turn() -> None:

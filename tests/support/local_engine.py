@@ -19,6 +19,7 @@ from kmirror.engine.spec import LaneSpec
 from kmirror.ops.context import Destination
 from kmirror.ops.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
+from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.service import Service
 from kmirror.state.lease import EngineIdentity, Lease
 
@@ -59,7 +60,8 @@ class LocalEngine:
         self.notes: list[str] = []
         self._snapshots = Snapshots()
         #: What answers HTTP for it.
-        self.service = Service(self._snapshots)
+        self._recent = RecentEvents(lambda: Destination.open(destination.properties))
+        self.service = Service(self._snapshots, self._recent)
 
     def _show(self, view: RunView) -> None:
         self.service.show(view)
@@ -89,6 +91,7 @@ class LocalEngine:
         self._stop.set()
         self._thread.join(20)
         assert not self._thread.is_alive(), "the engine did not end"
+        self._recent.close()
         self._own.close()
 
     @property

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.browser import has_chromium
 from tests.support.cutting import SEGMENTS
 from tests.support.log_dirs import add_partition, make_log_dir
 from tests.support.partition_shell import EPOCH_MS, Shell, facts, remembered, stored
 from tests.support.tls import write_tls_files
+
+#: What needs a browser is there where one is: no package brings one. test_serve_page.py runs the same page without.
+collect_ignore = [] if has_chromium() else ["test_browser.py"]
 
 
 @pytest.fixture(scope="session")

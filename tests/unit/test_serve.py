@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kmirror.engine.clock import now_ms
 from kmirror.engine.control.driver import STOPPING
 from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
@@ -22,10 +23,12 @@ from kmirror.engine.control.snapshots import Snapshots
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.serve import answers, server, service
 from kmirror.ops.serve.address import Address
+from kmirror.ops.serve.page import page_text
 from kmirror.ops.serve.server import MOST_CLIENTS, serving
 from kmirror.ops.serve.service import Service
+from kmirror.state.history_records import HistoryPoint
 from tests.support.json_documents import check
-from tests.support.live_engine import row, silent, snapshot, turning, view
+from tests.support.live_engine import no_events, row, silent, snapshot, turning, view
 from tests.support.scraped import asking, fetching
 
 ANYWHERE = Address("127.0.0.1", 0)
@@ -68,9 +71,26 @@ def test_while_records_flow_everything_says_so() -> None:
         assert (told["phase"], told["ready"], told["missing"]) == ("copying", True, None)
         assert [one["mirror"] for one in told["mirrors"]] == ["m"]
         assert [(one["topic"], one["lag"]) for one in told["partitions"]] == [("t", 0)]
-        assert "/status.json" in get("/")[1] or "status.json" in get("/")[1]
+        assert get("/")[1] == page_text().decode()
         status, text = get("/nowhere")
         assert (status, "/healthz" in text) == (404, True)
+
+
+def test_the_last_hour_is_told_and_events_that_nobody_knows_are_not_none() -> None:
+    points = ((now_ms() - 15_000, HistoryPoint(5, None, 1, None, 12.5, 0.25, 0, 1, "NO_WORKERS")),)
+    with turning(replace(snapshot(row(copied=100)), history=points)) as found:
+        told = json.loads(asking(found)("/history.json")[1])
+    check("history", told)
+    assert [(one["mirror"], len(one["points"])) for one in told["mirrors"]] == [("m", 1)]
+    (point,) = told["mirrors"][0]["points"]
+    assert (point["lag"], point["lagUnknown"], point["recordsPerSecond"], point["phase"]) == (
+        None,
+        1,
+        0.25,
+        "NO_WORKERS",
+    )
+    assert told["events"] is None
+    assert told["eventsTrouble"] == "the events are not known: there is no destination here"
 
 
 def test_each_mirror_that_is_not_well_is_named_with_its_cause() -> None:
@@ -99,7 +119,7 @@ def test_a_run_without_mirrors_lives_and_is_not_ready() -> None:
     [("waiting", "waiting"), ("starting", "starting"), ("waiting since 2026-11-23T07:02:17Z for Spark", "waiting")],
 )
 def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, phase: str) -> None:
-    found = Service(Snapshots())
+    found = Service(Snapshots(), no_events())
     get = asking(found)
     found.show(view(words))
     assert get("/healthz")[0] == 200
@@ -110,7 +130,7 @@ def test_before_it_copies_a_run_lives_and_says_what_it_waits_for(words: str, pha
 
 
 def test_the_cause_of_a_wait_is_told_for_as_long_as_it_waits() -> None:
-    found = Service(Snapshots())
+    found = Service(Snapshots(), no_events())
     get = asking(found)
     why = Note(0, Level.WARNING, "m", "waiting for the clusters: connection refused")
     found.show(view("waiting since T", notes=(why,)))
@@ -242,13 +262,13 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here_are_refused() -> None:
         with pytest.raises(
             RefusedError, match=f"--http: cannot listen on {address}: another process listens there"
         ) as refused:
-            serving(address, Service(Snapshots())).__enter__()
+            serving(address, Service(Snapshots(), no_events())).__enter__()
         assert refused.value.exit_code is ExitCode.REFUSED
         assert f"ss -ltnp 'sport = :{address.port}'" in (refused.value.hint or "")
     with pytest.raises(RefusedError, match=r"cannot listen on 192\.0\.2\.1:0: "):
-        serving(replace(ANYWHERE, host="192.0.2.1"), Service(Snapshots())).__enter__()
+        serving(replace(ANYWHERE, host="192.0.2.1"), Service(Snapshots(), no_events())).__enter__()
     with pytest.raises(RefusedError, match=r"cannot listen on nowhere\.invalid:0: "):
-        serving(replace(ANYWHERE, host="nowhere.invalid"), Service(Snapshots())).__enter__()
+        serving(replace(ANYWHERE, host="nowhere.invalid"), Service(Snapshots(), no_events())).__enter__()
 
 
 def test_when_it_ends_nothing_listens_any_more_though_a_client_is_connected() -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from kmirror.ops.run.patience import Interrupted, Patience
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.spark import StartingSpark, new_log_file, spark_options, watched
+from kmirror.ops.serve.recent import RecentEvents
 from kmirror.ops.serve.server import serving
 from kmirror.ops.serve.service import Service
 from kmirror.ops.stop.stop import require_not_failed_over
@@ -63,7 +64,8 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
-    service = Service(snapshots := Snapshots())
+    recent = RecentEvents(open_destination)
+    service = Service(snapshots := Snapshots(), recent)
 
     def watch(view: RunView) -> None:
         service.show(view)
@@ -72,12 +74,13 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
     def show(phase: str, note: str | None, level: Level = Level.INFO) -> None:
         watch(_view(request, began, phase, [note] if note is not None else [], level))
 
-    with stopping() as stop, at_hangup(stop) as hangup, ExitStack() as stack:
+    with stopping() as stop, at_hangup(stop) as hangup, closing(recent), ExitStack() as stack:
         listening = stack.enter_context(serving(request.http, service)) if request.http is not None else None
         process = f"kmirror {__version__}, process {os.getpid()} on {socket.gethostname()}"
         show(_phase(request), f"{process}, Spark master {request.master}; Spark logs to {log_file}")
         if listening is not None:
-            show(_phase(request), f"http://{listening} answers /healthz, /readyz, /status.json and /metrics")
+            paths = "/healthz, /readyz, /status.json, /history.json and /metrics"
+            show(_phase(request), f"http://{listening} answers {paths}; / is a page for people")
         patience = Patience(stop, limit_ms / 1000 if limit_ms is not None else None, show)
         try:
             started = patience.attempt(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
-from importlib.resources import files
 
 from kmirror import __version__, columns
 from kmirror.columns import Column, Type, document
 from kmirror.ops.serve.exposition import exposition
 from kmirror.ops.serve.metrics import PHASES, Now
+from kmirror.ops.serve.page import page_text
+from kmirror.ops.serve.recent import HISTORY, LastHour
 from kmirror.ops.serve.service import Service, StuckError
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, MirrorRow
 
@@ -89,12 +89,7 @@ def answer(service: Service, path: str, accept: str) -> Answer:
 
 
 def _page(service: Service, accept: str) -> Answer:
-    return Answer(HTTPStatus.OK, _HTML, _page_text(), _PAGE_POLICY)
-
-
-@cache
-def _page_text() -> bytes:
-    return (files("kmirror.ops.serve") / "page.html").read_bytes()
+    return Answer(HTTPStatus.OK, _HTML, page_text(), _PAGE_POLICY)
 
 
 def _health(service: Service, accept: str) -> Answer:
@@ -114,12 +109,19 @@ def _readiness(service: Service, accept: str) -> Answer:
 
 
 def _status(service: Service, accept: str) -> Answer:
+    return _json(lambda: document(STATUS, service.now()))
+
+
+def _history(service: Service, accept: str) -> Answer:
+    return _json(lambda: document(HISTORY, LastHour.of(service.now(), service.recent.last())))
+
+
+def _json(made: Callable[[], object]) -> Answer:
     try:
-        found = service.now()
+        return Answer(HTTPStatus.OK, _JSON, json.dumps(made(), ensure_ascii=False).encode())
     except StuckError as stuck:
         error = {"error": {"code": 1, "message": str(stuck), "hint": None, "reason": None}}
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, json.dumps(error).encode())
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(document(STATUS, found), ensure_ascii=False).encode())
 
 
 def _metrics(service: Service, accept: str) -> Answer:
@@ -136,5 +138,6 @@ ROUTES: Mapping[str, Callable[[Service, str], Answer]] = {
     "/healthz": _health,
     "/readyz": _readiness,
     "/status.json": _status,
+    "/history.json": _history,
     "/metrics": _metrics,
 }

@@ -13,6 +13,7 @@ from kmirror.engine.control.journal import Level
 from kmirror.engine.control.snapshots import Snapshots
 from kmirror.ops.serve.live import live_mirror
 from kmirror.ops.serve.metrics import MirrorNow, Now
+from kmirror.ops.serve.recent import RecentEvents
 from kmirror.words import at_time
 
 #: A loop that copies turns many times a second, one that waits for something at the start once a second.
@@ -43,8 +44,9 @@ class _Shown:
 class Service:
     """Answer for one run; `show` is called by its thread about once a second, all else by any thread."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: Snapshots, recent: RecentEvents) -> None:
         self._snapshots = snapshots
+        self.recent = recent
         self._shown = _Shown(now(), _STARTING, _STARTING)
         self._lock = threading.Lock()
         self._last: tuple[float, Now | StuckError] | None = None

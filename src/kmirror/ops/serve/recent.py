@@ -1,0 +1,182 @@
+"""What happened to the mirrors of a run in the last hour: their points, and the events that the destination stores.
+
+Events are read by a thread of their own, and only when somebody asks: a destination that hangs holds up neither the
+copy nor an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kmirror import columns
+from kmirror.columns import COUNT, DURATION, TIME, Column, Type, document, list_of, object_of
+from kmirror.engine.clock import now, now_ms
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.context import Destination
+from kmirror.ops.serve.metrics import Now
+from kmirror.ops.show.events import EVENTS
+from kmirror.state.events import Event, EventPage
+from kmirror.state.history_records import HOUR_MS, TimedPoint
+from kmirror.words import at_time, one_line
+
+#: Whoever asks more often is given the same events again.
+_SAME_SECONDS = 5.0
+#: How long an answer waits for the destination, and how long a question to it may take.
+_PATIENCE_SECONDS, _TIMEOUT_SECONDS = 2.0, 5.0
+_MOST_EVENTS = 500
+
+_NONE_KNOWN = "it is known of no partition"
+_PER_SECOND = Type("number", "per second").null_when("no lane reported")
+
+POINT: tuple[Column[TimedPoint], ...] = (
+    Column("timeMs", TIME, "when it was so", lambda timed: timed[0]),
+    Column(
+        "lag",
+        COUNT.null_when(_NONE_KNOWN),
+        "offsets that the destination lacked, of the partitions whose lag was known",
+        lambda timed: timed[1].lag,
+    ),
+    Column("lagUnknown", COUNT, "partitions whose lag was not known", lambda timed: timed[1].lag_unknown),
+    Column(
+        "timeLagMs",
+        DURATION.null_when(_NONE_KNOWN),
+        "the longest time lag, of the partitions where it was known",
+        lambda timed: timed[1].time_lag_ms,
+    ),
+    Column("bytesPerSecond", _PER_SECOND, "bytes copied since the last point", lambda timed: timed[1].bytes_per_second),
+    Column(
+        "recordsPerSecond",
+        _PER_SECOND,
+        "records copied since the last point",
+        lambda timed: timed[1].records_per_second,
+    ),
+    Column("failed", COUNT, "partitions that were FAILED", lambda timed: timed[1].failed),
+    Column("notCopied", COUNT, "partitions that were not copied", lambda timed: timed[1].not_copied),
+    Column(
+        "phase",
+        columns.TEXT.null_when("it copied"),
+        "what kept the engine from copying anything, such as NO_WORKERS",
+        lambda timed: timed[1].phase,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of the last hour, oldest first, None before any were read; `trouble` says why they are not of now."""
+
+    found: tuple[Event, ...] | None = None
+    trouble: str | None = None
+
+
+class RecentEvents:
+    """Read the events of the last hour; for any thread. `close` it in the end."""
+
+    def __init__(self, open_destination: Callable[[], Destination]) -> None:
+        self._open = open_destination
+        self._lock = threading.Lock()
+        self._reading: threading.Thread | None = None
+        self._read_at: float | None = None
+        self._page = EventPage(())
+        self._last = Events(trouble="the events are not known yet")
+        self._destination: Destination | None = None
+        #: When they were last read; None for never.
+        self._known_until_ms: int | None = None
+        self._closed = False
+
+    def last(self) -> Events:
+        """Return them, as they were some seconds ago at most where the destination answers."""
+        with self._lock:
+            is_due = self._read_at is None or now() - self._read_at >= _SAME_SECONDS
+            if self._reading is None and is_due and not self._closed:
+                self._reading = threading.Thread(target=self._read, name="kmirror-events", daemon=True)
+                self._reading.start()
+            reading = self._reading
+        if reading is not None:
+            reading.join(_PATIENCE_SECONDS)
+        since = now_ms() - HOUR_MS
+        last = self._last
+        found = None if last.found is None else tuple(e for e in last.found if e.time_ms >= since)[-_MOST_EVENTS:]
+        return Events(found, last.trouble)
+
+    def close(self) -> None:
+        """Let go of the destination; a question under way does so when it comes back."""
+        with self._lock:
+            self._closed = True
+            if self._reading is None:
+                self._let_go()
+
+    def _read(self) -> None:
+        at_ms, before = now_ms(), self._page
+        try:
+            if self._destination is None:
+                self._destination = self._open()
+            self._page = self._destination.store.read_event_page(before, None, at_ms - HOUR_MS, _TIMEOUT_SECONDS)
+            # a topic of that name that is another one is read from its beginning
+            kept = self._last.found or () if self._page.topic_id == before.topic_id else ()
+            self._last, self._known_until_ms = Events((*kept, *self._page.events)[-_MOST_EVENTS:]), at_ms
+        except (KmirrorError, OutcomeUnknown) as error:
+            which = "the events" if self._known_until_ms is None else f"events after {at_time(self._known_until_ms)}"
+            self._last = Events(self._last.found, f"{which} are not known: {one_line(str(error))}")
+            self._let_go()
+        finally:
+            with self._lock:
+                self._reading, self._read_at = None, now()
+                if self._closed:
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastHour:
+    """What /history.json says: of each mirror that the engine copies its points, and the events."""
+
+    time_ms: int
+    mirrors: tuple[tuple[str, tuple[TimedPoint, ...]], ...]
+    events: Events
+
+    @classmethod
+    def of(cls, found: Now, events: Events) -> LastHour:
+        """Return what is known, with the events of these mirrors alone."""
+        mirrors = tuple((one.mirror, one.live.snapshot.history) for one in found.mirrors)
+        ours = {mirror for mirror, _ in mirrors} | set(found.apart)
+        shown = None if events.found is None else tuple(event for event in events.found if event.mirror in ours)
+        return cls(found.time_ms, mirrors, Events(shown, events.trouble))
+
+
+_MIRROR: tuple[Column[tuple[str, tuple[TimedPoint, ...]]], ...] = (
+    Column("mirror", columns.TEXT, "the mirror", lambda one: one[0]),
+    Column(
+        "points",
+        list_of(object_of(POINT)),
+        "how it went, oldest first: every 15 seconds, before this engine every minute",
+        lambda one: [document(POINT, timed) for timed in one[1]],
+    ),
+)
+HISTORY: tuple[Column[LastHour], ...] = (
+    Column("asOf", TIME, "when the engine knew what is here", lambda hour: hour.time_ms),
+    Column(
+        "mirrors",
+        list_of(object_of(_MIRROR)),
+        "the mirrors that this engine copies",
+        lambda hour: [document(_MIRROR, one) for one in hour.mirrors],
+    ),
+    Column(
+        "events",
+        EVENTS.type.null_when("they were never read"),
+        "what happened to them, oldest first, at most 500, as `events` shows it",
+        lambda hour: None if hour.events.found is None else [EVENTS.document(event) for event in hour.events.found],
+    ),
+    Column(
+        "eventsTrouble",
+        columns.TEXT.null_when("they are of now"),
+        "why the events are not known, or not the newest ones",
+        lambda hour: hour.events.trouble,
+    ),
+)

@@ -1,0 +1,16 @@
+"""Where a browser is on this machine, if there is one: no package of the project brings one."""
+
+from __future__ import annotations
+
+import shutil
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def has_chromium() -> bool:
+    return any(shutil.which(name) for name in _NAMES)
+
+
+def chromium() -> str:
+    """Return its path."""
+    return next(found for name in _NAMES if (found := shutil.which(name)))

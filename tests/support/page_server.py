@@ -1,0 +1,77 @@
+"""The page of a running engine with made-up documents beside it, and ways to look at it without an engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from kmirror.ops.show.events import EVENTS
+from kmirror.ops.show.tables import MIRRORS, PARTITIONS
+from tests.support.report_facts import NOW, events, report_facts
+
+
+def status(topics: int = 3, **changes: object) -> dict[str, Any]:
+    """Return what /status.json says of a mirror one of whose topics FAILED, and another of which is stopped."""
+    facts = report_facts(topics, 2)
+    return {
+        "version": "0.1.0",
+        "phase": "copying",
+        "asOf": NOW,
+        "ready": True,
+        "missing": None,
+        "mirrors": [MIRRORS.document(facts.listed)],
+        "partitions": [PARTITIONS.document(row) for row in facts.rows],
+        **changes,
+    }
+
+
+def point(minute: float, **changes: object) -> dict[str, object]:
+    """Return a point of the last hour, as /history.json says it."""
+    known = {"timeMs": NOW - 3_600_000 + int(minute * 60_000), "lag": 5, "timeLagMs": 7, "bytesPerSecond": 9}
+    return {**known, **changes}
+
+
+def history(**changes: object) -> dict[str, Any]:
+    """Return what /history.json says."""
+    points = [point(minute, lag=None if 20 <= minute < 25 else minute) for minute in range(60)]
+    return {
+        "asOf": NOW,
+        "mirrors": [{"mirror": "dr", "points": points}],
+        "events": [EVENTS.document(event) for event in events()],
+        "eventsTrouble": None,
+        **changes,
+    }
+
+
+@contextmanager
+def serving(bodies: Mapping[str, bytes]) -> Iterator[str]:
+    """Answer with these bodies, by path; yield the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Type", "application/json" if self.path.endswith(".json") else "text/html")
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def json_body(document: object) -> bytes:
+    return json.dumps(document).encode()

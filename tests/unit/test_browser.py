@@ -1,0 +1,71 @@
+"""The page and a report in a real browser, where there is one: they are drawn, and fit a desk and a telephone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html import unescape
+from pathlib import Path
+
+from kmirror.ops.report.page import page
+from kmirror.ops.serve.page import page_text
+from tests.support.browser import chromium
+from tests.support.page_server import history, json_body, serving, status
+from tests.support.report_facts import report_facts
+
+#: Looks at documents of the same address through windows of several widths, and writes down what it sees.
+LOOK = """<!doctype html><title>look</title><body><script>
+const seen = [], views = [];
+for (const path of ["page.html", "report.html"]) for (const width of [1280, 390]) {
+  const view = document.createElement("iframe");
+  view.width = width; view.height = 900; view.src = path;
+  document.body.append(view);
+  views.push([path, width, view]);
+}
+setTimeout(() => {
+  for (const [path, width, view] of views) {
+    const root = view.contentDocument.documentElement;
+    const is_cut = one => one.clientWidth && one.scrollWidth > one.clientWidth + 1;
+    const cut = [...root.querySelectorAll("td > span, dd, p, .table")].filter(is_cut).map(one => one.textContent);
+    const count = what => root.querySelectorAll(what).length;
+    const alarm = root.querySelector(".alarm")?.textContent;
+    seen.push({ path, width, whole: root.scrollWidth, rows: count("tbody tr"), lines: count("path.line"), cut, alarm });
+  }
+  document.body.textContent = JSON.stringify(seen);
+}, 3000);
+</script>"""
+
+
+def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:
+    bodies = {
+        "/": LOOK.encode(),
+        "/page.html": page_text(),
+        "/report.html": page(report_facts()).encode(),
+        "/status.json": json_body(status(ready=False, missing="dr: shop.orders-0000-0 FAILED")),
+        "/history.json": json_body(history()),
+    }
+    with serving(bodies) as address:
+        done = subprocess.run(
+            (
+                *(chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+                *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000", f"{address}/"),
+            ),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+    found = re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)
+    assert found is not None, done.stdout
+    seen = json.loads(unescape(found[1]))
+    assert [(one["path"], one["width"]) for one in seen] == [
+        (path, width) for path in ("page.html", "report.html") for width in (1280, 390)
+    ]
+    for one in seen:
+        assert one["whole"] <= one["width"], one
+        assert one["cut"] == [], one
+        assert one["lines"] >= 3, one
+        assert one["rows"] >= 10, one
+    # it is the answer's own Date that tells how old what it says is: these were written long ago
+    assert "old and may be wrong" in seen[0]["alarm"]

@@ -1,0 +1,259 @@
+"""The page of a running engine: what its script makes of the documents, run by a real engine of JavaScript."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from py_mini_racer import MiniRacer
+
+from kmirror.ops.serve.page import page_text, script
+from kmirror.ops.show.events import EVENTS
+from kmirror.state.events import Event
+from tests.support.page_server import history, point, status
+from tests.support.report_facts import NOW
+from tests.support.strict_html import StrictHtml
+
+
+class Script:
+    """Call the functions of the page."""
+
+    def __init__(self, before: str = "") -> None:
+        self._engine = MiniRacer()
+        self._engine.eval(before + script())
+
+    def run(self, code: str) -> Any:
+        """Return what an expression gives, once all promises are kept that can be."""
+        return json.loads(str(self._engine.eval(f"JSON.stringify({code})")))
+
+    def __call__(self, function: str, *arguments: object) -> Any:
+        given = ", ".join(json.dumps(one) for one in arguments)
+        return self.run(f"{function}({given}) ?? null")
+
+
+@pytest.fixture(scope="module")
+def js() -> Script:
+    return Script()
+
+
+def test_the_page_is_whole_and_asks_nobody_else() -> None:
+    document = page_text().decode()
+    found = StrictHtml(document)
+    assert found.count("script") == found.count("style") == 1
+    assert "/* page.js */" not in document
+    assert "/* style.css */" not in document
+    links = [attributes.get("href") for name, attributes in found.found if name == "a"]
+    assert links == ["status.json", "history.json", "metrics", "readyz", "healthz"]
+    # every place that the script fills is there
+    ids = {attributes["id"] for _, attributes in found.found if "id" in attributes}
+    assert set(re.findall(r'(?:by|put)\("([a-z-]+)"', script())) <= ids
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        ("number", [None], "-"),
+        ("number", [0], "0"),
+        ("number", [1234567, "≥ "], "≥ 1,234,567"),
+        ("duration", [None], "-"),
+        ("duration", [0], "0s"),
+        ("duration", [300], "<1s"),
+        ("duration", [65_000], "1m5s"),
+        ("duration", [3_605_000], "1h"),
+        ("duration", [90_061_000], "1d1h"),
+        ("rate", [None], "-"),
+        ("rate", [12], "12 B/s"),
+        ("rate", [2_400_000], "2.4 MB/s"),
+        ("atTime", [NOW], "2026-01-02T03:06:00Z"),
+        ("counted", [1, "offset"], "1 offset"),
+        ("escaped", ["<a href='x'>&\""], "&#60;a href=&#39;x&#39;&#62;&#38;&#34;"),
+    ],
+)
+def test_amounts_have_words(js: Script, function: str, arguments: list[object], words: str) -> None:
+    assert js(function, *arguments) == words
+
+
+def test_partitions_are_summed_up_and_what_is_unknown_stays_unknown(js: Script) -> None:
+    rows = status()["partitions"]
+    for row in rows:
+        if row["topic"] == "shop.orders-0001" and row["partition"] == 1:
+            row |= {"lag": None, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
+        if row["topic"] == "shop.orders-0002":
+            row |= {"lag": None, "timeLagMs": None, "etaMs": None, "bytesPerSecond": None}
+    topics = {one["topic"]: one for one in js("topicsOf", rows)}
+    failed, partly, unknown = (topics[f"shop.orders-{number:04d}"] for number in range(3))
+    assert (failed["failed"], failed["lag"], failed["lagUnknown"], failed["reasons"]) == (1, 40, 0, ["SOURCE_DIVERGED"])
+    assert (partly["lag"], partly["lagUnknown"], partly["timeLagMs"]) == (0, 1, None)
+    assert (unknown["lag"], unknown["lagUnknown"], unknown["bytesPerSecond"]) == (None, 2, None)
+    assert "≥ 0" in js("topicRow", partly, False)
+    shown = StrictHtml(f"<table>{js('topicRow', unknown, False)}</table>").text()
+    assert shown.endswith("2----")
+    assert topics["shop.payments"]["lag"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "column", "down", "first", "count"),
+    [
+        ("", "STATE", False, "shop.orders-0000", 5),
+        ("", "TOPIC", True, "shop.users", 5),
+        ("", "LAG", True, "shop.orders-0000", 5),
+        ("ORDERS", "TOPIC", False, "shop.orders-0000", 3),
+        ("orders active", "TOPIC", False, "shop.orders-0001", 2),
+        ("failed_over", "TOPIC", False, "shop.payments", 1),
+        ("dr", "nonsense", False, "shop.orders-0000", 5),
+    ],
+)
+def test_topics_are_filtered_and_sorted(
+    js: Script, words: str, column: str, down: bool, first: str, count: int
+) -> None:
+    topics = js("topicsOf", status()["partitions"])
+    found = [one["topic"] for one in js("chosen", topics, words, column, down)]
+    assert (found[0], len(found)) == (first, count)
+
+
+def test_what_is_not_known_may_be_the_largest_and_what_has_stopped_is_not_behind(js: Script) -> None:
+    topics = js("topicsOf", status()["partitions"])
+    topics[1] |= {"lag": 1, "lagUnknown": 1}
+    found = [one["topic"] for one in js("chosen", topics, "", "LAG", True)]
+    assert (found[0], found[-1]) == ("shop.orders-0001", "shop.payments")
+
+
+def test_a_line_ends_where_nothing_is_known(js: Script) -> None:
+    def lines(*points: dict[str, object]) -> list[int]:
+        found = StrictHtml(js("spark", points, "lag", NOW)).found
+        return [(attributes["d"] or "").count(",") for name, attributes in found if name == "path"]
+
+    assert lines() == []
+    assert lines(point(1), point(1.25), point(2)) == [3]
+    assert lines(point(1), point(2, lag=None), point(3)) == [1, 1]
+    assert lines(point(1), point(9), point(10)) == [1, 2]
+    assert lines(point(-1), point(61)) == []
+    assert 'd="M0.0,98.0 h0.01"' in js("spark", [point(0, lag=0)], "lag", NOW)
+
+
+def test_a_mirror_is_shown_with_its_hour(js: Script) -> None:
+    history = {"asOf": NOW, "mirrors": [{"mirror": "dr", "points": [point(1), point(2)]}]}
+    found = StrictHtml(js("mirrorsShown", status(), history))
+    assert found.count("svg", "spark") == 3
+    for words in ("Mirror dr", "FAILED (SOURCE_DIVERGED)", "120 offsets", "1 FAILED", "most: 5 offsets", "most: 9 B/s"):
+        assert words in found.text()
+    assert (
+        "not known"
+        in StrictHtml(js("mirrorsShown", status(), {**history, "mirrors": [{"mirror": "dr", "points": []}]})).text()
+    )
+
+
+def test_before_copying_begins_that_is_said(js: Script) -> None:
+    waiting = status(
+        phase="waiting", mirrors=None, partitions=None, ready=False, missing="waiting: <host> is in charge"
+    )
+    assert js("mirrorsShown", waiting, None) == "<p>Nothing is copied yet: waiting: &#60;host&#62; is in charge.</p>"
+    assert js("alarmOf", waiting, None, 0) is None
+    assert js("topicsOf", None) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "trouble", "age_ms", "alarm"),
+    [
+        (status(), None, 900, None),
+        (status(), None, 60_000, "What is shown here is 1m old and may be wrong."),
+        (status(), "why", 5_000, "The engine does not answer: why. What is shown here is 5s old and may be wrong."),
+        (None, "why", None, "The engine does not answer: why. Nothing is known."),
+        (None, None, None, None),
+        (status(ready=False, missing="dr: no worker"), None, 900, "Not all records flow: dr: no worker"),
+    ],
+)  # fmt: skip
+def test_old_numbers_and_trouble_raise_an_alarm(
+    js: Script, document: dict[str, Any] | None, trouble: str | None, age_ms: int | None, alarm: str | None
+) -> None:
+    assert js("alarmOf", document, trouble, age_ms) == alarm
+
+
+def test_what_a_cluster_says_cannot_become_markup(js: Script) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    shown = status()
+    shown["mirrors"][0] |= {"mirror": evil, "state": evil, "reason": evil, "sourceBootstrapServer": evil}
+    rows = [
+        row | {"topic": evil, "errorMessage": evil, "reason": evil, "topicState": evil} for row in shown["partitions"]
+    ]
+    event = EVENTS.document(Event(NOW, evil, evil, evil, evil, {"message": evil}))
+    made = js("mirrorsShown", shown, {"asOf": NOW, "mirrors": []}) + js("eventRow", event)
+    made += "".join(js("topicRow", topic, True) for topic in js("topicsOf", rows))
+    found = StrictHtml(made)
+    assert found.count("img") == 0
+    assert found.text().count(evil) >= 12
+
+
+def test_an_engine_that_answers_slowly_is_asked_less_often(js: Script) -> None:
+    assert [js("pause", took, 2000) for took in (5, 500, 60_000)] == [2000, 10_000, 60_000]
+
+
+#: As much of a browser as the page touches: elements by id, questions and timers that the test answers.
+BROWSER = """
+const elements = {}, questions = [], timers = [];
+let clock = NOW;
+Date.now = () => clock;
+class AbortController { signal = { aborted: false }; abort() { this.signal.aborted = true; } }
+function setTimeout(work, ms) { timers.push([work, ms]); return timers.length - 1; }
+function setInterval(work, ms) { globalThis.everySecond = work; }
+function clearTimeout(timer) {}
+function fetch(path) { return new Promise((answer, fail) => questions.push({ path, answer, fail })); }
+function element(id) {
+  return { id, innerHTML: "", textContent: "", hidden: false, value: "", checked: false, className: "", heard: {},
+           addEventListener(what, work) { this.heard[what] = work; } };
+}
+const document = {
+  hidden: false, title: "", getElementById: id => elements[id] ||= element(id), querySelector: () => element("form"),
+};
+function answer(path, status, text) {
+  const asked = questions.splice(questions.findIndex(one => one.path === path), 1)[0];
+  const headers = { get: () => new Date(NOW).toUTCString() };
+  asked.answer({ ok: status === 200, status, text: async () => text, headers });
+}
+function turn() { for (const [work, ms] of timers.splice(0)) if (ms < 15000) work(); }
+""".replace("NOW", str(NOW))
+
+
+def test_the_page_asks_shows_and_says_when_nobody_answers() -> None:
+    page = Script(BROWSER)
+
+    def answer(path: str, code: int, document: object) -> None:
+        page.run(f"answer({json.dumps(path)}, {code}, {json.dumps(json.dumps(document))}) ?? null")
+
+    def shown(name: str, what: str = "textContent") -> Any:
+        return page.run(f"elements[{json.dumps(name)}].{what}")
+
+    assert page.run("questions.map(one => one.path)") == ["status.json", "history.json"]
+    answer("history.json", 200, history())
+    answer("status.json", 200, status())
+    assert shown("alarm", "hidden") is True
+    assert shown("age") == "kmirror 0.1.0, copying; as of 03:06:00 UTC, 0s ago"
+    assert "Mirror dr" in shown("mirrors", "innerHTML")
+    assert shown("mirrors", "innerHTML").count('class="line"') == 4
+    assert shown("rows", "innerHTML").count("<tr>") == 5
+    # the newest first
+    assert shown("events", "innerHTML").index("FAILED") < shown("events", "innerHTML").index("LOSS_ACCEPTED")
+
+    page.run("(elements.filter.value = 'users', elements.filter.heard.input(), 0)")
+    assert (shown("rows", "innerHTML").count("<tr>"), shown("more")) == (1, "1 of 5 topics")
+    page.run("(elements.filter.value = '', elements.heads.heard.click({ target: { dataset: { head: 'LAG' } } }), 0)")
+    assert shown("heads", "innerHTML").count('aria-sort="descending"') == 1
+
+    # nothing comes: the clock goes on, and what is shown becomes old
+    page.run("(clock += 30000, everySecond(), 0)")
+    assert shown("alarm") == "What is shown here is 30s old and may be wrong."
+    assert (shown("shown", "className"), shown("age", "className")) == ("old", "bad")
+    page.run("(turn(), 0)")
+    answer("status.json", 503, {"error": {"message": "the driver does not turn"}})
+    assert shown("alarm").startswith(
+        "The engine does not answer: the driver does not turn. What is shown here is 30s old"
+    )
+    page.run("(turn(), 0)")
+    page.run("(questions.pop().fail(new TypeError('Failed to fetch')), 0)")
+    assert shown("alarm").startswith("The engine does not answer: it cannot be reached.")
+    page.run("(turn(), 0)")
+    answer("status.json", 200, status(asOf=NOW))
+    assert shown("alarm", "hidden") is True
+    assert page.run("document.title") == "kmirror dr"
