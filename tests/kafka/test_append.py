@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -19,6 +17,7 @@ from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_
 from tests.support.producers import whole_batches
 from tests.support.shared_clusters import forgetful_cluster
 from tests.support.stored import first_difference, stored_batches
+from tests.support.waiting import wait_until
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 DAY_MS = 86_400_000
@@ -46,13 +45,6 @@ def changed(batch: bytearray, layout: str, position: int, value: int) -> bytearr
 def torn(batch: bytearray) -> bytearray:
     batch[-2] ^= 1
     return batch
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 # -- batches are kept as they are -------------------------------------------------------------------------------------

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -22,6 +19,7 @@ from kmirror.errors import BrokerError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
+from tests.support.waiting import wait_until
 from tests.support.wire import closed_port
 
 FIRST = 1_700_000_000_000
@@ -30,13 +28,6 @@ FIRST = 1_700_000_000_000
 @pytest.fixture
 def cluster(destination_cluster: SandboxCluster) -> SandboxCluster:
     return destination_cluster
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import QUICK_FAILOVER, QUICK_JAVA_OPTIONS, MakeCluster, archive_options, broker_processes
 from tests.support.oracle import librdkafka_records
+from tests.support.waiting import wait_until
 
 
 def admin_of(cluster: SandboxCluster) -> Any:
@@ -46,13 +45,6 @@ def write(cluster: SandboxCluster, value: bytes) -> None:
 
 def values(cluster: SandboxCluster) -> list[bytes | None]:
     return [record.value for record in librdkafka_records(cluster.bootstrap_servers, "t", config={"log_level": 0})]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_shared_clusters_are_two_different_clusters(

@@ -24,6 +24,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
+from tests.support.waiting import looks, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -209,18 +210,14 @@ class Pair:
     def wait_until_copying(self, engine: Engine, seconds: float = 120) -> int:
         """Wait until the engine has workers and bytes move; return how many records the destination holds then."""
         deadline = time.monotonic() + seconds
-        while (
-            engine.is_local
-            and engine.process.poll() is None
-            and not engine.tree().workers
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.02)
-        first = self.destination_end()
-        while (end := self.destination_end()) == first:
+        if engine.is_local:
+            wait_until(lambda: engine.process.poll() is not None or engine.tree().workers, seconds)
+        first = end = self.destination_end()
+        for _ in looks():
+            if (end := self.destination_end()) != first:
+                break
             assert engine.process.poll() is None, f"the engine ended by itself:\n{engine.output[-4000:]}"
             assert time.monotonic() < deadline, f"nothing was copied within {seconds} s:\n{engine.output[-4000:]}"
-            time.sleep(0.02)
         return end
 
     def wait_until_equal(self, engine: Engine, seconds: float = 90) -> None:

@@ -43,6 +43,7 @@ from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
 from tests.support.oracle import raw_log_bytes
 from tests.support.stored import first_difference
+from tests.support.waiting import looks
 
 
 class Mirror:
@@ -240,12 +241,13 @@ class Mirror:
     def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = 60) -> None:
         """Wait until something comes true; if it does not, tell the lane's story."""
         deadline = time.monotonic() + seconds
-        while not true():
+        for _ in looks():
+            if true():
+                return
             thread = next(thread for known, thread in self._lanes if known is lane)
             if time.monotonic() > deadline or not thread.is_alive():
                 story = "\n".join(str(line) for p in lane.partitions for line in (p, p.retry.trouble, *p.story))
                 raise AssertionError(f"{self.source_ends()}\n{self.destination_ends()}\n{lane.control.ended}\n{story}")
-            time.sleep(0.02)
 
 
 def _ends(client: ClusterClient, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition
 from kmirror.engine.lane.control import append_to
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BASE_TIME = 1_700_000_000_000
@@ -61,10 +61,7 @@ class Side:
         producer.flush(30)
         if commit is not None:
             (producer.commit_transaction if commit else producer.abort_transaction)(30)
-        deadline = time.monotonic() + 30
-        while self.log_end_offset < before + len(values) + (commit is not None):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: self.log_end_offset >= before + len(values) + (commit is not None), 30)
         return producer
 
     def set(self, *settings: str) -> None:

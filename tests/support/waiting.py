@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+
+def looks() -> Iterator[None]:
+    """Yield for each look at what is waited for, without end.
+
+    Between looks it rests for four times as long as one takes, within limits: brokers, engines and other tests need
+    the processor for what is waited for.
+    """
+    while True:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        time.sleep(max(0.02, min(4 * took, 0.25), min(took, 0.5)))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Return when `condition` holds, and fail the test when it never does.
-
-    Between looks it rests for as long as a look takes: those that are dear would keep from work what is waited for.
-    """
+    """Return when `condition` holds, and fail the test when it never does."""
     deadline = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
+    for _ in looks():
         if condition():
             return
-        ended = time.monotonic()
-        assert ended < deadline, "what was waited for never happened"
-        time.sleep(min(max(0.02, ended - began), 0.5))
+        assert time.monotonic() < deadline, "what was waited for never happened"
