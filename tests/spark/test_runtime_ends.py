@@ -62,6 +62,10 @@ def start_driver(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+def options(folder: Path) -> SparkOptions:
+    return SparkOptions(slots=2, log_file=folder / "spark.log", app_name="test")
+
+
 def own_line(spark: SparkRuntime, folder: Path) -> Line:
     """Return the processes from this one to the worker of `endless`."""
     assert spark._launched is not None
@@ -73,7 +77,7 @@ def own_line(spark: SparkRuntime, folder: Path) -> Line:
     ("harm", "output"),
     [
         pytest.param([("driver", KILL)], "", marks=pytest.mark.long),
-        ([("jvm", KILL)], "SparkLostError"),
+        pytest.param([("jvm", KILL)], "SparkLostError", marks=pytest.mark.long),
         pytest.param([("daemon", KILL), ("driver", KILL)], "", marks=pytest.mark.long),
         pytest.param([("worker", FREEZE), ("driver", KILL)], "", marks=pytest.mark.long),
         ([("daemon", FREEZE), ("driver", KILL)], ""),
@@ -109,75 +113,71 @@ def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path:
     remove_abandoned()
 
 
-def test_workers_of_a_killed_daemon_die_with_it_and_are_replaced(tmp_path: Path) -> None:
+def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_are_replaced(tmp_path: Path) -> None:
     with start_driver(tmp_path) as driver:
         first = Line.of(tmp_path)
         try:
+            os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it
+            wait_until((tmp_path / "interrupted").exists)
+            assert wait_gone(first.all, 0.2) == first.all
             first.daemon.kill()
             assert not wait_gone([first.worker], 20)
             wait_until(lambda: len((tmp_path / "function").read_text().splitlines()) > 1)
             (tmp_path / "end").touch()
             assert driver.communicate(timeout=20)[0] == "ended"
+            # one line for each daemon: no attempt ended at the interrupt
+            begun = (tmp_path / "function").read_text().splitlines()
+            assert (len(begun), begun[0]) == (2, f"{first.worker.pid} {first.daemon.pid} 0")
         finally:
             for process in first.all:
                 process.kill()
 
 
-def test_an_interrupt_on_the_terminal_reaches_the_driver_alone(tmp_path: Path) -> None:
-    with start_driver(tmp_path) as driver:
-        line = Line.of(tmp_path)
-        try:
-            os.killpg(driver.pid, signal.SIGINT)
-            wait_until((tmp_path / "interrupted").exists)
-            (tmp_path / "end").touch()
-            assert driver.communicate(timeout=20)[0] == "ended"
-            assert (tmp_path / "function").read_text().splitlines() == [f"{line.worker.pid} {line.daemon.pid} 0"]
-        finally:
-            for process in line.all:
-                process.kill()
+@pytest.mark.parametrize("frozen", [None, *(pytest.param(who, marks=pytest.mark.long) for who in ("daemon", "jvm"))])
+def test_stop_leaves_nothing(tmp_path: Path, frozen: str | None) -> None:
+    with SparkRuntime(options(tmp_path)) as spark:
+        with pytest.raises(RuntimeError, match="this process runs another Spark runtime"):
+            SparkRuntime(options(tmp_path)).start()
+        # the one that runs is none the worse for it
+        stop_leaves_nothing(spark, tmp_path, frozen)
 
 
-@pytest.mark.parametrize(
-    "frozen", [[], ["worker"], *(pytest.param([who], marks=pytest.mark.long) for who in ("daemon", "jvm"))]
-)
-def test_stop_leaves_nothing_and_spark_can_be_started_again(tmp_path: Path, frozen: list[str]) -> None:
-    with SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")) as spark:
-        future = spark.submit("endless", endless, str(tmp_path))
-        line = own_line(spark, tmp_path)
-        for who in frozen:
-            getattr(line, who).send(FREEZE)
-
+def stop_leaves_nothing(spark: SparkRuntime, folder: Path, frozen: str | None) -> None:
+    future = spark.submit("endless", endless, str(folder))
+    line = own_line(spark, folder)
+    if frozen:
+        getattr(line, frozen).send(FREEZE)
+    spark.stop()
     assert not wait_gone([line.jvm, line.daemon, line.worker], 20)
     assert isinstance(future.exception(20), TaskCancelledError)
     with pytest.raises(RuntimeError, match="runs no functions"):
-        spark.submit("late", endless, str(tmp_path))
+        spark.submit("late", endless, str(folder))
     spark.stop()
 
 
-def test_a_second_runtime_is_refused_and_harms_nothing(tmp_path: Path) -> None:
-    options = SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")
-    (tmp_path / "end").touch()
-    with SparkRuntime(options) as spark:
-        with pytest.raises(RuntimeError, match="this process runs another Spark runtime"):
-            SparkRuntime(options).start()
-        assert spark.submit("endless", endless, str(tmp_path)).result(60) == "ended"
-
-
-def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(tmp_path: Path) -> None:
-    options = SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test")
-    with SparkRuntime(options) as spark:
-        future = spark.submit("endless", endless, str(tmp_path))
-        own_line(spark, tmp_path).jvm.kill()
+def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    for folder in (first, again):
+        folder.mkdir()
+    with SparkRuntime(options(tmp_path)) as spark:
+        future = spark.submit("endless", endless, str(first))
+        line = own_line(spark, first)
+        line.jvm.kill()
         with pytest.raises(SparkLostError, match="Spark's Java process"):
             future.result(20)
+        assert not wait_gone([line.jvm, line.daemon, line.worker], 20)
 
-    (tmp_path / "end").touch()
-    with SparkRuntime(options) as spark:
-        assert spark.submit("again", endless, str(tmp_path)).result(60) == "ended"
+    with SparkRuntime(options(tmp_path)) as spark:
+        # it ends although a worker is frozen
+        stop_leaves_nothing(spark, again, "worker")
+    # neither Spark nor Py4J writes to the terminal
+    assert capfd.readouterr() == ("", "")
 
 
 def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
-    spark = SparkRuntime(SparkOptions(slots=2, log_file=tmp_path / "spark.log", app_name="test"))
+    spark = SparkRuntime(options(tmp_path))
     errors: list[BaseException] = []
 
     def start() -> None:
