@@ -15,11 +15,12 @@ from confluent_kafka import Producer
 
 from kmirror.ops.context import Destination
 from kmirror.ops.stop.report import last_seen
+from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
-from tests.support.clusters import MakeCluster
 from tests.support.engine import Pair, typed
 from tests.support.mirrors import properties_of
 from tests.support.processes import wait_gone
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.stored import log_dir_of, stored_batches
 from tests.support.waiting import wait_until
 
@@ -64,11 +65,14 @@ class Load:
 
 @pytest.mark.timeout(400)
 def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
-    make_cluster: MakeCluster, make_pair: MakePair, chance: random.Random, tmp_path: Path
+    mortal_cluster: SandboxCluster,
+    forgetful: ForgetfulCluster,
+    make_pair: MakePair,
+    chance: random.Random,
+    tmp_path: Path,
 ) -> None:
-    """The records are 30 days old, and the brokers forget who wrote them after three seconds."""
-    forget = {"producer.id.expiration.ms": "3000", "producer.id.expiration.check.interval.ms": "500"}
-    source, destination = make_cluster("source"), make_cluster("destination", properties=forget)
+    """The records are 30 days old: the destination forgets at once who wrote them."""
+    source, destination = mortal_cluster, forgetful.cluster
     pair = make_pair(source, destination, partitions=4)
     pair.fill(RECORDS, timestamp_ms=pair.days_ago(30))
     pair.create()

@@ -19,6 +19,7 @@ from tests.support.installed_logs import install
 from tests.support.log_features import FEATURES
 from tests.support.logs import LONG_SEEDS, QUICK_SEEDS, BuiltLog, build_log
 from tests.support.mirrored import Mirrored
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.visible import Bounds, assert_all_sound, assert_shows, bounds_of, shown
 
 AT_LEAST = 20
@@ -29,17 +30,15 @@ def mirror_logs(
     source: SandboxCluster,
     destination: SandboxCluster,
     folder: Path,
-    seeds: Sequence[int],
+    logs: Mapping[str, BuiltLog],
     *,
     with_console: bool,
     with_spark: bool = True,
 ) -> Counter[str]:
-    """Mirror the logs of these seeds and compare each; return how many logs held each feature."""
-    logs = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in seeds}
-    install(source, logs)
+    """Mirror these logs of the source and compare each; return how many logs held each feature."""
     with Mirrored(source, destination, folder, dict.fromkeys(logs, 1), with_spark=with_spark) as mirror:
         mirror.create()
-        mirror.copy(120 + 2 * len(seeds), exit_codes=(0, 4))
+        mirror.copy(120 + 2 * len(logs), exit_codes=(0, 4))
         refused = refused_logs(mirror, logs)
         with ThreadPoolExecutor(2 if with_console else 8) as pool:
             checks = [
@@ -52,6 +51,13 @@ def mirror_logs(
             assert_all_sound(destination, logs.keys() - refused)
         mirror.verify()
     return Counter(name for topic, log in logs.items() for name in held(log, topic in refused))
+
+
+def installed(source: SandboxCluster, seeds: Sequence[int]) -> dict[str, BuiltLog]:
+    """Build the logs of these seeds and put them into the source; return them by topic."""
+    logs = {unique_topic(f"seed-{seed}"): build_log(seed) for seed in seeds}
+    install(source, logs)
+    return logs
 
 
 def refused_logs(mirror: Mirrored, logs: Mapping[str, BuiltLog]) -> set[str]:
@@ -82,16 +88,20 @@ def check(destination: SandboxCluster, topic: str, log: BuiltLog, *, is_refused:
 
 
 def test_ten_logs_with_everything_in_them(
-    make_cluster: MakeCluster, destination_cluster: SandboxCluster, tmp_path: Path
+    forgetful: ForgetfulCluster,
+    installed_logs: Mapping[str, BuiltLog],
+    destination_cluster: SandboxCluster,
+    tmp_path: Path,
 ) -> None:
-    mirror_logs(make_cluster("source"), destination_cluster, tmp_path, QUICK_SEEDS, with_console=True, with_spark=False)
+    source = forgetful.cluster
+    mirror_logs(source, destination_cluster, tmp_path, installed_logs, with_console=True, with_spark=False)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_two_hundred_logs(make_cluster: MakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, destination = make_cluster("source"), make_cluster("destination")
-    met = mirror_logs(source, destination, tmp_path, LONG_SEEDS, with_console=False)
+    met = mirror_logs(source, destination, tmp_path, installed(source, LONG_SEEDS), with_console=False)
     with capsys.disabled():
         print()  # noqa: T201 - the campaign's result
         for name in FEATURES:
@@ -103,11 +113,11 @@ def test_two_hundred_logs(make_cluster: MakeCluster, tmp_path: Path, capsys: pyt
 @pytest.mark.timeout(900)
 def test_ten_logs_from_the_oldest_brokers_to_the_newest(make_cluster: MakeCluster, tmp_path: Path) -> None:
     source, destination = make_cluster("source", kafka_version="3.9.2"), make_cluster("destination")
-    mirror_logs(source, destination, tmp_path, QUICK_SEEDS, with_console=False)
+    mirror_logs(source, destination, tmp_path, installed(source, QUICK_SEEDS), with_console=False)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_ten_logs_from_the_newest_brokers_to_the_oldest(make_cluster: MakeCluster, tmp_path: Path) -> None:
     source, destination = make_cluster("source"), make_cluster("destination", kafka_version="3.9.2")
-    mirror_logs(source, destination, tmp_path, QUICK_SEEDS, with_console=False)
+    mirror_logs(source, destination, tmp_path, installed(source, QUICK_SEEDS), with_console=False)

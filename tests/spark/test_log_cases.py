@@ -1,7 +1,7 @@
 """Every kind of log that real software makes, mirrored at the same offsets; librdkafka and Kafka's tools compare.
 
-Two brokers are shared by all cases. What stands still is copied by one engine; what goes on is written while another
-one runs.
+All cases share two brokers whose cleaners are never idle. What stands still is copied by one engine; what goes on is
+written while another one runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.support.log_batches import VisibleRecord
 from tests.support.mirrored import Mirrored
 from tests.support.oracle import dump_log, librdkafka_records
 from tests.support.real_logs import BUSY, DAY_MS, CompactedTopic, delete_records, set_topic, start_at, write
+from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.still_logs import FOREVER, LARGE_BYTES, STILL, TOO_LARGE_TO_PRINT
 from tests.support.stored import log_dir_of
 from tests.support.streams import INPUT, OUTPUT, WordCount
@@ -47,13 +48,13 @@ THREE = {"default.replication.factor": "3", "min.insync.replicas": "2", **BUSY}
 
 
 @pytest.fixture(scope="module")
-def source(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("source", properties=BUSY)
+def source(busy_cluster: SandboxCluster) -> SandboxCluster:
+    return busy_cluster
 
 
 @pytest.fixture(scope="module")
-def destination(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("destination", properties=BUSY)
+def destination(forgetful: ForgetfulCluster) -> SandboxCluster:
+    return forgetful.cluster
 
 
 # -- logs that stand still ---------------------------------------------------------------------------------------------
@@ -118,8 +119,6 @@ class Live:
     open: dict[str, str]
     compacting: CompactedTopic
     cleaned_there: CompactedTopic
-    words: WordCount
-    words_topics: tuple[str, ...]
     mirror: Mirrored
     engine: Engine
 
@@ -142,17 +141,12 @@ def live(
         compacting = CompactedTopic(source, unique_topic("compacting"), {})
         # the source leaves this one alone, and so does the destination until it is told otherwise
         cleaned_there = CompactedTopic(source, unique_topic("cleaned-there"), {"min.compaction.lag.ms": str(DAY_MS)})
-        words = stack.enter_context(WordCount(source, folder))
-        words.start()
-        write_words(source)
-        wait_until(lambda: bounds_of(source, OUTPUT, isolation=COMMITTED).end > 100, 60)
-        words_topics = (INPUT, *words.topics())
-        single = (*open_topics.values(), compacting.topic, cleaned_there.topic, *words_topics)
+        single = (*open_topics.values(), compacting.topic, cleaned_there.topic)
         topics = {transactions: PARTITIONS, **dict.fromkeys(single, 1)}
         mirror = stack.enter_context(Mirrored(source, destination, folder, topics))
         mirror.create()
         engine = mirror.engine()
-        yield Live(transactions, open_topics, compacting, cleaned_there, words, words_topics, mirror, engine)
+        yield Live(transactions, open_topics, compacting, cleaned_there, mirror, engine)
         assert engine.stop() == 0, engine.output
 
 
@@ -225,19 +219,28 @@ def test_a_transaction_that_stays_open_for_minutes(live: Live, end: str) -> None
 
 
 @pytest.mark.long
-def test_kafka_streams_exactly_once_output(live: Live) -> None:
-    mirror, words = live.mirror, live.words
-    write_words(mirror.source)
-    words.kill()
-    words.start()
-    write_words(mirror.source)
-    written = bounds_of(mirror.source, INPUT).end
-    wait_until(lambda: latest_values(shown(mirror.source, OUTPUT)).get(b"fox") == written.to_bytes(8), 60)
-    words.stop()
-    mirror.wait_until_equal(live.engine, live.words_topics, stable=True)
-    seen = mirror.compare([(topic, 0) for topic in live.words_topics], with_console=True)
+def test_kafka_streams_exactly_once_output(live: Live, tmp_path: Path) -> None:
+    mirror = live.mirror
+    with WordCount(mirror.source, tmp_path) as words:
+        words.start()
+        write_words(mirror.source)
+        wait_until(lambda: bounds_of(mirror.source, OUTPUT, isolation=COMMITTED).end > 100, 60)
+        topics = (INPUT, *words.topics())
+        for topic in topics:
+            mirror.add(topic)
+        mirror.wait_until_equal(live.engine, topics)
+        write_words(mirror.source)
+        words.kill()
+        words.start()
+        write_words(mirror.source)
+        written = bounds_of(mirror.source, INPUT).end
+        wait_until(lambda: latest_values(shown(mirror.source, OUTPUT)).get(b"fox") == written.to_bytes(8), 60)
+        words.stop()
+        mirror.wait_until_equal(live.engine, topics, stable=True)
+        seen = mirror.compare([(topic, 0) for topic in topics], with_console=True)
+        is_transactional = any(batch.is_transactional for batch in dump_log(mirror.source, OUTPUT))
     assert latest_values(seen[OUTPUT, 0])[b"dog"] == written.to_bytes(8)
-    assert any(batch.is_transactional for batch in dump_log(mirror.source, OUTPUT))
+    assert is_transactional
 
 
 def assert_compacted_alike(mirror: Mirrored, topic: str) -> None:

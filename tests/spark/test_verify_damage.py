@@ -17,13 +17,14 @@ from kmirror.ops.results import Outcome
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.copies import make_copy
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.installed_logs import install
 from tests.support.logs import LONG_SEEDS, build_log
 from tests.support.real_logs import set_topic
 from tests.support.remembered_mirror import RememberedMirror, Side
+from tests.support.shared_clusters import revived
 
 #: In what kind of batch, what goes wrong, and to which of the records that it can happen to.
 CASES = (
@@ -102,9 +103,9 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(make_module_cluster: MakeCluster, destination_cluster: SandboxCluster) -> Iterator[Made]:
+def made(started_mortal_cluster: SandboxCluster, destination_cluster: SandboxCluster) -> Iterator[Made]:
     sources, copies = damaged_copies()
-    source = make_module_cluster("source")
+    source = revived(started_mortal_cluster)
     install(source, {topic: original.log for topic, original in sources.items()})
     with ThreadPoolExecutor(4) as pool:  # it is mostly waiting
         list(pool.map(lambda copy: make(destination_cluster, copy), copies))

@@ -42,6 +42,8 @@ TOOLS = {
 }
 _JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
 
+_starting = threading.Lock()
+
 
 class Printed(NamedTuple):
     """What a tool ended with, and what it printed."""
@@ -76,8 +78,13 @@ def _jars() -> KafkaJars:
     return kafka_jars(DEFAULT_KAFKA_VERSION, os.environ, lambda line: None, ["kafka-tools"])
 
 
-@cache
 def _tools() -> _Tools:
+    with _starting:  # several threads may ask first
+        return _started()
+
+
+@cache
+def _started() -> _Tools:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs what a tool ends with as an error of its own
     tools = _Tools()
     atexit.register(tools.close)

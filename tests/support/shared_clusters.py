@@ -187,16 +187,17 @@ def lenient_cluster(started_lenient_cluster: SandboxCluster) -> Iterator[Sandbox
 @pytest.fixture
 def mortal_cluster(started_mortal_cluster: SandboxCluster) -> SandboxCluster:
     """Return the shared broker that may be stopped, killed and frozen, and left so; no mirror has it as destination."""
-    return _revived(started_mortal_cluster)
+    return revived(started_mortal_cluster)
 
 
 @pytest.fixture
 def three_brokers(started_three_brokers: SandboxCluster) -> SandboxCluster:
     """Return the shared cluster of three brokers, which may be stopped, killed and frozen, and left so."""
-    return _revived(started_three_brokers)
+    return revived(started_three_brokers)
 
 
-def _revived(cluster: SandboxCluster) -> SandboxCluster:
+def revived(cluster: SandboxCluster) -> SandboxCluster:
+    """Return a cluster whose brokers all run, whatever the last test has left of them."""
     for broker in cluster.brokers:
         if broker.pid is not None:
             cluster.signal(broker.node_id, signal.SIGCONT)

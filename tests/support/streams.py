@@ -25,7 +25,10 @@ _MAIN = "org.apache.kafka.streams.examples.wordcount.WordCountDemo"
 
 
 class WordCount:
-    """The application; it may be started again after its end, in the same folder, and goes on."""
+    """The application; it may be started again after its end, in the same folder, and goes on.
+
+    Its topics are there for the `with` block.
+    """
 
     def __init__(self, cluster: SandboxCluster, folder: Path) -> None:
         """Create its topics; the application does not run yet."""
@@ -51,6 +54,7 @@ class WordCount:
         (folder / "streams.properties").write_text(properties_text(settings))
         logging = logging_properties(self._jars.major, folder / "streams.log")
         (folder / "streams-logging.properties").write_text(logging)
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
         create_topics(cluster, {INPUT: {"retention.ms": "-1"}, OUTPUT: {"cleanup.policy": "compact"}})
 
     def __enter__(self) -> Self:
@@ -60,6 +64,8 @@ class WordCount:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kill()
+        for deleted in self._admin.delete_topics([INPUT, *self.topics()]).values():
+            deleted.result(30)
 
     def start(self) -> None:
         """Start it."""
@@ -85,5 +91,5 @@ class WordCount:
 
     def topics(self) -> Sequence[str]:
         """Return the topics it writes: its output and those it keeps for itself."""
-        known = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers}).list_topics(timeout=30).topics
+        known = self._admin.list_topics(timeout=30).topics
         return sorted(topic for topic in known if topic == OUTPUT or topic.startswith(self._application))
