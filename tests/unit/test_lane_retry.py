@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kmirror.cluster.protocol.codes import Code
@@ -10,7 +12,7 @@ from kmirror.engine.lane.report import row_of
 from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
-from tests.support.partition_shell import ASSIGNMENT, Shell, changed, facts, stored
+from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, Shell, changed, facts, remembered, stored
 
 WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 10)
 RECREATED = Fail(Reason.SOURCE_TOPIC_RECREATED, "another id", 10)
@@ -164,3 +166,23 @@ def test_a_follower_that_lags_does_not_make_the_source_end_earlier(shell: Shell)
     shell.fetch(last_stable_offset=10, high_watermark=12)
     assert (report(shell).source_offset, report(shell).source_high_watermark) == (30, 40)
     assert not shell.copy.caught_up
+
+
+def test_what_was_put_together_and_is_refused_goes_piece_by_piece_without_a_pause() -> None:
+    shell = Shell(replace(ASSIGNMENT, merges_batches=True))
+    shell.inspect(facts(9, producer=remembered(9, EPOCH_MS)))
+    shell.fetch(stored(9))
+    shell.send()
+    shell.answer()
+    shell.fetch(stored(10), stored(11))
+    shell.fetch(stored(12, 30))
+    assert [(batch.base_offset, batch.next_offset) for batch in shell.send()] == [(10, 12), (12, 42)]
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+    shell.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert (report(shell).state, report(shell).reason) == ("MIRRORING", None)
+    assert shell.copy.due_for_inspection(shell.now)
+    shell.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    shell.fetch(stored(10), stored(11))
+    assert [(batch.base_offset, batch.next_offset) for batch in shell.send()] == [(10, 11)]
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+    assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.RECORD_REJECTED)
