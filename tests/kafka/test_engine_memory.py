@@ -19,6 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
+from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import TopicState
@@ -112,6 +113,9 @@ def test_that_records_have_come_is_no_reason_to_stop_a_lane_and_its_successor_is
         add(destination, mirror, selector(other))
         run.until(lambda: len(run.begins()) == 2, lanes_end=True)
         assert run.begins() == {(topic, 0): (0, True), (other, 0): (0, False)}
+        assert all(assignment.merges_batches for assignment in run.lanes.specs[-1].assignments)
+        assert change_config(destination, mirror, {"copy.merge.batches": "never"}, ()).exit_code == 0
+        run.until(lambda: not any(assignment.merges_batches for assignment in run.engine.orders.assignments()))
 
 
 def test_a_topic_that_was_deleted_and_added_again_has_no_past(
