@@ -173,8 +173,11 @@ class Mirror:
 
     # -- lanes ------------------------------------------------------------------------------------------------------
 
-    def start(self, attempt: int = 0, *, claim: bool = True, **changes: Any) -> Lane:
-        """Start a lane in a thread; by default the engine grants it first."""
+    def start(self, attempt: int = 0, *, claim: bool = True, merges: bool = False, **changes: Any) -> Lane:
+        """Start a lane in a thread; by default the engine grants it first.
+
+        Where each batch stays one of its own, all that is stored can be compared to the byte.
+        """
         if claim:
             self.claim()
         spec = LaneSpec(
@@ -185,7 +188,7 @@ class Mirror:
             # Half an answer is waited for that long, and spoiled wires leave many.
             {**self.source.client_properties(), "request.timeout.ms": "3000"},
             {**self.destination.client_properties(), "request.timeout.ms": "3000"},
-            tuple(self._assignments),
+            tuple(replace(assignment, merges_batches=merges) for assignment in self._assignments),
             10_000,
             False,
             300_000,

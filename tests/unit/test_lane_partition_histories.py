@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import pytest
@@ -192,7 +192,9 @@ class Writer:
         self.name = name
         self.world = world
         self.deadline = deadline
-        self.copy = PartitionCopy(ASSIGNMENT, quiet_until=quiet_until, settle=SETTLE)
+        # what one puts together another may send piece by piece
+        assignment = replace(ASSIGNMENT, merges_batches=world.rng.random() < 0.5)
+        self.copy = PartitionCopy(assignment, quiet_until=quiet_until, settle=SETTLE)
         self.requests: deque[Sent] = deque()
         self.answers: deque[tuple[int, int]] = deque()
         self.adrift: list[Sent] = []

@@ -173,6 +173,7 @@ PROGRESS = ProgressRecord(
     throttled_ms=70,
     batches_copied=9,
     batches_taken_apart=2,
+    batches_merged=7,
     offsets_filled=4,
     fetch_latencies=Latencies(tuple(range(14)), 2.5),
 )
@@ -194,6 +195,7 @@ CHANGE = LaneChangeRecord(
             first_offset=7,
             begun=True,
             recovery=Recovery(3, 5, 7),
+            merges_batches=True,
             known_end=9,
             mismatch_offset=8,
             mismatch="8 is at 9",
@@ -299,7 +301,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
     (
         PROGRESS,
         b'["progress","m",0]',
-        b'{"attempt":1,"batches_copied":9,"batches_taken_apart":2,"columns":["topic","partition","source_offset",'
+        b'{"attempt":1,"batches_copied":9,"batches_merged":7,"batches_taken_apart":2,"columns":["topic","partition","source_offset",'
         b'"source_high_watermark","source_log_start",'
         b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
         b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
@@ -316,12 +318,12 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         CHANGE,
         b'["change","m",0]',
         b'{"columns":["topic","partition","source_topic","source_topic_id","destination_topic_id","producer_id",'
-        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","known_end","mismatch_offset",'
+        b'"producer_epoch","first_offset","begun","recovery","follows_truncation","merges_batches","known_end","mismatch_offset",'
         b'"mismatch"],"generation":2,'
         b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
         b'"taken":[["pay",0,"b.pay","sId","dId",4611686018427387904,0,7,true,'
-        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,9,8,"8 is at 9"],'
-        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
+        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,true,9,8,"8 is at 9"],'
+        b'["pay",1,"b.pay",null,null,5,1,0,false,null,true,false,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
     (
         ENGINE,

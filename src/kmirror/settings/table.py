@@ -369,6 +369,13 @@ class Settings:
         2,
         "Number of Spark tasks that copy in parallel. Partitions are distributed among them.",
     )
+    copy_merge_batches: str = _row(
+        "copy.merge.batches",
+        _choice("auto", "never"),
+        "auto",
+        "`auto`: small batches that are read together are appended as one; offsets, timestamps and contents of records"
+        " stay the same. `never`: batches stay as the source stores them.",
+    )
     throttle_bytes_per_second: int = _row(
         "throttle.bytes.per.second",
         _byte_rate(65_536, 1 << 40),

@@ -47,6 +47,8 @@ class Assignment:
     recovery: Recovery | None = None
     #: True: skip records that the source lost before they were copied (source.truncation.policy).
     follows_truncation: bool = False
+    #: True: put small batches that come together into one (copy.merge.batches).
+    merges_batches: bool = False
     #: The destination's log end as an earlier lane last reported it; None where that is not known.
     known_end: int | None = None
     #: The offset of a batch that an earlier lane saw appended elsewhere, and its message; None: there was none.

@@ -324,9 +324,10 @@ class ProgressRecord:
     #: Since it began: bytes fetched from the source, and for how long its share of the throttle kept it from fetching.
     fetched_bytes: int = 0
     throttled_ms: int = 0
-    #: Since it began: batches appended; batches of the source taken apart for it; offsets filled.
+    #: Since it began: batches appended; batches of the source taken apart for it, and put together; offsets filled.
     batches_copied: int = 0
     batches_taken_apart: int = 0
+    batches_merged: int = 0
     offsets_filled: int = 0
     #: From request to answer, of fetches that brought records, the wait for records included; and of appends.
     fetch_latencies: Latencies = NONE_YET

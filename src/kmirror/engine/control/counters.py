@@ -12,6 +12,14 @@ from dataclasses import dataclass, field, replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.state.records import NONE_YET, Latencies, ProgressRecord
 
+_TOTALS = (
+    "fetched_bytes",
+    "throttled_ms",
+    "batches_copied",
+    "batches_taken_apart",
+    "batches_merged",
+    "offsets_filled",
+)
 #: What tells one run of a lane from another: generation and Spark's attempt.
 _Run = tuple[int, int]
 
@@ -34,6 +42,7 @@ class Counters:
     throttled_ms: int = 0
     batches_copied: int = 0
     batches_taken_apart: int = 0
+    batches_merged: int = 0
     offsets_filled: int = 0
     fetch_latencies: Latencies = NONE_YET
     produce_latencies: Latencies = NONE_YET
@@ -50,7 +59,7 @@ class Counters:
             return
         before = last if run == last_run else None
         self._last[record.lane] = run, record
-        for name in ("fetched_bytes", "throttled_ms", "batches_copied", "batches_taken_apart", "offsets_filled"):
+        for name in _TOTALS:
             grown = getattr(record, name) - (getattr(before, name) if before else 0)
             setattr(self, name, getattr(self, name) + grown)
         fetches, appends = (before.fetch_latencies, before.produce_latencies) if before else (NONE_YET, NONE_YET)

@@ -32,7 +32,7 @@ class LaneOrders:
 
     def assignments(self) -> list[Assignment]:
         """List the partitions that are to be copied now; lanes learn as they start whether records have come."""
-        follows = self._topics.settings.source_truncation_policy == "follow"
+        settings = self._topics.settings
         found = []
         for topic in filter(is_copied, self._topics.by_name.values()):
             for partition in range(self._topics.partition_count(topic)):
@@ -51,7 +51,8 @@ class LaneOrders:
                         producer_epoch=guard.producer_epoch if guard else 0,
                         first_offset=(record.first_offset or 0) if record else 0,
                         recovery=(topic.recoveries or {}).get(partition),
-                        follows_truncation=follows,
+                        follows_truncation=settings.source_truncation_policy == "follow",
+                        merges_batches=settings.copy_merge_batches == "auto",
                     )
                 )
         return found

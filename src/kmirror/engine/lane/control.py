@@ -279,6 +279,7 @@ class LaneControl:
             int(throttled_seconds * 1000),
             counts.batches_copied,
             counts.batches_taken_apart,
+            counts.batches_merged,
             counts.offsets_filled,
             counts.fetches.so_far,
             counts.appends.so_far,

@@ -29,12 +29,14 @@ class RequestTimes:
 class Counts:
     """Count since the lane began."""
 
-    __slots__ = ("appends", "batches_copied", "batches_taken_apart", "fetches", "offsets_filled")
+    __slots__ = ("appends", "batches_copied", "batches_merged", "batches_taken_apart", "fetches", "offsets_filled")
 
     def __init__(self) -> None:
         self.batches_copied = 0
         #: Batches of the source that could not be sent as they were: of old formats, with offsets to fill.
         self.batches_taken_apart = 0
+        #: Batches of the source that were put into one with their neighbours.
+        self.batches_merged = 0
         self.offsets_filled = 0
         self.fetches = RequestTimes()
         self.appends = RequestTimes()

@@ -1,6 +1,7 @@
 """From what one partition's fetches bring to what is to be appended: guarded batches, and gaps between them. No I/O.
 
-A plain batch with all its records is changed in place and sent as it is. Any other is taken apart (`pieces`) into runs
+A plain batch with all its records is changed in place and sent as it is; small ones that come together are put into one
+(`merge`), without waiting for more. Any other is taken apart (`pieces`) into runs
 of records at consecutive offsets, and offsets at which applications are shown nothing: those are gaps, to be filled
 with markers.
 
@@ -40,6 +41,7 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.merge import FEW_BYTES, FEW_RECORDS, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.engine.histories.judge import Fail
@@ -110,13 +112,18 @@ class Intake:
         "_source",
         "head_is_taken",
         "leader_epoch",
+        "merges",
         "next_offset",
         "queue",
         "queued_bytes",
     )
 
-    def __init__(self, source: TopicPartition, producer_id: int, producer_epoch: int, counts: Counts) -> None:
+    def __init__(
+        self, source: TopicPartition, producer_id: int, producer_epoch: int, counts: Counts, *, merges: bool
+    ) -> None:
         self._source = source
+        #: True while small batches that come together are put into one.
+        self.merges = merges
         self._counts = counts
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
@@ -178,6 +185,7 @@ class Intake:
         unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
         set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
         isolation: Isolation | None = None
+        few = FEW_RECORDS if self.merges else -1
         while end - position > MAGIC_POSITION:
             if end - position >= BATCH_OVERHEAD:
                 (base, length, leader_epoch, magic, crc, attributes, delta, _, max_timestamp, _, _, _, count) = unpack(
@@ -186,6 +194,14 @@ class Intake:
                 following = position + LOG_OVERHEAD + length
                 if following > end:
                     break
+                if count <= few and length <= FEW_BYTES and (merged := merge(records, position, expected)):
+                    guard(merged.data, producer_id, producer_epoch, (expected - filled) & SEQUENCE_MASK)
+                    self._counts.batches_merged += merged.batches
+                    frame.pending += 1
+                    queue.append(Batch(expected, *merged[:4], frame))
+                    queued_bytes += len(merged.data)
+                    expected, epoch, position = merged.next_offset, leader_epoch, merged.end
+                    continue
                 if (
                     magic == 2
                     and base == expected

@@ -26,7 +26,7 @@ from kmirror.engine.lane.gap_filling import Filled, GapFilling
 from kmirror.engine.lane.intake import Batch, Frame, Gap, Intake
 from kmirror.engine.lane.log_start import LogStart
 from kmirror.engine.lane.progress import Progress
-from kmirror.engine.lane.refusals import append_refused, fetch_refused, may_be_appended, misplaced
+from kmirror.engine.lane.refusals import REJECTED, append_refused, fetch_refused, may_be_appended, misplaced
 from kmirror.engine.lane.retry import Retry
 from kmirror.engine.lane.source_view import SourceView
 from kmirror.engine.lane.states import Permission, Status
@@ -64,7 +64,13 @@ class PartitionCopy:
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None
-        self.intake = Intake(assignment.source, assignment.producer_id, assignment.producer_epoch, counts)
+        self.intake = Intake(
+            assignment.source,
+            assignment.producer_id,
+            assignment.producer_epoch,
+            counts,
+            merges=assignment.merges_batches,
+        )
         #: What is to be appended next; the intake's own.
         self.queue = self.intake.queue
         self.in_flight: deque[Batch] = deque()
@@ -311,6 +317,14 @@ class PartitionCopy:
         self._tell(f"append at {batch.base_offset} refused: {what}")
         if may_be_appended(code):
             self._memory.unanswered([batch], now)
+        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self.status is Status.DRAINING:
+            return  # it comes after one that was refused
+        if code in REJECTED and self.intake.merges:
+            # it may be too large only because it was put together, or only one of its records is refused
+            self._tell("batches are sent as they are from here on")
+            self.intake.merges = False
+            self._look_again(now)
+            return
         self._follow_up(append_refused(self.assignment.destination, batch.base_offset, code, what), now)
 
     def outcome_unknown(self, message: str, now: float) -> None:
@@ -426,9 +440,7 @@ class PartitionCopy:
         self.log_start.trimmed()
         self._tell(f"the log begins at {self.log_start.aligned_to} now")
         # nothing is on its way; were it, the look that comes next would have to wait for it
-        self._drop_queue()
-        self.status = Status.DRAINING
-        self.advance(now)
+        self._look_again(now)
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -442,6 +454,12 @@ class PartitionCopy:
         self._tell(f"interrupted: {trouble.message}")
         self._drop_queue()
         self.blocked_by = None
+        self.status = Status.DRAINING
+        self.advance(now)
+
+    def _look_again(self, now: float) -> None:
+        """Look at the log afresh once nothing is on its way, without a pause."""
+        self._drop_queue()
         self.status = Status.DRAINING
         self.advance(now)
 

@@ -8,7 +8,7 @@ from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.errors import Reason
 
 #: Refusals of the batch itself.
-_REJECTED = {
+REJECTED = {
     Code.MESSAGE_TOO_LARGE,
     Code.RECORD_LIST_TOO_LARGE,
     Code.INVALID_RECORD,
@@ -19,7 +19,7 @@ _REJECTED = {
 #: Refusals that say for certain that nothing was appended.
 _NOT_APPENDED = (
     LEADER_MOVED
-    | _REJECTED
+    | REJECTED
     | {
         Code.INVALID_PRODUCER_EPOCH,
         Code.TOPIC_AUTHORIZATION_FAILED,
@@ -42,7 +42,7 @@ def fetch_refused(source: TopicPartition, code: int) -> Trouble:
 
 def append_refused(destination: TopicPartition, offset: int, code: int, what: str) -> Fail | Trouble:
     """Say what the refusal of a batch means; `what` is the broker's answer in words."""
-    if code in _REJECTED:
+    if code in REJECTED:
         what = f"the destination does not take the batch at offset {offset} of {destination}: {what}"
         return Fail(Reason.RECORD_REJECTED, what, offset)
     if code == Code.INVALID_PRODUCER_EPOCH:
