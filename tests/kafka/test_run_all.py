@@ -76,7 +76,17 @@ def test_mirrors_come_and_go(
         second.wait_until_equal(engine)
         listed = {row["mirror"]: row["reason"] for row in json.loads(typed(destination, "list", "--json").stdout)}
         assert listed == {second.mirror: None, "down": None}
-        assert engine.stop() == 0, engine.output
+
+        # one that stands by takes over what the first one leaves, and holds nothing against it
+        standby = Engine(destination, None, tmp_path / "standby.out", "--standby", with_spark=False)
+        try:
+            wait_until(lambda: "* waiting" in standby.output)
+            assert engine.stop() == 0, engine.output
+            second.fill(10)
+            second.wait_until_equal(standby)
+            assert standby.stop() == 0, standby.output
+        finally:
+            standby.destroy()
 
         # what cannot be copied to its end is told by the exit code, and holds up nothing
         second.fill(10)

@@ -18,7 +18,7 @@ from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionRecord, Record
 
 HEARTBEAT_SECONDS = 1.0
-_TIMEOUT = 3.0
+_TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Heartbeats:
         `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what lanes may fetch,
         in bytes a second, and `first_topics` are fetched before all others.
         """
+        began = now()
         try:
             self._settle()
             self._lanes.before_beat()
@@ -91,7 +92,8 @@ class Heartbeats:
                 source_trouble=source_trouble,
                 throttle=throttle,
                 first_topics=first_topics,
-                timeout=_TIMEOUT,
+                # engines of one process wait for each other: all in all it must not take a lease's time
+                timeout=max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)),
             )
         except OutcomeUnknown:
             return None
