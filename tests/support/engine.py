@@ -271,7 +271,7 @@ class Pair:
         return int(time.time() * 1000) - days * 24 * 3600 * 1000
 
     def assert_equal(self, source_node: int | None = None, destination_node: int | None = None) -> None:
-        """Compare what both clusters have on disk, batch by batch."""
+        """Compare what both clusters have on disk."""
         theirs, ours = log_dir_of(self.source, source_node), log_dir_of(self.destination, destination_node)
         differences = [first_difference(theirs, ours, p.topic, p.partition) for p in self.partitions]
         assert not any(differences), [d for d in differences if d]

@@ -267,7 +267,9 @@ def assert_same(mirror: Mirror, topic: str, partitions: int = 1) -> None:
     """Compare what both have on disk, and every checksum in the copy."""
     source, destination = (cluster.brokers[0].log_dir for cluster in (mirror.source, mirror.destination))
     for partition in range(partitions):
-        assert first_difference(source, destination, topic, partition, mirror.mirror_of(topic)) is None
+        assert (
+            first_difference(source, destination, topic, partition, mirror.mirror_of(topic), same_batches=True) is None
+        )
         data, position = raw_log_bytes(mirror.destination, mirror.mirror_of(topic), partition), 0
         while position < len(data) and (length := struct.unpack_from(">i", data, position + 8)[0]) > 0:
             end = position + 12 + length
