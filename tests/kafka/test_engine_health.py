@@ -50,9 +50,7 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             assert wait(destination, mirror, Condition.HEALTHY, 30_000).exit_code == ExitCode.OK
             assert (seen().lag, seen().state) == (0, "ACTIVE")
 
-            get = asking(local.service)
-
-            described = describing(destination, mirror)
+            get, described = asking(local.service), describing(destination, mirror)
             assert_all_say(
                 get, described, lambda told: told["states"] == {"MIRRORING": 1} and told["lag"] == {topic: 0}
             )
@@ -94,6 +92,11 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
             told_events = [(event["what"], event["result"]) for event in hour["events"]]
             assert hour["eventsTrouble"] is None
             assert told_events.index(("add", "OK")) < told_events.index(("source", "SOURCE_UNAVAILABLE"))
+            produce(destination_cluster, topic, ["foreign"])
+            samples = assert_all_say(get, described, lambda told: told["states"] == {"FAILED": 1})
+            assert value(samples, "kmirror_failures_total", mirror=mirror) == 1
+            assert value(samples, "kmirror_topic_partitions_failed", mirror=mirror, topic=topic) == 1
+            assert (get("/readyz")[0], get("/healthz")[0]) == (503, 200)
         # what the engine noted of it outlives the engine
         points = [point for _, point in points_of(destination.state().history(mirror))]
         assert [p.phase for p in points if p.lag_unknown][:1] == ["SOURCE_UNREACHABLE"]

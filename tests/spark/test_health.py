@@ -15,6 +15,7 @@ from typing import Any
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Engine, Pair, typed
+from tests.support.scraped import address_in, assert_all_say, fetching, value
 from tests.support.spark_standalone import running_standalone_spark
 from tests.support.waiting import wait_until
 
@@ -61,9 +62,12 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
     pair.fill(2_000)
     pair.create()
     with running_standalone_spark(tmp_path / "spark", workers=1, cores=3) as spark:
-        engine = pair.engine("--master", spark.master_url)
+        engine = pair.engine("--master", spark.master_url, "--http", "0")
         pair.wait_until_equal(engine)
         assert_healthy(pair, engine)
+        get = fetching(address_in(engine.output))
+        assert_all_say(get, lambda: described(pair), lambda told: told["states"] == {"MIRRORING": 4})
+        wait_until(lambda: get("/readyz") == (200, "records flow\n"))
         spark.kill_worker(spark.workers[0])
         name = f"{pair.mirror} {pair.topic}"
         has_changed = re.compile(rf"Z ERROR   {name}: LINK_FAILED NO_WORKERS \(was ACTIVE\): .*; Spark logs to /")
@@ -74,6 +78,13 @@ def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when
         pair.fill(2_000)
         assert_everything_says(pair, "NO_WORKERS", hint="start Spark workers")
         assert listed(pair)["engineAgeMs"] < 10_000
+        found = assert_all_say(get, lambda: described(pair), lambda told: told["states"] == {"NO_WORKERS": 4})
+        assert value(found, "kmirror_topic_lag_offsets", mirror=pair.mirror, topic=pair.topic) == 2_000
+        status, why = get("/readyz")
+        assert (status, get("/healthz")[0]) == (503, 200)
+        assert why.startswith(
+            f"{pair.mirror}: {pair.topic}-0 is not healthy: no worker has reported on lanes 0, 1 for "
+        )
         # at once what has changed, and within a minute how far the copy is behind; both name Spark's own log
         wait_until(lambda: any(has_changed.search(line) for line in engine.output.splitlines()), 60)
         wait_until(lambda: any(sums_up.search(line) for line in engine.output.splitlines()), 90)
