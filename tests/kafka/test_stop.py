@@ -31,6 +31,7 @@ from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
+from tests.support.scraped import asking, assert_all_say, describing
 from tests.support.visible import shown
 
 
@@ -138,6 +139,11 @@ def test_remove_leaves_the_others_alone_and_can_be_taken_back(
         produce(cluster_pair.source, kept, ["four"])
         engine.catch_up()
         assert (end_of(destination, kept), end_of(destination, removed)) == (4, 3)
+        # what the engine answers over HTTP knows of the stop, and that nothing is wrong with it
+        get = asking(engine.service)
+        both = {"MIRRORING": 1, "STOPPED": 1}
+        assert_all_say(get, describing(destination, mirror), lambda told: told["states"] == both)
+        assert get("/readyz") == (200, "records flow\n")
         record = destination.state().mirror(mirror)
         assert record is not None
         assert record.settings["topics.exclude"] == removed

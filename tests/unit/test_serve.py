@@ -198,6 +198,8 @@ def test_head_is_get_without_the_body_and_nothing_else_is_allowed() -> None:
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             status, headers, _ = asked(address, method, "/healthz")
             assert (status, headers["Allow"]) == (405, "GET, HEAD")
+        # each of them has given its place back
+        assert {asked(address, "HEAD", "/healthz")[0] for _ in range(MOST_CLIENTS)} == {200}
         policy = asked(address, "GET", "/")[1]["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'")
 

@@ -1,0 +1,54 @@
+"""What a scrape of `run --http` costs: `python -m bench.scrape` prints seconds of a core, of which the driver has none.
+
+1,000 topics of 5 partitions, every one of which has moved since the last scrape.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from kmirror.engine.control.snapshots import MirrorSnapshot
+from kmirror.ops.serve.exposition import exposition
+from kmirror.ops.serve.live import live_mirror
+from kmirror.ops.serve.metrics import MirrorNow, Now
+from tests.support.live_engine import mirror_record, row, snapshot
+from tests.support.scraped import OPENMETRICS
+
+TOPICS, PARTITIONS, TIMES = 1_000, 5, 9
+
+
+def scrape(found: MirrorSnapshot, accept: str = "") -> int:
+    """Do what a thread of the server does; return how many bytes it would send."""
+    now = Now("copying", found.time_ms, None, (MirrorNow.of(live_mirror(found)),))
+    return len(exposition(now, accept)[0])
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the seconds of a core that some work takes, the median of some times."""
+    taken = []
+    for _ in range(TIMES):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    """Measure and print."""
+    rows = [row(f"some.topic.{topic:04}", index) for topic in range(TOPICS) for index in range(PARTITIONS)]
+    found = snapshot(*rows)
+    every = snapshot(*rows, mirror=mirror_record(metrics_per_partition="true"))
+    print(f"{TOPICS:,} topics, {TOPICS * PARTITIONS:,} partitions; seconds of a core, and bytes:")
+    for name, known, accept in (
+        ("text", found, ""),
+        ("OpenMetrics", found, OPENMETRICS),
+        ("text, metrics.per.partition=true", every, ""),
+    ):
+        print(f"  {name}: {seconds(lambda known=known, accept=accept: scrape(known, accept)):.3f} s, ", end="")  # type: ignore[misc]
+        print(f"{scrape(known, accept):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
