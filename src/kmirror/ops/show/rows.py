@@ -154,17 +154,16 @@ def partition_rows(
             topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote that waited for it is gone
         records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
         count = max([topic.partitions, *(partition + 1 for partition in records)])
-        stories = []
-        for partition in range(count):
-            report = reports.get(TopicPartition(topic.topic, partition))
+        stories, places = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
+        for partition, place in enumerate(places):
+            report = reports.get(place)
             record = records.get(partition)
             story = _story(topic, record, report, destination)
             stories.append(_explained(story, topic, record, report, source, health, now_ms))
         topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
-        for partition, story in enumerate(stories):
-            report = reports.get(TopicPartition(topic.topic, partition))
-            record = records.get(partition)
-            rows.append(_row(topic, partition, story, topic_state, record, report, destination, source, alike, now_ms))
+        for place, story in zip(places, stories, strict=True):
+            report, record = reports.get(place), records.get(place.partition)
+            rows.append(_row(topic, place, story, topic_state, record, report, destination, source, alike, now_ms))
     return rows
 
 
@@ -419,7 +418,7 @@ def _source_topic_trouble(topic: TopicRecord, source: ClusterLook | None) -> tup
 
 def _row(
     topic: TopicRecord,
-    partition: int,
+    here: TopicPartition,
     story: _Story,
     topic_state: TopicState,
     record: PartitionRecord | None,
@@ -429,7 +428,7 @@ def _row(
     alike: _Alike,
     now_ms: int,
 ) -> PartitionRow:
-    here, there = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
+    there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
     gone = is_gone(topic, destination.topics.get(topic.topic))
     destination_offset = None if gone else destination.log_end_offset.get(here)
     answers = source is not None and there in source.last_stable_offset
@@ -453,7 +452,7 @@ def _row(
     return PartitionRow(
         mirror=topic.mirror,
         topic=topic.topic,
-        partition=partition,
+        partition=here.partition,
         source_offset=source_offset,
         destination_offset=destination_offset,
         lag=lag,
