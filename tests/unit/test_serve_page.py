@@ -68,6 +68,7 @@ def test_the_page_is_whole_and_asks_nobody_else() -> None:
         ("rate", [2_400_000], "2.4 MB/s"),
         ("atTime", [NOW], "2026-01-02T03:06:00Z"),
         ("counted", [1, "offset"], "1 offset"),
+        ("prose", ["<since 2026-01-02T03:06:00Z"], "&#60;since <time>2026-01-02T03:06:00Z</time>"),
         ("escaped", ["<a href='x'>&\""], "&#60;a href=&#39;x&#39;&#62;&#38;&#34;"),
     ],
 )
@@ -222,7 +223,8 @@ def test_the_page_asks_shows_and_says_when_nobody_answers() -> None:
     def answer(path: str, code: int, document: object) -> None:
         page.run(f"answer({json.dumps(path)}, {code}, {json.dumps(json.dumps(document))}) ?? null")
 
-    def shown(name: str, what: str = "textContent") -> Any:
+    def shown(name: str, what: str = "") -> Any:
+        what = what or ("innerHTML" if name == "alarm" else "textContent")
         return page.run(f"elements[{json.dumps(name)}].{what}")
 
     assert page.run("questions.map(one => one.path)") == ["status.json", "history.json"]

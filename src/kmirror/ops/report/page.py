@@ -12,7 +12,7 @@ from kmirror import __version__
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.report.html import Content, Html, join, tag
-from kmirror.ops.report.story import Period, TopicSummary, period_of, summary, topics_of
+from kmirror.ops.report.story import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
 from kmirror.ops.results import TopicResult
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.durations import format_duration
@@ -108,7 +108,7 @@ def _state(facts: ReportFacts) -> Html:
     state, reason = facts.listed.state, facts.listed.reason
     if state is None:
         return Html("no topics")
-    is_well = reason is None and state not in _BAD
+    is_well = state not in _BAD and (reason is None or state in (TopicState.STOPPED, TopicState.PAUSED))
     told = f"{state} ({reason})" if reason is not None else str(state)
     return tag("strong", told, class_=_GOOD.get(state, "warn") if is_well else "bad")
 
@@ -291,7 +291,7 @@ def _topics(facts: ReportFacts) -> Html:
             _number(one.lag, "≥ " if one.lag_unknown else "") if one.state is not TopicState.STOPPED else _number(None),
             _duration(one.time_lag_ms, "≥ " if one.lag_unknown else ""),
             _offsets(one.last_mirrored_offsets),
-            _cell("unknown", "bad") if one.lost is None else _number(one.lost),
+            _lost(one.loss) if one.loss.records is not None or one.state is TopicState.STOPPED else _number(None),
         ]
         for one in topics[:_MOST_TOPICS]
     ]
@@ -302,7 +302,7 @@ def _topics(facts: ReportFacts) -> Html:
             "p",
             f"As of {at_time(facts.made_ms)}, in offsets; {UNKNOWN} is not known, or has no meaning in that state."
             " Known lost are records that the source had when the topic was stopped and the copy lacks, and those that"
-            " the source had lost before they were copied.",
+            " the source had lost before they were copied; what is estimated comes after a plus sign.",
             class_="soft",
         ),
         _table(heads, rows),
@@ -312,6 +312,16 @@ def _topics(facts: ReportFacts) -> Html:
 
 def _kind(topic: TopicSummary) -> str:
     return "bad" if topic.state in _BAD or topic.failed else _GOOD.get(topic.state, "warn")
+
+
+def _lost(loss: TopicLoss) -> _Cell:
+    """Return what is known to be lost, as one number where it is whole."""
+    if loss.records is None:
+        return _Cell(Html("unknown"), "bad", is_number=True)
+    bound = "" if loss.is_whole else "≥ "
+    more = f" + about {loss.estimated_more:,}" if loss.estimated_more else ""
+    kind = "bad" if loss.records or more else "warn" if bound else None
+    return _Cell(join(f"{bound}{loss.records:,}{more}"), kind, is_number=True)
 
 
 def _offsets(found: Sequence[int]) -> _Cell:
@@ -365,7 +375,7 @@ def _stops(facts: ReportFacts) -> Html | None:
 
 
 def _stop_row(row: TopicResult, epoch: int | None) -> list[_Cell]:
-    lost = _cell("unknown", "bad") if row.lag is None else _number(row.lag)
+    lost = _lost(TopicLoss.of([row]))
     return [
         _prose(f"{row.topic}-{row.partition}"),
         _text(UNKNOWN if row.at_stop is None else at_time(row.at_stop.time_ms)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
+from kmirror.ops.results import STALE_MS, TopicResult
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.stop.report import totals_of, totals_told
 from kmirror.settings.durations import format_duration
@@ -72,7 +73,8 @@ def _what_it_is(facts: ReportFacts) -> Iterator[str]:
 
 
 def _how_it_is(facts: ReportFacts) -> Iterator[str]:
-    if facts.engine.message is not None:
+    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
+    if facts.engine.message is not None and living:
         yield f"Nothing is copied now: {facts.engine.message}."
     if facts.source.trouble is not None:
         yield f"The source does not answer now: {one_line(facts.source.trouble)}."
@@ -87,7 +89,6 @@ def _how_it_is(facts: ReportFacts) -> Iterator[str]:
     idle = [row for row in facts.rows if row.reason in NOT_COPYING and row.reason != facts.engine.reason]
     if idle:
         yield f"{counted(len(idle), 'partition')} not copied: {one_line(idle[0].error_message)}."
-    living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
     if not living:
         return
     known = [row.lag for row in living if row.lag is not None]
@@ -102,12 +103,14 @@ def _how_it_is(facts: ReportFacts) -> Iterator[str]:
             else f"At {at} the destination had all that the source had{whole}."
         )
     if unknown:
-        last = [row.last_known_lag for row in living if row.lag is None and row.last_known_lag is not None]
-        seen = [row.as_of_ms for row in living if row.lag is None and row.as_of_ms is not None]
+        unseen = [row for row in living if row.lag is None]
+        last = [row.last_known_lag for row in unseen if row.last_known_lag is not None]
+        seen = [row.as_of_ms for row in unseen if row.last_known_lag is not None and row.as_of_ms is not None]
         told = ""
         if last and seen:
+            whole = "" if len(last) == unknown else f" of {len(last):,} of them"
             told = (
-                f"; when the source was last seen of them, from {at_time(min(seen))} on, it was {sum(last):,} or more"
+                f"; the last known lag{whole} was {counted(sum(last), 'offset')}, seen at {at_time(min(seen))} or later"
             )
         are = "is" if unknown == 1 else "are"
         yield f"How far {counted(unknown, 'partition')} {are} behind is not known now{told}."
@@ -220,8 +223,37 @@ ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLoss:
+    """Sum up what is known to be lost of some partitions: at their stop, and skipped before."""
+
+    #: None where nothing was stopped or skipped, or where it is not known of a partition that is stopped.
+    records: int | None
+    #: How much more is probably lost, by the source's last known rates.
+    estimated_more: int = 0
+    #: False where it is not known of some partition, or was last seen some time before the stop.
+    is_whole: bool = True
+
+    @classmethod
+    def of(cls, stops: Sequence[TopicResult], skipped: int = 0) -> TopicLoss:
+        """Return the loss of partitions that are stopped, beside what was skipped before."""
+        if not stops:
+            return cls(skipped or None)
+        known = [stop.lag for stop in stops if stop.lag is not None]
+        return cls(
+            sum(known) + skipped if known or skipped else None,
+            sum(stop.estimated_more or 0 for stop in stops),
+            len(known) == len(stops) and all(_is_fresh(stop) for stop in stops),
+        )
+
+
+def _is_fresh(stop: TopicResult) -> bool:
+    known = stop.at_stop
+    return known is not None and known.source_as_of_ms is not None and known.time_ms - known.source_as_of_ms <= STALE_MS
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """Sum up the partitions of one topic. `lag` is over those where it is known; `lost` is known to be lost."""
+    """Sum up the partitions of one topic. `lag` is over those where it is known."""
 
     topic: str
     state: TopicState
@@ -232,8 +264,7 @@ class TopicSummary:
     lag_unknown: int
     time_lag_ms: int | None
     last_mirrored_offsets: tuple[int, ...]
-    #: At its stop, and skipped before; None where that is not known of a partition that is stopped.
-    lost: int | None
+    loss: TopicLoss
     rows: tuple[PartitionRow, ...]
 
 
@@ -244,9 +275,9 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
     for loss in losses_of(facts.events):
         if loss.time_ms >= added.get(loss.topic, 0):
             skipped[loss.topic] += loss.records
-    at_stop: dict[str, list[int | None]] = {}
+    stops: dict[str, list[TopicResult]] = {}
     for stop in facts.stops:
-        at_stop.setdefault(stop.topic or "", []).append(stop.lag)
+        stops.setdefault(stop.topic or "", []).append(stop)
     by_topic: dict[str, list[PartitionRow]] = {}
     for row in facts.rows:
         by_topic.setdefault(row.topic, []).append(row)
@@ -254,7 +285,6 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
     for topic, rows in by_topic.items():
         living = [row for row in rows if row.state is not PartitionState.STOPPED]
         known = [row.lag for row in living if row.lag is not None]
-        losses = at_stop.get(topic, [])
         found.append(
             TopicSummary(
                 topic,
@@ -266,7 +296,7 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
                 len(living) - len(known),
                 max((row.time_lag_ms for row in living if row.time_lag_ms is not None), default=None),
                 tuple(row.last_mirrored_offset for row in rows if row.last_mirrored_offset is not None),
-                None if None in losses else sum(loss for loss in losses if loss is not None) + skipped[topic],
+                TopicLoss.of(stops.get(topic, ()), skipped[topic]),
                 tuple(rows),
             )
         )

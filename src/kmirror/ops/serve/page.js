@@ -12,6 +12,11 @@ function escaped(text) {
   return String(text).replace(/[&<>"']/g, found => `&#${found.charCodeAt(0)};`);
 }
 
+/** Return text as markup in which no time is broken at the end of a line. */
+function prose(text) {
+  return escaped(text).replace(/\d{4}-\d\d-\d\dT[\d:]{8}Z/g, "<time>$&</time>");
+}
+
 function number(value, bound) {
   return value === null || value === undefined ? UNKNOWN : (bound || "") + Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, ",");
 }
@@ -121,7 +126,7 @@ function topicRow(row, several) {
   const stopped = row.state === "STOPPED", least = row.lagUnknown ? "≥ " : "";
   const name = escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : "");
   const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + (row.failed ? `, ${row.failed} FAILED` : "");
-  const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<br><small>${escaped(row.message)}</small>` : "";
+  const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<br><small>${prose(row.message)}</small>` : "";
   return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message, kindOf(row.state, row.reasons, row.failed) + " prose") +
     cell("PARTITIONS", number(row.partitions), "", true) + cell("LAG", stopped ? UNKNOWN : number(row.lag, least), "", true) +
     cell("TIME LAG", stopped ? UNKNOWN : duration(row.timeLagMs), "", true) + cell("RATE", rate(row.bytesPerSecond), "", true) +
@@ -241,7 +246,7 @@ function start() {
     const ageMs = shown.status ? shown.ageAtOnce + Date.now() - shown.statusAt : null;
     const alarm = alarmOf(shown.status, shown.trouble, ageMs);
     by("alarm").hidden = alarm === null;
-    if (by("alarm").textContent !== (alarm || "")) by("alarm").textContent = alarm || "";
+    put("alarm", prose(alarm || ""));
     const old = shown.status && (shown.trouble !== null || ageMs > STALE_MS);
     by("shown").className = old ? "old" : "";
     by("age").className = old ? "bad" : "soft";
