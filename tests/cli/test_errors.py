@@ -135,6 +135,16 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "to copy for a fixed time, give --for",
         ),
         (
+            ("run", "--mirror", "m", "--all", *DESTINATION),
+            "--mirror and --all exclude each other",
+            "give one of them",
+        ),
+        (
+            ("run", *DESTINATION),
+            "--mirror is missing",
+            "give --mirror M, or --all for every mirror of the destination",
+        ),
+        (
             ("check", "--mirror", "m", "--mirror-config", "f", *DESTINATION),
             "--mirror and --mirror-config exclude each other",
             "give one of them",

@@ -37,7 +37,8 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
 @verb(
     "run",
     "Copy records until stopped or caught up.\n\nCtrl-C or SIGTERM stops it cleanly with exit code 0. If it is killed,"
-    " start it again: no record is lost or copied twice.\n\nA terminal shows a live table. Anywhere else, stdout is a"
+    " start it again: no record is lost or copied twice. SIGHUP makes it log in to its source again, with the passwords"
+    " and certificates as they are then.\n\nA terminal shows a live table. Anywhere else, stdout is a"
     " log: a line when something changes, and one a minute that sums up. With --json the log is on stderr.",
     mirror_option(required=False, multiple=True),
     click.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from kmirror.errors import Reason
 STOP_SECONDS = 3.0
 #: Engines that turn at the same time: a heartbeat that waits for its coordinator must not delay all others.
 _AT_ONCE = 16
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class Engines:
         try:
             engine.tick()
         except Exception as error:
+            _logger.info("the engine of %s broke", engine.mirror, exc_info=error)
             self._broken[engine] = error
             self._close(engine)
             return

@@ -58,8 +58,10 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         raise UsageError("--standby and --take-over exclude each other", "give one of them")
     if request.for_ms is not None and request.until_caught_up:
         raise UsageError("--for and --until-caught-up exclude each other", "give one of them")
-    if request.all_mirrors == bool(request.mirrors):
-        raise UsageError("--mirror and --all exclude each other, and one is needed", "give --mirror M, or --all")
+    if request.all_mirrors and request.mirrors:
+        raise UsageError("--mirror and --all exclude each other", "give one of them")
+    if not request.all_mirrors and not request.mirrors:
+        raise UsageError("--mirror is missing", "give --mirror M, or --all for every mirror of the destination")
     began, log_file = now(), new_log_file()
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
