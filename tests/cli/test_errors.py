@@ -65,6 +65,21 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "give --bootstrap-server HOST:PORT, set KMIRROR_BOOTSTRAP_SERVER, or give --cluster NAME from kmirror.toml",
         ),
         (
+            ("top", *DESTINATION),
+            "top needs a terminal",
+            "to print the same once, `kmirror describe --wide`, or --json for scripts",
+        ),
+        (
+            ("describe", "--watch", *DESTINATION),
+            "--watch needs a terminal",
+            "without --watch describe prints once; scripts use `kmirror wait`",
+        ),
+        (
+            ("describe", "--wide", "--failed", *DESTINATION),
+            "--failed, --stopped, --wide, --groups and --settings exclude each other",
+            "give one of them",
+        ),
+        (
             ("list", "--cluster", "prod", *DESTINATION),
             "--bootstrap-server and --cluster exclude each other",
             "give one of them",

@@ -39,6 +39,7 @@ Copy:
 Monitor and verify:
   list           List the mirrors on a destination.
   describe       Show offsets, lag and state of each mirrored partition.
+  top            Show rate, lag and time left of each topic, live.
   wait           Wait until topics are caught up, stopped or healthy.
   verify         Compare source and destination record by record.
   events         Show who did what to a mirror, when, and the result.
@@ -170,6 +171,6 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    assert without == {"demo", "completion", "report"}
+    assert without == {"demo", "completion", "report", "top"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "Every command except `demo`, `completion` and `report` takes `--json`" in " ".join(readme.split())
+    assert "Every command except `demo`, `completion`, `report` and `top` takes `--json`" in " ".join(readme.split())

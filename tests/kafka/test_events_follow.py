@@ -1,4 +1,4 @@
-"""`events --follow` on a real broker: what there is, what comes, and what a broker that is gone for a while changes."""
+"""`events --follow` and `top` on a real broker: what there is, what comes, and a broker that is gone for a while."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.engine import command
+from tests.support.live_terminal import LiveTerminal
 from tests.support.waiting import wait_until
 
 DAY = 86_400_000
@@ -56,7 +57,10 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(make_cluster
         write(store, mirror, "create", 1)
         write(store, unique_topic("other"), "create", 1)
         write(store, mirror, "add", 2)
-        with following(cluster, tmp_path / "json", "--mirror", mirror, "--json") as (process, out, err):
+        with (
+            following(cluster, tmp_path / "json", "--mirror", mirror, "--json") as (process, out, err),
+            LiveTerminal(cluster, 80, 24, "top") as top,
+        ):
 
             def shown() -> list[str]:
                 lines = out.read_text().splitlines()
@@ -65,9 +69,15 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(make_cluster
             wait_until(lambda: shown() == ["create True", "add True"], 30)
             write(store, mirror, "pause", 3)
             wait_until(lambda: shown()[2:] == ["pause True"], 30)
+            top.until(lambda frame: "0 topics" in frame[1])
             cluster.stop()
             wait_until(lambda: "the destination does not answer" in err.read_text(), 60)
+            # the last picture stays, and since when it is old is said above it
+            top.until(lambda frame: frame[1].startswith("no answer for") and "0 topics" in " ".join(frame))
             cluster.start()
+            top.until(lambda frame: frame[0].endswith("looked 0s ago") and "0 topics" in frame[1])
+            top.press("q")
+            assert top.ends() == 0
             write(store, mirror, "resume", 4)
             wait_until(lambda: shown()[3:] == ["resume True"], 60)
             assert process.poll() is None

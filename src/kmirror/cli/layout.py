@@ -20,17 +20,28 @@ Span = tuple[str, str]
 Line = list[Span]
 
 
-def laid_out(table: Table[R], rows: Sequence[R], width: int) -> Iterator[Line]:
-    """Yield the lines of a table on a terminal of so many characters: the heading, then the rows."""
+def laid_out(table: Table[R], rows: Sequence[R], width: int) -> Iterator[list[Line]]:
+    """Yield a table on a terminal of so many characters: the lines of the heading, then those of each row."""
     columns = table.shown
     cells = [[column.shown(row) for column in columns] for row in rows]
     widths = fitting_widths(
         [column.header for column in columns], [[cell.text for cell in row] for row in cells], width
     )
     heading = [Cell(column.header, None) for column in columns]
-    yield from _lines(columns, heading, widths, _HEADING)
+    yield list(_lines(columns, heading, widths, _HEADING))
     for row in cells:
-        yield from _lines(columns, row, widths, "")
+        yield list(_lines(columns, row, widths, ""))
+
+
+def fitting_parts(table: Table[R], rows: Sequence[R], width: int, height: int) -> list[list[Line]]:
+    """Return the heading and as many rows as so many lines hold whole."""
+    parts, left = [], height
+    for part in laid_out(table, rows[: max(0, height)], width):
+        left -= len(part)
+        if left < 0:
+            break
+        parts.append(part)
+    return parts
 
 
 def _lines(columns: Sequence[Column[R]], row: Sequence[Cell], widths: Sequence[int], style: str) -> Iterator[Line]:

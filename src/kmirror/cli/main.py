@@ -39,7 +39,8 @@ SECTIONS = {
     },
     "Monitor and verify": {
         "list": ("views", "List the mirrors on a destination."),
-        "describe": ("views", "Show offsets, lag and state of each mirrored partition."),
+        "describe": ("describing", "Show offsets, lag and state of each mirrored partition."),
+        "top": ("top", "Show rate, lag and time left of each topic, live."),
         "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
         "verify": ("copying", "Compare source and destination record by record."),
         "events": ("views", "Show who did what to a mirror, when, and the result."),

@@ -220,7 +220,7 @@ class TableOutput:
         from kmirror.cli.layout import laid_out
 
         console = self.screen.console()
-        lines = (Text.assemble(*line) for line in laid_out(table, rows, console.width))
+        lines = (Text.assemble(*line) for part in laid_out(table, rows, console.width) for line in part)
         console.print(Text("\n").join(lines), soft_wrap=True)
 
     def _styled(self, line: str, first: Cell) -> None:

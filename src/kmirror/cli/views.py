@@ -1,4 +1,4 @@
-"""`list`, `describe`, `wait`, `check`: the verbs that look and change nothing."""
+"""`list`, `wait`, `check`, `events`: the verbs that look and change nothing, beside `describe` and `top`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kmirror.cli.options import (
     topics_option,
     verb,
 )
-from kmirror.cli.output import TableOutput
 from kmirror.errors import ExitCode, UsageError
 from kmirror.words import counted
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from kmirror.settings.patterns import TopicSelector
 
-#: Scripts written for Confluent's kafka-mirrors compare its standard output with this line to see a promotion end.
-_NONE_PENDING = "No mirror topics found."
 #: How many records that cannot be read are named.
 _MOST_UNREADABLE = 3
 
@@ -50,74 +47,10 @@ def list_verb(call: Call) -> int:
         unreadable = unread(destination)
         remember_names(destination)
     call.output.rows(MIRRORS, rows)
-    return _exit_code(call, unreadable)
+    return exit_code(call, unreadable)
 
 
-@verb(
-    "describe",
-    "Show offsets, lag and state of each mirrored partition.\n\nWorks with the source down and without a running"
-    " engine. Unknown numbers are shown as -.",
-    mirror_option(required=False),
-    topics_option("Destination topics. Default: all topics of the mirror."),
-    click.Option(["--failed"], is_flag=True, help="Show only FAILED partitions and the reason."),
-    click.Option(["--stopped"], is_flag=True, help="Show only STOPPED partitions: last mirrored offset, time, reason."),
-    click.Option(
-        ["--pending-stopped-only"],
-        is_flag=True,
-        hidden=True,
-        help="Show only topics that are being promoted (kafka-mirrors).",
-    ),
-    click.Option(["--wide"], is_flag=True, help="Also show how far behind in time, rate, time left and reason."),
-    click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
-    click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
-    examples=(
-        "kmirror describe --mirror dr --bootstrap-server b:9092",
-        "kmirror describe --mirror dr --wide --bootstrap-server b:9092",
-        "kmirror describe --mirror dr --failed --bootstrap-server b:9092",
-        "kmirror describe --mirror dr --topics orders --groups --json --bootstrap-server b:9092",
-    ),
-)
-def describe_verb(
-    call: Call,
-    mirror: str | None,
-    topics: TopicSelector | None,
-    failed: bool,
-    stopped: bool,
-    pending_stopped_only: bool,
-    wide: bool,
-    groups: bool,
-    settings: bool,
-) -> int:
-    from kmirror.ops.show.describe import describe, unread
-    from kmirror.ops.show.describe_groups import GROUPS, describe_groups
-    from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
-    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS, WIDE_PARTITIONS
-
-    if failed + stopped + wide + groups + settings > 1:
-        raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
-    with call.destination() as destination:
-        if settings:
-            call.output.rows(TOPIC_SETTINGS, describe_settings(destination, mirror, topics))
-            return 0
-        if groups:
-            call.output.rows(GROUPS, describe_groups(destination, mirror, topics))
-            return 0
-        rows = describe(destination, mirror, topics, failed=failed)
-        unreadable = unread(destination, mirror)
-        remember_names(destination)
-    if stopped:
-        rows = tuple(row for row in rows if row.state == "STOPPED")
-    if pending_stopped_only:
-        rows = tuple(row for row in rows if row.topic_state == "PENDING_STOPPED")
-        if not rows and isinstance(call.output, TableOutput):
-            call.output.screen.line(_NONE_PENDING)
-            return _exit_code(call, unreadable)
-    usual = WIDE_PARTITIONS if wide else PARTITIONS
-    call.output.rows(FAILED_PARTITIONS if failed else STOPPED_PARTITIONS if stopped else usual, rows)
-    return _exit_code(call, unreadable)
-
-
-def _exit_code(call: Call, unreadable: Sequence[str]) -> int:
+def exit_code(call: Call, unreadable: Sequence[str]) -> int:
     """Return how a verb ends that showed what it could read; tell what it could not."""
     if not unreadable:
         return ExitCode.OK

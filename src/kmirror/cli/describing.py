@@ -1,0 +1,127 @@
+"""`describe`: each mirrored partition, once or watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kmirror.cli.names import remember_names
+from kmirror.cli.options import Call, mirror_option, topics_option, verb
+from kmirror.cli.output import TableOutput
+from kmirror.cli.views import exit_code
+from kmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from kmirror.columns import Table
+    from kmirror.ops.context import Destination
+    from kmirror.ops.show.cluster_view import Prober
+    from kmirror.settings.patterns import TopicSelector
+
+#: Scripts written for Confluent's kafka-mirrors compare its standard output with this line to see a promotion end.
+_NONE_PENDING = "No mirror topics found."
+
+
+@verb(
+    "describe",
+    "Show offsets, lag and state of each mirrored partition.\n\nWorks with the source down and without a running"
+    " engine. Unknown numbers are shown as -.",
+    mirror_option(required=False),
+    topics_option("Destination topics. Default: all topics of the mirror."),
+    click.Option(["--failed"], is_flag=True, help="Show only FAILED partitions and the reason."),
+    click.Option(["--stopped"], is_flag=True, help="Show only STOPPED partitions: last mirrored offset, time, reason."),
+    click.Option(
+        ["--pending-stopped-only"],
+        is_flag=True,
+        hidden=True,
+        help="Show only topics that are being promoted (kafka-mirrors).",
+    ),
+    click.Option(["--wide"], is_flag=True, help="Also show how far behind in time, rate, time left and reason."),
+    click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
+    click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
+    click.Option(["--watch"], is_flag=True, help="Look again every two seconds, on a terminal, until q or Ctrl-C."),
+    examples=(
+        "kmirror describe --mirror dr --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --wide --watch --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --failed --bootstrap-server b:9092",
+        "kmirror describe --mirror dr --topics orders --groups --json --bootstrap-server b:9092",
+    ),
+)
+def describe_verb(
+    call: Call,
+    mirror: str | None,
+    topics: TopicSelector | None,
+    failed: bool,
+    stopped: bool,
+    pending_stopped_only: bool,
+    wide: bool,
+    groups: bool,
+    settings: bool,
+    watch: bool,
+) -> int:
+    if failed + stopped + wide + groups + settings > 1:
+        raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
+    from kmirror.ops.show.cluster_view import Prober
+    from kmirror.ops.show.describe import describe, unread
+    from kmirror.ops.show.describe_groups import GROUPS, describe_groups
+    from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
+    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS, WIDE_PARTITIONS
+
+    def look(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
+        """Return the rows, and what could not be read."""
+        if groups:
+            return describe_groups(destination, mirror, topics), ()
+        if settings:
+            return describe_settings(destination, mirror, topics), ()
+        rows: Sequence[Any] = describe(destination, mirror, topics, failed=failed, prober=prober)
+        if stopped:
+            rows = [row for row in rows if row.state == "STOPPED"]
+        if pending_stopped_only:
+            rows = [row for row in rows if row.topic_state == "PENDING_STOPPED"]
+        return rows, unread(destination, mirror)
+
+    tables = (
+        (groups, GROUPS),
+        (settings, TOPIC_SETTINGS),
+        (failed, FAILED_PARTITIONS),
+        (stopped, STOPPED_PARTITIONS),
+        (wide, WIDE_PARTITIONS),
+    )
+    table: Table[Any] = next((one for is_asked, one in tables if is_asked), PARTITIONS)
+    if watch:
+        return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, look)
+    with call.destination() as destination, Prober(destination) as prober:
+        rows, unreadable = look(destination, prober)
+        remember_names(destination)
+    if pending_stopped_only and not rows and isinstance(call.output, TableOutput):
+        call.output.screen.line(_NONE_PENDING)
+    else:
+        call.output.rows(table, rows)
+    return exit_code(call, unreadable)
+
+
+def _watch(
+    call: Call,
+    title: str,
+    table: Table[Any],
+    look: Callable[[Destination, Prober], tuple[Sequence[Any], Sequence[str]]],
+) -> int:
+    """Show a table again and again, until the user leaves."""
+    from kmirror.cli.live import require_terminal, show_live
+    from kmirror.cli.table_view import TableView
+    from kmirror.ops.show.cluster_view import Prober
+
+    if not isinstance(call.output, TableOutput):
+        raise UsageError("--watch and --json exclude each other", "run describe --json as often as you need it")
+    require_terminal(call.output.screen, "--watch", "without --watch describe prints once; scripts use `kmirror wait`")
+    destination = call.open_destination()
+
+    @contextmanager
+    def looking() -> Iterator[Callable[[], tuple[Sequence[Any], Sequence[str]]]]:
+        with destination, Prober(destination) as prober:
+            yield lambda: look(destination, prober)
+
+    show_live(call.output.screen, looking(), TableView(f"{title}  {destination.bootstrap_server}", table))
+    return 0
