@@ -37,10 +37,12 @@ from tests.support.shared_clusters import (
     installed_logs,
     lenient_cluster,
     mortal_cluster,
+    passing_destination,
     started_guarded_cluster,
     started_guarded_source,
     started_lenient_cluster,
     started_mortal_cluster,
+    started_passing_destination,
     started_three_brokers,
     three_brokers,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "make_cluster",
     "make_module_cluster",
     "mortal_cluster",
+    "passing_destination",
     "reaped_session",
     "source_cluster",
     "standalone_spark",
@@ -66,6 +69,7 @@ __all__ = [
     "started_guarded_source",
     "started_lenient_cluster",
     "started_mortal_cluster",
+    "started_passing_destination",
     "started_three_brokers",
     "three_brokers",
 ]

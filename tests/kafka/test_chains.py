@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import pytest
-
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
@@ -14,7 +12,7 @@ from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.show.describe_settings import describe_settings
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 from tests.support.side_jobs import run_once
 from tests.support.topics import alter_topic
@@ -48,14 +46,10 @@ def link(source: SandboxCluster, cluster: SandboxCluster, topics: list[str]) -> 
             yield Link(cluster, destination, mirror, job)
 
 
-@pytest.fixture(scope="module")
-def middle(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("middle")
-
-
 def test_a_mirror_of_a_mirror_stops_with_the_settings_of_the_first_source(
-    cluster_pair: ClusterPair, middle: SandboxCluster
+    cluster_pair: ClusterPair, passing_destination: SandboxCluster
 ) -> None:
+    middle = passing_destination
     first, last = cluster_pair.source, cluster_pair.destination
     asked, silent = unique_topic("asked"), unique_topic("silent")
     for topic in (asked, silent):

@@ -15,7 +15,7 @@ from kmirror.state.events import Event, EventPage
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.engine import command
 from tests.support.live_terminal import LiveTerminal
 from tests.support.waiting import wait_until
@@ -51,8 +51,10 @@ def following(
         process.wait(30)
 
 
-def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    cluster, mirror = make_cluster(), unique_topic("m")
+def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
+    passing_destination: SandboxCluster, tmp_path: Path
+) -> None:
+    cluster, mirror = passing_destination, unique_topic("m")
     with closing(store_of(cluster)) as store:
         write(store, mirror, "create", 1)
         write(store, unique_topic("other"), "create", 1)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, Pair
 from tests.support.scraped import address_in, fetching, scraped, value
 from tests.support.waiting import wait_until
 
 
 def test_a_destination_that_goes_and_comes_back_is_in_the_log(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path
+    source_cluster: SandboxCluster, passing_destination: SandboxCluster, tmp_path: Path
 ) -> None:
-    destination, log = make_cluster("destination"), tmp_path / "run.log"
+    destination, log = passing_destination, tmp_path / "run.log"
     pair = Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=2)
 
     def logged() -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         (lost,) = says(state="LINK_FAILED", reason="DESTINATION_UNREACHABLE")
         assert lost["level"] == "ERROR"
         assert "the destination has not accepted a heartbeat since 20" in lost["message"]
-        # the next minute's line repeats it, and knows of no lag
+        # the next line that sums up repeats it, and knows of no lag
         wait_until(lambda: says(phase="not copying", reason="DESTINATION_UNREACHABLE"), 90)
         summary = says(phase="not copying", reason="DESTINATION_UNREACHABLE")[0]
         assert (summary["level"], summary["lag"], summary["lagAsOfMs"]) == ("ERROR", None, None)

@@ -120,12 +120,12 @@ def test_three_brokers_survive_the_loss_of_each_in_turn(make_cluster: MakeCluste
 def test_brokers_outlive_the_command_that_started_them_and_a_frozen_one_is_ended_by_force(
     clusters_directory: Path,
 ) -> None:
-    directory = clusters_directory / "outlive"
+    directory, java_options = clusters_directory / "outlive", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = (
         "import sys; from pathlib import Path; from kmirror.sandbox.cluster import SandboxCluster; "
         "SandboxCluster('outlive', Path(sys.argv[1]), java_options=sys.argv[2:]).start()"
     )
-    subprocess.run([sys.executable, "-c", command, directory, *QUICK_JAVA_OPTIONS], check=True, start_new_session=True)
+    subprocess.run([sys.executable, "-c", command, directory, *java_options], check=True, start_new_session=True)
 
     cluster = SandboxCluster("outlive", directory)
     pid = cluster.brokers[0].pid
@@ -165,17 +165,17 @@ def test_a_port_taken_meanwhile_is_chosen_again(make_cluster: MakeCluster, monke
 
 
 def test_an_interrupted_first_start_is_begun_anew(clusters_directory: Path) -> None:
-    directory = clusters_directory / "interrupted"
+    directory, java_options = clusters_directory / "interrupted", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = (
         "import sys; from pathlib import Path; from kmirror.sandbox.cluster import SandboxCluster; "
-        "SandboxCluster('interrupted', Path(sys.argv[1])).start()"
+        "SandboxCluster('interrupted', Path(sys.argv[1]), java_options=sys.argv[2:]).start()"
     )
-    with subprocess.Popen([sys.executable, "-c", command, directory]) as starting:
+    with subprocess.Popen([sys.executable, "-c", command, directory, *java_options]) as starting:
         wait_until((directory / "node-1" / "process.json").exists)
         starting.kill()
     assert len(broker_processes(directory)) == 1
 
-    cluster = SandboxCluster("interrupted", directory, java_options=QUICK_JAVA_OPTIONS)
+    cluster = SandboxCluster("interrupted", directory, java_options=java_options)
     assert not cluster.exists
     cluster.start()
     assert broker_processes(directory) == [cluster.brokers[0].pid]

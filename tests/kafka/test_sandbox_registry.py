@@ -21,7 +21,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.registry import BrokerState, default_directory, down, plan_down, plan_up, status, up
-from tests.support.clusters import broker_processes
+from tests.support.clusters import broker_processes, put_quick_java_into
 from tests.support.ports import free_base_port
 
 
@@ -32,7 +32,11 @@ def typed(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
-def test_up_status_and_down_each_twice_and_with_a_broker_lost(clusters_directory: Path) -> None:
+def test_up_status_and_down_each_twice_and_with_a_broker_lost(
+    clusters_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_quick_java_into(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     directory, base = clusters_directory / "pair", free_base_port()
     said: list[str] = []
     planned = plan_up(directory, base_port=base)

@@ -176,8 +176,8 @@ def json_digest(plan: Path) -> str:
     return TruncationPlan(document["clusterId"], "m", 1, (cut,)).digest
 
 
-def test_a_broker_goes_on_from_the_cut(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    cut_and_look(make_cluster("cut"), tmp_path)
+def test_a_broker_goes_on_from_the_cut(mortal_cluster: SandboxCluster, tmp_path: Path) -> None:
+    cut_and_look(mortal_cluster, tmp_path)
 
 
 @pytest.mark.long

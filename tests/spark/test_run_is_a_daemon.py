@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.engine import Pair, command, kmirror
 from tests.support.waiting import wait_until
 
@@ -48,9 +48,9 @@ def test_waiting_ends_when_it_is_told_to(number: signal.Signals) -> None:
 
 
 def test_a_broker_that_comes_later_is_waited_for_and_a_lost_spark_ends_the_engine(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path
+    source_cluster: SandboxCluster, passing_destination: SandboxCluster, tmp_path: Path
 ) -> None:
-    destination = make_cluster("destination")
+    destination = passing_destination
     pair = Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=1)
     try:
         pair.create()

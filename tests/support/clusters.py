@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import kafka_jars
-from tests.support.class_archive import ClassArchive
+from tests.support.class_archive import ClassArchive, java
 from tests.support.reaper import reaped
 from tests.support.waiting import wait_until
 
@@ -106,6 +106,14 @@ def archive_options(kafka_version: str | None) -> tuple[str, ...]:
                 _use(first)
                 first.stop(grace_s=60)
     return archive.options
+
+
+def put_quick_java_into(folder: Path) -> None:
+    """Write a `java`, for the PATH, that starts brokers as those of tests start."""
+    quick = " ".join((*QUICK_JAVA_OPTIONS, *archive_options(None)))
+    script = folder / "java"
+    script.write_text(f'#!/bin/sh\nexec {java()} {quick} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
 
 
 def _use(cluster: SandboxCluster) -> None:

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.class_archive import java
-from tests.support.clusters import QUICK_JAVA_OPTIONS, archive_options
+from tests.support.clusters import put_quick_java_into
 from tests.support.engine import ROOT
 from tests.support.kafka_tools import put_kafka_tools_into
 from tests.support.processes import tree
@@ -160,8 +159,7 @@ def tools_in(folder: Path, *, with_spark: bool = True) -> Path:
     """Put kmirror and Kafka's own tools into a new folder, for the PATH; return the folder."""
     for_brokers = folder / "for-brokers"
     for_brokers.mkdir(parents=True)
-    quick = " ".join((*QUICK_JAVA_OPTIONS, *archive_options(None)))
-    _script(for_brokers / "java", f'exec {java()} {quick} "$@"')
+    put_quick_java_into(for_brokers)
     cases = [f"sandbox) export PATH={for_brokers}:$PATH;;"]
     if not with_spark:
         threads = f'PYTHONPATH={ROOT} exec {sys.executable} -m tests.support.without_spark "$@"'

@@ -157,6 +157,13 @@ def started_mortal_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]
 
 
 @pytest.fixture(scope="session")
+def started_passing_destination(clusters_directory: Path) -> Iterator[SandboxCluster]:
+    """Start a broker that mirrors may lose; tests ask for `passing_destination`."""
+    with made_clusters(clusters_directory) as make:
+        yield make("passing", heap=SMALL_HEAP, properties=NO_RETENTION)
+
+
+@pytest.fixture(scope="session")
 def started_three_brokers(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start three brokers; tests ask for `three_brokers`."""
     with made_clusters(clusters_directory) as make:
@@ -188,6 +195,12 @@ def lenient_cluster(started_lenient_cluster: SandboxCluster) -> Iterator[Sandbox
 def mortal_cluster(started_mortal_cluster: SandboxCluster) -> SandboxCluster:
     """Return the shared broker that may be stopped, killed and frozen, and left so; no mirror has it as destination."""
     return revived(started_mortal_cluster)
+
+
+@pytest.fixture
+def passing_destination(started_passing_destination: SandboxCluster) -> SandboxCluster:
+    """Return the shared broker that goes away while mirrors have it as destination."""
+    return revived(started_passing_destination)
 
 
 @pytest.fixture

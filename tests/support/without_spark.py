@@ -2,7 +2,8 @@
 
 All else of `run` and `verify` is as it is: the engine, its lease, its lanes, what they print, and how they end. Spark
 takes seconds of every core to start; where a test is about logs, and not about workers, they are better spent. And
-before topics are promoted, a source's end has to stand still for a shorter time.
+before topics are promoted, a source's end has to stand still for a shorter time; and the log of a run sums up every few
+seconds, not once a minute.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
+from kmirror.cli import run_log
 from kmirror.cli.main import entry_point
 from kmirror.engine.spark import application as spark
 from kmirror.engine.spark.conf import SparkOptions
@@ -19,6 +21,7 @@ from tests.support.local_engine import Threads
 
 #: For how long unless a command says so.
 IDLE_MS = 2_000
+SUMMARY_SECONDS = 5.0
 
 
 class ThreadRuntime(Threads):
@@ -52,4 +55,5 @@ if __name__ == "__main__":
     for module in (spark, spark_of_a_run):
         module.SparkRuntime = ThreadRuntime  # type: ignore[attr-defined]
     promote.IDLE_MS = IDLE_MS
+    run_log.SUMMARY_SECONDS = SUMMARY_SECONDS
     entry_point()
