@@ -144,9 +144,9 @@ def test_paused_and_stopped_partitions_have_no_lag_and_lack_none() -> None:
 def test_ages_of_jobs_count_from_the_engine_s_beginning_until_they_succeed() -> None:
     known = snapshot(row(), jobs=("group offsets", "topic settings"), jobs_done_at={"topic settings": AT - 7})
     found = served(known)
-    assert value(found, "kmirror_job_success_age_seconds", mirror="m", job="groups") == 60
-    assert value(found, "kmirror_job_success_age_seconds", mirror="m", job="settings") == 7
-    assert value(found, "kmirror_job_success_age_seconds", mirror="m", job="rights") is None
+    assert value(found, "kmirror_job_success_age_seconds", mirror="m", sync="groups") == 60
+    assert value(found, "kmirror_job_success_age_seconds", mirror="m", sync="settings") == 7
+    assert value(found, "kmirror_job_success_age_seconds", mirror="m", sync="rights") is None
 
 
 def test_groups_that_are_left_alone_are_counted_by_reason() -> None:

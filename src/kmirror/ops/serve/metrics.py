@@ -520,7 +520,7 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         "kmirror_job_success_age_seconds",
         "gauge",
         "seconds",
-        ("job",),
+        ("sync",),
         "since a job beside the copy last succeeded, or since the engine began where it has not yet; a job that is"
         " switched off has nothing to do and succeeds",
         _job_ages,
