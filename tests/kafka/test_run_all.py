@@ -42,7 +42,7 @@ def test_mirrors_come_and_go(
     first, second = (Pair(source_cluster, destination, tmp_path, unique_topic(), partitions=1) for _ in range(2))
     with closing(first), closing(second):
         wait_until(lambda: "waiting for a mirror: the destination has none to copy" in engine.output)
-        refused = kmirror(destination, "run", "--all", "--until-caught-up", with_spark=False)
+        refused = typed(destination, "run", "--all", "--until-caught-up")
         assert (refused.returncode, "there is no mirror to copy" in refused.stderr) == (3, True), refused
         # one whose source is down, and one of which nobody knows the password
         store(destination, "down", {"bootstrap.servers": "127.0.0.1:1"})

@@ -8,7 +8,14 @@ import pytest
 
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.errors import KmirrorError, Reason
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.config import change_config
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.waiting import wait_until
 
 
 class Login:
@@ -89,3 +96,23 @@ def test_another_cluster_is_not_logged_in_to(login: Login, source_cluster: Sandb
     login.properties["bootstrap.servers"] = source_cluster.bootstrap_servers
     login.source.ask()
     assert login.refusal() is Reason.SOURCE_CLUSTER_CHANGED
+
+
+def test_what_config_changes_of_the_connection_is_taken_by_the_lanes_of_a_running_engine(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    source, topic = cluster_pair.source, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    mirror = new_mirror(destination, source, copy_lanes="1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    with LocalEngine(destination, mirror) as local:
+        local.catch_up()
+        assert change_config(destination, mirror, {"client.rack": "r1"}).exit_code == 0
+        wait_until(lambda: len(local.lanes) == 2)
+        produce(source, topic, ["two"])
+        local.catch_up()
+        assert [lane.spec.source_properties.get("client.rack") for lane in local.lanes] == [None, "r1"]
+        wait_until(lambda: any("accepts the login as it is now" in note for note in local.notes))
+    (event,) = [one for one in destination.store.read_events(mirror) if one.what == "source"]
+    assert event.result == "LOGIN_RENEWED"

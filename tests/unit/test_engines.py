@@ -119,6 +119,18 @@ def test_of_one_that_was_lost_before_it_is_let_go_nothing_is_said_either() -> No
     assert (engines.apart, view_of(engines, COPYING, 1.0).mirrors) == ({}, ("good",))
 
 
+def test_a_mirror_whose_engines_keep_breaking_leaves_one_error_and_no_more() -> None:
+    engines = engines_of()
+    for _ in range(3):
+        engines.add(cast(MirrorEngine, FakeEngine("bad", broken)))
+        engines.tick()
+    assert (len(engines.last), len(engines._broken)) == (1, 1)
+    engines.add(cast(MirrorEngine, FakeEngine("bad", broken)))
+    engines.let_go("bad")
+    engines.tick()
+    assert (engines.running, engines.last, engines._let_go) == ((), (), set())
+
+
 def run_to_its_end(*fakes: FakeEngine) -> tuple[Engines, Ending, list[RunView]]:
     engines, views = engines_of(*fakes), list[RunView]()
     ending = drive(engines, threading.Event(), Limits(until_caught_up=True), views.append, 0.0)

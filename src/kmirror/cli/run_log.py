@@ -62,7 +62,7 @@ class Entry:
 LINE: tuple[Column[Entry], ...] = (
     Column("time", columns.TEXT, "when it was logged: ISO 8601, UTC", lambda entry: _time(entry.time_ms)),
     Column("level", one_of("log level", Level), "how much attention it needs", lambda entry: entry.level),
-    Column("mirror", columns.TEXT, "the mirror; several are comma-separated", lambda entry: entry.mirror),
+    Column("mirror", columns.TEXT, "the mirror; several are comma-separated, `*` is all", lambda entry: entry.mirror),
     Column("message", columns.TEXT, "what is to tell, in one line", lambda entry: one_line(entry.message)),
 )
 

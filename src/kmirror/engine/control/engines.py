@@ -90,7 +90,8 @@ class Engines:
 
     def let_go(self, mirror: str) -> None:
         """Ask a mirror's engine to end, if it runs: the mirror is none of this run any more, and is not told of."""
-        self.ended.pop(mirror, None)
+        if (before := self.ended.pop(mirror, None)) is not None:
+            self._broken.pop(before, None)
         for engine in self._running:
             if engine.mirror == mirror:
                 self._let_go.add(engine)
@@ -151,11 +152,16 @@ class Engines:
     def _close(self, engine: MirrorEngine) -> None:
         self._ending.pop(engine, None)
         self._closed.add(engine)
-        if engine not in self._let_go:
-            self.ended[engine.mirror] = engine
         with contextlib.suppress(Exception) if engine in self._broken else contextlib.nullcontext():
             engine.close()
         self._last_notes += engine.journal.notes
+        if engine in self._let_go:
+            self._let_go.remove(engine)
+            self._broken.pop(engine, None)
+            return
+        if (before := self.ended.get(engine.mirror)) is not None:
+            self._broken.pop(before, None)
+        self.ended[engine.mirror] = engine
 
 
 class Recruiting(Protocol):
