@@ -49,9 +49,8 @@ from bench.report import Results, told
 ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
-#: As often a contender copies little batches, so many megabytes of them for each hundred that are measured.
+#: As often a contender copies little batches before all else.
 _LITTLE_WARM_UPS = 2
-_LITTLE_MEGABYTES = 20
 #: As often a contender copies a data set before it is measured: at least, and at most.
 _LEAST_WARM_UPS = 6
 _MOST_WARM_UPS = 12
@@ -156,7 +155,7 @@ def filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
 
 def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], megabytes: int) -> None:
     """Have the brokers do often what each contender makes them do."""
-    load = filled(pair, folder, WARM_UP, max(1, megabytes * _LITTLE_MEGABYTES // 100))
+    load = filled(pair, folder, WARM_UP, megabytes)
     for contender in contenders:
         for _ in range(_LITTLE_WARM_UPS):
             _measure(pair, contender, load, "warm-up")

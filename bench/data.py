@@ -1,4 +1,4 @@
-"""The records that are copied: two data sets, made of batches that every process can make again from the same numbers.
+"""The records that are copied: data sets made of batches that every process can make again from the same numbers.
 
 A data set is a pool of a few hundred to a few thousand different batches, sent round and round. Values are random bytes
 that no codec shrinks, so a stored gigabyte is a gigabyte of records. That favours tools which unpack what they copy:
@@ -13,28 +13,33 @@ from dataclasses import dataclass
 from kmirror.cluster.protocol.records import Record, make_batch
 
 PARTITIONS = 8
-_VALUE_BYTES = 1000
 _POOL_BYTES = 48 << 20
+_MOST_BATCHES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """One shape of data: how many 1 KB records a batch holds, and how it is compressed."""
+    """One shape of data: how many records of which size a batch holds, and how it is compressed.
+
+    Of little batches a second holds as many as a minute of large ones: so large a `share` of the bytes is copied.
+    """
 
     key: str
     title: str
     compression_type: str
     records_per_batch: int
+    value_bytes: int = 1000
+    share: float = 1.0
 
     def pool(self, timestamp_ms: int) -> list[bytes]:
         """Make the different batches, ready to be sent: base offset 0, no producer, all records of that moment."""
         chance = random.Random(self.key)
-        count = _POOL_BYTES // (self.records_per_batch * _VALUE_BYTES)
+        count = min(_MOST_BATCHES, _POOL_BYTES // (self.records_per_batch * self.value_bytes))
         return [self._batch(chance, timestamp_ms) for _ in range(count)]
 
     def _batch(self, chance: random.Random, timestamp_ms: int) -> bytes:
         records = [
-            Record(offset, timestamp_ms, None, chance.randbytes(_VALUE_BYTES))
+            Record(offset, timestamp_ms, None, chance.randbytes(self.value_bytes))
             for offset in range(self.records_per_batch)
         ]
         return bytes(make_batch(records, compression_type=self.compression_type))
@@ -45,11 +50,14 @@ DATA_SETS = {
     for data_set in (
         DataSet("256k", "256 KB batches, uncompressed", "none", 255),
         DataSet("16k", "16 KB batches, lz4", "lz4", 15),
+        DataSet("2k", "2 records of 1 KB a batch", "none", 2, share=0.2),
+        DataSet("2k-lz4", "2 records of 1 KB a batch, lz4", "lz4", 2, share=0.2),
+        DataSet("1-record", "1 record of 1 KB a batch", "none", 1, share=0.2),
+        DataSet("100b", "10 records of 100 bytes a batch", "none", 10, 100, share=0.1),
     )
 }
-#: Brokers compile what they have run often, and of little batches they run as many in a second as of large ones in a
-#: minute.
-WARM_UP = DataSet("2k", "2 KB batches, to warm up", "none", 2)
+#: Brokers compile what they have run often.
+WARM_UP = DATA_SETS["2k"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ class Amount:
     records: int
 
     @classmethod
-    def of(cls, data_set: DataSet, megabytes: int) -> Amount:
-        """Return the amount that comes nearest to that many megabytes (10^6 bytes) as stored."""
-        pool = data_set.pool(0)
+    def of(cls, data_set: DataSet, megabytes: float) -> Amount:
+        """Return the amount that comes nearest to that many megabytes (10^6 bytes) as stored, or its share of them."""
+        pool, megabytes = data_set.pool(0), megabytes * data_set.share
         mean = sum(map(len, pool)) / len(pool)
         batches = max(1, round(megabytes * 1e6 / PARTITIONS / mean))
         stored = sum(
@@ -75,8 +83,3 @@ class Amount:
 def batch_of(pool: list[bytes], partition: int, index: int) -> bytes:
     """Return the batch at this place of a partition."""
     return pool[(index * PARTITIONS + partition) % len(pool)]
-
-
-def data_set_of(key: str) -> DataSet:
-    """Return a data set by its key."""
-    return WARM_UP if key == WARM_UP.key else DATA_SETS[key]

@@ -15,7 +15,14 @@ from bench.measure import Copy
 
 #: By data set: of the destination's ceiling, and times MirrorMaker 2; what must be, and what is aimed at.
 _CEILING = {"256k": (0.85, 0.95), "16k": (0.7, 0.85)}
-_MIRRORMAKER = {"256k": (2.5, 3.0), "16k": (1.7, 2.0)}
+_MIRRORMAKER = {
+    "256k": (2.5, 3.0),
+    "16k": (1.7, 2.0),
+    "2k": (2.0, None),
+    "2k-lz4": (1.5, None),
+    "1-record": (2.0, None),
+    "100b": (1.5, None),
+}
 _CPU_OF_MIRRORMAKER = 1 / 6
 _CPU_AIM = {"256k": 0.9, "16k": 1.8}
 _FIRST_BYTE_S = (5.0, 4.0)
@@ -110,7 +117,7 @@ class Results:
             ceiling = self.median(key, "ceiling-apart", throughput)
             theirs = self.median(key, "mirrormaker", throughput)
             our_cpu, their_cpu = self.median(key, "kmirror", cpu), self.median(key, "mirrormaker", cpu)
-            if apart and ceiling:
+            if apart and ceiling and key in _CEILING:
                 yield Budget(f"{title}: throughput of the destination's ceiling", apart / ceiling, "",
                              *_CEILING[key], at_least=True)  # fmt: skip
             if ours and theirs:
@@ -118,7 +125,7 @@ class Results:
                              *_MIRRORMAKER[key], at_least=True)  # fmt: skip
             if our_cpu and their_cpu:
                 yield Budget(f"{title}: CPU of MirrorMaker 2's", our_cpu / their_cpu, " ×", _CPU_OF_MIRRORMAKER, None)
-            if our_cpu:
+            if our_cpu and key in _CPU_AIM:
                 yield Budget(f"{title}: CPU for a GB", our_cpu, " s", None, _CPU_AIM[key])
             if memory := self.values(key, "kmirror", peak_memory):
                 yield Budget(f"{title}: peak memory", max(memory) / 1e6, " MB", None, _MEMORY_AIM / 1e6)
