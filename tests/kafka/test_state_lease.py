@@ -110,8 +110,9 @@ def test_a_heartbeat_writes_everything_in_one_transaction(store: StateStore, nam
     assert (record.lanes, record.application_id) == ({0: Incarnation(1, 0)}, "app-later")
     assert store.read().partitions(name, "orders") == (partition(name, 0, 5), partition(name, 1, 6))
     assert store.read_events(name) == (event,)
-    lease.heartbeat({0: Incarnation(1, 0)}, stopping=True)
+    lease.heartbeat({0: Incarnation(1, 0)}, tombstones=(partition(name, 1, 6).key,), stopping=True)
     assert engine_of(store, name).state is EngineState.STOPPING
+    assert store.read().partitions(name, "orders") == (partition(name, 0, 5),)
     lease.release((partition(name, 0, 9),))
     assert engine_of(store, name).state is EngineState.RELEASED
     assert store.read().partition(name, "orders", 0) == partition(name, 0, 9)

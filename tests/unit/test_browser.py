@@ -17,7 +17,7 @@ from tests.support.report_facts import report_facts
 #: Looks at documents of the same address through windows of several widths, and writes down what it sees.
 LOOK = """<!doctype html><title>look</title><body><script>
 const seen = [], views = [];
-for (const path of ["page.html", "report.html"]) for (const width of [1280, 390]) {
+for (const path of ["page.html", "report.html"]) for (const width of [1280, 1000, 800, 600, 390]) {
   const view = document.createElement("iframe");
   view.width = width; view.height = 900; view.src = path;
   document.body.append(view);
@@ -27,7 +27,7 @@ setTimeout(() => {
   for (const [path, width, view] of views) {
     const root = view.contentDocument.documentElement;
     const is_cut = one => one.clientWidth && one.scrollWidth > one.clientWidth + 1;
-    const cut = [...root.querySelectorAll("td > span, dd, p, .table")].filter(is_cut).map(one => one.textContent);
+    const cut = [...root.querySelectorAll("td > span, dd, p, .table, th")].filter(is_cut).map(one => one.textContent);
     const count = what => root.querySelectorAll(what).length;
     const alarm = root.querySelector(".alarm")?.textContent;
     seen.push({ path, width, whole: root.scrollWidth, rows: count("tbody tr"), lines: count("path.line"), cut, alarm });
@@ -60,7 +60,7 @@ def test_nothing_is_cut_and_nothing_scrolls_sideways(tmp_path: Path) -> None:
     assert found is not None, done.stdout
     seen = json.loads(unescape(found[1]))
     assert [(one["path"], one["width"]) for one in seen] == [
-        (path, width) for path in ("page.html", "report.html") for width in (1280, 390)
+        (path, width) for path in ("page.html", "report.html") for width in (1280, 1000, 800, 600, 390)
     ]
     for one in seen:
         assert one["whole"] <= one["width"], one

@@ -171,6 +171,11 @@ def test_a_loss_that_nobody_knows_is_not_zero() -> None:
     assert [loss.records for loss in losses_of(facts.events)] == [20]
 
 
+def test_what_a_newer_version_wrote_is_missed() -> None:
+    assert "cannot read" not in told(report_facts())
+    assert "cannot read 3 stored records of the mirror" in told(replace(report_facts(), unreadable=3))
+
+
 def test_a_mirror_that_is_stopped_needs_no_engine() -> None:
     facts = report_facts()
     dead = engine_health(facts.engine.record, "dr", NOW + 3 * HOUR)

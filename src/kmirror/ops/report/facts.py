@@ -54,6 +54,8 @@ class ReportFacts:
     events: tuple[Event, ...]
     #: Archives that exist now, by the topic that they belong to.
     archives: Mapping[str, tuple[str, ...]]
+    #: How many stored records of the mirror this version cannot read.
+    unreadable: int = 0
 
 
 def report_facts(destination: Destination, mirror: str) -> ReportFacts:
@@ -92,6 +94,7 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
         tuple(points_of(state.history(mirror))),
         destination.store.read_events(mirror),
         _archives(destination.client, topics),
+        sum(one.key[1:2] == (mirror,) for one in state.unknown),
     )
 
 

@@ -197,7 +197,11 @@ def _states(period: Period) -> Html:
         ]
         for span in odd[-_MOST_SPANS:]
     ]
-    table = _table(("FROM", "LASTED", "WHAT"), rows) if rows else tag("p", "All partitions were copied throughout.")
+    table = (
+        _table(("FROM", "LASTED", "WHAT"), rows, "table")
+        if rows
+        else tag("p", "All partitions were copied throughout.")
+    )
     return join(
         tag("figure", tag("figcaption", tag("strong", "States"), legend), strip(period.spans), _axis(period)),
         tag("details", tag("summary", f"When not all was copied ({len(odd):,})"), table) if odd else table,
@@ -252,8 +256,8 @@ def _duration(duration_ms: int | None, bound: str = "") -> _Cell:
     return _Cell(join(told), None, is_number=True)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> Html:
-    """Return a table; on a narrow screen each row becomes a list of its cells."""
+def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]], kind: str = "table wide") -> Html:
+    """Return a table; where it does not fit each row becomes a list of its cells."""
     shown = list(rows)
     numbers = [any(row[index].is_number for row in shown) for index in range(len(heads))]
     head = [tag("th", name, class_="number" if right else None) for name, right in zip(heads, numbers, strict=True)]
@@ -272,7 +276,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> Html:
         )
         for row in shown
     ]
-    return tag("div", tag("table", tag("thead", tag("tr", head)), tag("tbody", body)), class_="table")
+    return tag("div", tag("table", tag("thead", tag("tr", head)), tag("tbody", body)), class_=kind)
 
 
 def _left_out(count: int, noun: str, plural: str | None = None) -> Html | None:
@@ -286,7 +290,7 @@ def _topics(facts: ReportFacts) -> Html:
     rows = [
         [
             _prose(one.topic),
-            _cell(" ".join([str(one.state), *(f"({reason})" for reason in one.reasons[:3])]), f"{_kind(one)} prose"),
+            _cell(" ".join([str(one.state), *(f"({reason})" for reason in one.reasons[:3])]), f"{_kind(one)} words"),
             _number(one.partitions),
             _number(one.lag, "≥ " if one.lag_unknown else "") if one.state is not TopicState.STOPPED else _number(None),
             _duration(one.time_lag_ms, "≥ " if one.lag_unknown else ""),
@@ -305,7 +309,7 @@ def _topics(facts: ReportFacts) -> Html:
             " the source had lost before they were copied; what is estimated comes after a plus sign.",
             class_="soft",
         ),
-        _table(heads, rows),
+        _table(heads, rows, "table"),
         _left_out(len(topics) - len(rows), "topic"),
     )
 

@@ -53,6 +53,9 @@ def period_of(facts: ReportFacts) -> Period | None:
 def summary(facts: ReportFacts, period: Period | None) -> Iterator[str]:
     """Yield the sentences."""
     yield from _what_it_is(facts)
+    if facts.unreadable:
+        records = counted(facts.unreadable, "stored record")
+        yield f"This kmirror cannot read {records} of the mirror: a newer version wrote them. They are left out."
     yield from _how_it_is(facts)
     yield from _how_it_went(facts, period)
     yield from _what_was_stopped(facts)

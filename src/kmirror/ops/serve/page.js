@@ -126,8 +126,8 @@ function topicRow(row, several) {
   const stopped = row.state === "STOPPED", least = row.lagUnknown ? "≥ " : "";
   const name = escaped(row.topic) + (several ? ` <small>${escaped(row.mirror)}</small>` : "");
   const state = [row.state, ...row.reasons.slice(0, 3).map(reason => `(${reason})`)].join(" ") + (row.failed ? `, ${row.failed} FAILED` : "");
-  const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<br><small>${prose(row.message)}</small>` : "";
-  return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message, kindOf(row.state, row.reasons, row.failed) + " prose") +
+  const message = row.message && kindOf(row.state, row.reasons, row.failed) !== "ok" && !stopped ? `<small class="prose">${prose(row.message)}</small>` : "";
+  return "<tr>" + cell("TOPIC", name, "prose") + cell("STATE", escaped(state) + message, kindOf(row.state, row.reasons, row.failed) + " words") +
     cell("PARTITIONS", number(row.partitions), "", true) + cell("LAG", stopped ? UNKNOWN : number(row.lag, least), "", true) +
     cell("TIME LAG", stopped ? UNKNOWN : duration(row.timeLagMs), "", true) + cell("RATE", rate(row.bytesPerSecond), "", true) +
     cell("ETA", stopped ? UNKNOWN : duration(row.etaMs), "", true) + "</tr>";
