@@ -35,6 +35,7 @@ from kmirror.state.records import (
     decode,
     encode,
     encode_key,
+    may_be_of,
 )
 
 MIRROR = MirrorRecord(
@@ -345,6 +346,8 @@ KINDS = [record.key[0] for record, _, _ in STORED]
 @pytest.mark.parametrize(("record", "key", "value"), STORED, ids=KINDS)
 def test_a_record_has_this_stored_form_and_comes_back_from_it(record: Record, key: bytes, value: bytes) -> None:
     assert encode(record) == (key, value)
+    assert may_be_of(key, str(record.key[1]))
+    assert not may_be_of(key, "another")
     assert decode(key, value) == record
     assert pickle.loads(pickle.dumps(record)) == record
 

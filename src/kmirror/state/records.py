@@ -460,6 +460,11 @@ def encode_key(key: Key) -> bytes:
     return dump(key)
 
 
+def may_be_of(key: bytes, mirror: str) -> bool:
+    """Tell whether a stored key may be of a mirror, without reading it; False is certain."""
+    return dump(mirror) in key
+
+
 def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
     """Read one stored record; never raises: what cannot be read is `Unknown`."""
     try:

@@ -50,6 +50,7 @@ from kmirror.state.records import (
     TopicRecord,
     Unknown,
     decode,
+    may_be_of,
 )
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.words import at_time
@@ -426,7 +427,8 @@ class MirrorEngine:
                     self._stop_threads.wait(_PAUSE)
                     continue
                 for record in answer.records:
-                    if record.key is not None:
+                    # in one engine of many mirrors, nearly all records are others'
+                    if record.key is not None and may_be_of(record.key, self.mirror):
                         read = decode(record.key, record.value)
                         self._stored.take(read)
                         for met in feed.take(read):
