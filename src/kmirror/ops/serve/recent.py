@@ -25,6 +25,8 @@ from kmirror.words import at_time, one_line
 _SAME_SECONDS = 5.0
 #: How long an answer waits for the destination, and how long a question to it may take.
 _PATIENCE_SECONDS, _TIMEOUT_SECONDS = 2.0, 5.0
+#: While the destination takes longer than this, what it said before is not of now any more.
+_OLD_MS = 10_000
 _MOST_EVENTS = 500
 
 _NONE_KNOWN = "it is known of no partition"
@@ -96,10 +98,12 @@ class RecentEvents:
             reading = self._reading
         if reading is not None:
             reading.join(_PATIENCE_SECONDS)
-        since = now_ms() - HOUR_MS
-        last = self._last
-        found = None if last.found is None else tuple(e for e in last.found if e.time_ms >= since)[-_MOST_EVENTS:]
-        return Events(found, last.trouble)
+        at_ms, last, known_until_ms = now_ms(), self._last, self._known_until_ms
+        found = None if last.found is None else tuple(e for e in last.found if e.time_ms >= at_ms - HOUR_MS)
+        trouble = last.trouble
+        if trouble is None and known_until_ms is not None and at_ms - known_until_ms > _OLD_MS:
+            trouble = f"events after {at_time(known_until_ms)} are not known: the destination has not answered yet"
+        return Events(found, trouble)
 
     def close(self) -> None:
         """Let go of the destination; a question under way does so when it comes back."""
