@@ -380,6 +380,9 @@ def test_list_shows_every_mirror_once(
         "engineLastSeenMs": None,
         "engineAgeMs": None,
         "throttleBytesPerSecond": None,
+        "maxTimeLagMs": None,
+        "bytesPerSecond": None,
+        "etaMs": None,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)
