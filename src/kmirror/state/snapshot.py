@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 
 from kmirror.errors import Reason, RefusedError, UsageError
@@ -56,12 +57,19 @@ def unreadable_error(record: Unknown) -> RefusedError:
 
 def checked(record: T) -> T | Unknown:
     """Return a record; a mirror's with settings that this version cannot read is `Unknown`, too."""
-    if isinstance(record, MirrorRecord):
-        try:
-            stored_settings(record.settings)
-        except UsageError as error:
-            return Unknown(record.key, error.message)
+    if isinstance(record, MirrorRecord) and (problem := _settings_problem(tuple(record.settings.items()))):
+        return Unknown(record.key, problem)
     return record
+
+
+@lru_cache(maxsize=1024)
+def _settings_problem(settings: tuple[tuple[str, str], ...]) -> str | None:
+    # asked anew of every mirror with each state that is read
+    try:
+        stored_settings(dict(settings))
+    except UsageError as error:
+        return error.message
+    return None
 
 
 @dataclass(frozen=True, slots=True)
