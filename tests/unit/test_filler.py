@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -48,7 +49,11 @@ def test_a_batch_has_a_bounded_number_of_records(count: int) -> None:
 def made(
     *, key: bytes | None = FILLER_KEY, value: bytes | None = None, codec: str = "zstd", count: int = 3
 ) -> bytearray:
-    return make_batch([Record(i, 5, key, value) for i in range(count)], compression_type=codec)
+    return made_of(*(Record(i, 5, key, value) for i in range(count)), codec=codec)
+
+
+def made_of(*records: Record, codec: str = "zstd") -> bytearray:
+    return make_batch(list(records), compression_type=codec)
 
 
 def test_filler_is_known_by_its_records_whoever_wrote_them() -> None:
@@ -58,21 +63,21 @@ def test_filler_is_known_by_its_records_whoever_wrote_them() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        made(key=FILLER_KEY + b"!"),
-        made(key=None),
-        made(value=b""),
-        made(codec="none"),
-        make_batch([Record(0, 5, FILLER_KEY, None), Record(1, 6, FILLER_KEY, None)], compression_type="zstd"),
-        make_batch([Record(0, 5, FILLER_KEY, None, (("h", None),))], compression_type="zstd"),
-        make_batch([Record(0, 5, FILLER_KEY, None), Record(1, 5, b"k", b"v")], compression_type="zstd"),
-        made()[:BATCH_OVERHEAD],
-        made()[:30],
-        made(count=1, value=bytes(64 << 20)),
+        lambda: made(key=FILLER_KEY + b"!"),
+        lambda: made(key=None),
+        lambda: made(value=b""),
+        lambda: made(codec="none"),
+        lambda: made_of(Record(0, 5, FILLER_KEY, None), Record(1, 6, FILLER_KEY, None)),
+        lambda: made_of(Record(0, 5, FILLER_KEY, None, (("h", None),))),
+        lambda: made_of(Record(0, 5, FILLER_KEY, None), Record(1, 5, b"k", b"v")),
+        lambda: made()[:BATCH_OVERHEAD],
+        lambda: made()[:30],
+        lambda: made(count=1, value=bytes(64 << 20)),
     ],
     ids=["key", "no key", "value", "codec", "timestamp", "header", "second record", "no records", "cut off", "bomb"],
 )
-def test_what_differs_in_anything_is_none(other: bytearray) -> None:
-    assert not is_filler(memoryview(other))
+def test_what_differs_in_anything_is_none(other: Callable[[], bytearray]) -> None:
+    assert not is_filler(memoryview(other()))
 
 
 @pytest.mark.parametrize(("position", "value"), [(57, 2), (57, 4), (57, 0), (23, 7), (16, 1)])

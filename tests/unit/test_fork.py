@@ -102,10 +102,11 @@ def test_markers_stand_for_whatever_shows_nothing() -> None:
     assert found(log([*shared, *"sss"], 50), log([*shared[:-5], *"ssssssss"])) == Fork(25, True, 9)
 
 
-def test_logs_of_all_kinds() -> None:
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 1000), marks=pytest.mark.long)], ids=str)
+def test_logs_of_all_kinds(seeds: range) -> None:
     """Holes on both sides, transactions, retention, any batches, forks anywhere and hints that are right or wrong."""
     forks = inexact = 0
-    for seed in range(1000):
+    for seed in seeds:
         logs, rng = forked_logs(seed), random.Random(seed)
         shared = logs.shared
         hint = rng.choice([None, logs.fork.offset, rng.randint(0, shared.stop + 5)])
@@ -119,8 +120,8 @@ def test_logs_of_all_kinds() -> None:
                 continue
             assert fork == logs.fork, (seed, section_bytes, hint)
         forks += logs.fork.contradicts
-    assert forks > 400
-    assert inexact < 100
+    assert forks > 0.4 * len(seeds)
+    assert inexact < 0.1 * len(seeds)
 
 
 @pytest.mark.parametrize("section_bytes", [1, 300])
