@@ -16,7 +16,9 @@ from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
-from kmirror.ops.verify.verify import TopicProgress, VerifyView
+from kmirror.work import Speed, WorkView
+from tests.support.screens import piped, terminal, written
+from tests.support.waiting import wait_until
 
 ORDERS = TopicView("m", "orders", 8, 1_234_567, 42_500_000.0, "ACTIVE", None, None)
 PAYMENTS = TopicView("m", "payments", 1, 3_000_000, 900.0, "ACTIVE", None, None)
@@ -92,28 +94,139 @@ def test_on_a_terminal_notes_stay_above_the_table(monkeypatch: pytest.MonkeyPatc
     assert shown.index("42.5 MB/s") < shown.index("new partition") < shown.rindex("42.5 MB/s")
 
 
-SOME = TopicProgress("orders", 8, 1000, 250, 240, 100_000, 0)
-BAD = TopicProgress("users", 2, 1000, 1000, 1000, 100_000, 1)
+def _speed(*steps: tuple[float, int]) -> Speed:
+    speed = Speed(0.0)
+    for at, done in steps:
+        speed.take(WorkView("", 0.0, at, "offset", done))
+    return speed
+
+
+STEADY = _speed(*((second, second * 50_000) for second in range(1, 21)))
+HALF = WorkView("archiving orders", 0.0, 20.0, "offset", 1_000_000, 4_000_000)
 
 
 @pytest.mark.parametrize(
-    ("view", "line"),
+    ("view", "speed", "at", "line"),
     [
-        (VerifyView(0.1, "looking", "m"), " 100ms  looking m"),
-        (VerifyView(6.2, "comparing", "m", (SOME,), 1_500_000), "  6.2s  comparing  25 %  240 records  1.5 MB/s"),
+        (WorkView("starting Spark", 0.0, 0.0), Speed(0.0), 75.4, " 1m15s  starting Spark"),
+        (HALF, STEADY, 20.4, "   20s  archiving orders  25 %  1,000,000 of 4,000,000 offsets  48,077/s  ~1m3s left"),
+        (HALF, STEADY, 31.2, "   31s  archiving orders  25 %  1,000,000 of 4,000,000 offsets  nothing new for 11s"),
         (
-            VerifyView(70, "comparing", "m", (SOME, BAD), 0),
-            " 1m10s  comparing  62 %  1,240 records  0 B/s  1 partition DIFFERENT",
+            replace(HALF, done=4_000_000, note="1 partition DIFFERENT"),
+            STEADY,
+            60.0,
+            "    1m  archiving orders  100 %  4,000,000 of 4,000,000 offsets  1 partition DIFFERENT",
         ),
+        (
+            WorkView("fetching Kafka", 0.0, 0.0, "byte", 12_300_000),
+            _speed((1.0, 1_000_000), (1.5, 6_000_000), (2.0, 12_300_000)),
+            2.0,
+            "    2s  fetching Kafka  12.3 MB  11.3 MB/s",
+        ),
+        (
+            WorkView("cutting", 0.0, 0.0, "byte", 500_000_000, 2_000_000_000),
+            Speed(0.0),
+            2.0,
+            "    2s  cutting  25 %  500.0 MB of 2.0 GB",
+        ),
+        (
+            WorkView("starting", 0.0, 0.0, "broker", 3, 6),
+            _speed((1.0, 1), (3.0, 2), (5.0, 3)),
+            5.0,
+            "    5s  starting  50 %  3 of 6 brokers  0.5/s  ~6s left",
+        ),
+        (WorkView("starting", 0.5, 0.0, "broker", 0, 1), Speed(0.0), 0.9, "    0s  starting  0 %  0 of 1 broker"),
     ],
 )
-def test_how_a_comparison_stands(view: VerifyView, line: str) -> None:
-    screen = Screen(io.StringIO(), io.StringIO(), io.StringIO())
-    with progress.comparing(screen) as watch:
-        watch(view)
-        watch(view)
-    assert isinstance(screen.out, io.StringIO)
-    assert screen.out.getvalue() == f"{line}\n"
+def test_how_work_stands(view: WorkView, speed: Speed, at: float, line: str) -> None:
+    assert progress.work_line(view, speed, at) == line
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (81, "   20s  archiving or…  25 %  1,000,000 of 4,000,000 offsets  48,077/s  ~1m3s left"),
+        (75, "   20s  archiving orders  25 %  48,077/s  ~1m3s left"),
+        (50, "   20s  archiving ord…  25 %  48,077/s  ~1m3s left"),
+        (30, "   20s  archiving o…  25 %  48"),
+    ],
+)
+def test_a_line_fits_the_terminal_and_the_name_goes_first(width: int, line: str) -> None:
+    assert progress.work_line(HALF, STEADY, 20.4, width) == line
+
+
+class Hours:
+    """A clock that a test puts on."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_work_is_shown_after_two_seconds_and_then_in_a_line_every_five() -> None:
+    screen, clock = piped(), Hours()
+    shown = progress.Progress(screen, None, clock)
+    for tenths in range(200):
+        clock.at = tenths / 10
+        shown.take(WorkView(f"copying {tenths // 50}", float(tenths // 50 * 5), clock.at, "offset", tenths % 50 + 1))
+        if tenths % 50 == 49:
+            shown.take(WorkView(f"copying {tenths // 50}", float(tenths // 50 * 5), clock.at, is_over=True))
+        shown.show()
+    out, err = written(screen)
+    assert out == ""
+    assert [line.split()[:3] for line in err.splitlines()] == [
+        ["2s", "copying", "0"],
+        ["2s", "copying", "1"],
+        ["2s", "copying", "2"],
+        ["2s", "copying", "3"],
+    ]
+
+
+def test_of_several_works_the_first_that_is_not_done_is_shown() -> None:
+    screen, clock = piped(), Hours()
+    shown = progress.Progress(screen, None, clock)
+    for what, done in (("archiving", 5), ("checking", 2)):
+        shown.take(WorkView(what, 0.0, 0.0, "offset", done, 5))
+    clock.at = 3.0
+    shown.show()
+    assert written(screen)[1] == "    3s  checking  40 %  2 of 5 offsets\n"
+
+
+def test_on_a_terminal_one_line_changes_and_goes_with_the_work_and_before_other_lines() -> None:
+    screen, clock = terminal(), Hours()
+    shown = progress.Progress(screen, screen.status, clock)
+    shown.take(WorkView("deleting orders", 0.0, 0.0))
+    shown.show()
+    assert written(screen) == ("", "")
+    for clock.at in (2.0, 3.0):
+        shown.show()
+    screen.tell("a warning")
+    clock.at = 4.0
+    shown.show()
+    shown.take(WorkView("deleting orders", 0.0, 4.0, is_over=True))
+    screen.line("done")
+    erased = "\r\x1b[2K"
+    out, err = written(screen)
+    assert out.split(erased) == [*(f"    {second}s  deleting orders" for second in (2, 3, 4)), "done\n"]
+    assert err == "a warning\n"
+
+
+def test_an_interruption_leaves_the_terminal_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_SHOW_SECONDS", 0.001)
+    screen = terminal()
+
+    def work() -> None:
+        with progress.working(screen, on_terminal=True) as watch:
+            watch(WorkView("deleting orders", 0.0, 0.0))
+            wait_until(lambda: "deleting" in written(screen)[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert written(screen)[0].endswith("\r\x1b[2K")
 
 
 def _result(*lags: int | None, failed: bool = False) -> VerbResult:

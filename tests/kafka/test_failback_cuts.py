@@ -18,6 +18,7 @@ from tests.support.mirrors import produce
 from tests.support.real_logs import set_topic
 from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, produce_batches, trim, under_way
 from tests.support.visible import bounds_of, shown
+from tests.support.watching import assert_grows
 
 
 def test_that_a_cut_may_be_of_no_use_where_a_cleaner_is_at_work_is_said_before(trip: Trip, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
     assert not Path("never-written").exists()
     done = trip.back(way=Way.RECREATE)
     assert done.result.exit_code == 0, done.result
+    assert_grows(trip.views, "counting", "archiving", "checking", "searching")
     assert_holds(trip.a, archives_of(done)[topic]["archive"], held)
     trip.copy_to_a()
     trip.assert_same(topic)

@@ -9,9 +9,11 @@ from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.state.records import TopicOrigin
 from kmirror.words import counted
+from kmirror.work import WorkView
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, outcomes, produce, selector, settings_of
 from tests.support.real_logs import delete_records
+from tests.support.watching import assert_grows
 
 RECORDS = [f"value {i}" for i in range(20)]
 
@@ -35,7 +37,10 @@ def test_a_true_prefix_is_adopted_and_its_settings_are_put_right(
     dry = add(destination, name, selector(topic), adopt=True, dry_run=True)
     assert (dry.exit_code, outcomes(dry)) == (0, {topic: "DONE"})
     assert settings_of(cluster_pair.destination, topic)["compression.type"] == "lz4"
-    assert add(destination, name, selector(topic), adopt=True).exit_code == ExitCode.OK
+    views: list[WorkView] = []
+    assert add(destination, name, selector(topic), adopt=True, watch=views.append).exit_code == ExitCode.OK
+    assert_grows(views, *(["comparing"] if copied else []))
+    assert views[-1].total == copied
     found = settings_of(cluster_pair.destination, topic)
     assert (found["retention.ms"], found["compression.type"]) == ("-1", "producer")
     record = destination.state().topic(name, topic)

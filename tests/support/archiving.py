@@ -19,6 +19,7 @@ from kmirror.engine.archive.archive_topic import Range, archive_name, archive_se
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.work import unwatched
 from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
 from tests.support.visible import COMMITTED, UNCOMMITTED
@@ -41,7 +42,7 @@ def save(
     topic: str,
     archive: str,
     ranges: Sequence[Range],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = unwatched,
 ) -> Archived:
     """Copy records of partition 0 to its archive."""
     with ExitStack() as stack:
@@ -101,8 +102,8 @@ class ArchiveProcess:
         self.process.communicate()
 
 
-def _tell(size_in_bytes: int) -> None:
-    sys.stdout.write(f"{size_in_bytes}\n")
+def _tell(offsets: int) -> None:
+    sys.stdout.write(f"{offsets}\n")
     sys.stdout.flush()
 
 

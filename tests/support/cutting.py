@@ -8,7 +8,9 @@ from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.ops.results import VerbResult
+from kmirror.work import WorkView
 from tests.support.log_dirs import CLUSTER_ID, TOPIC_ID, batch
+from tests.support.watching import assert_grows
 
 #: Three segments of three batches of ten records; `orders-0` ends at 90.
 SEGMENTS = {base: [batch(base + start, 10) for start in (0, 10, 20)] for base in (0, 30, 60)}
@@ -37,7 +39,12 @@ def plan(*cuts: tuple[str, int, int], expected: int | None = None, topic_id: str
 
 
 def cut(asked: TruncationPlan, *dirs: Path, dry_run: bool = False, kill: KillAfter | None = None) -> VerbResult:
-    return truncate_logs(asked, dirs, lambda _: True, dry_run=dry_run, checkpoint=kill or (lambda step: None))
+    views: list[WorkView] = []
+    done = truncate_logs(
+        asked, dirs, lambda _: True, views.append, dry_run=dry_run, checkpoint=kill or (lambda step: None)
+    )
+    assert_grows(views)
+    return done
 
 
 def told(result: VerbResult) -> list[tuple[str | None, int | None, str]]:

@@ -15,11 +15,12 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
 from kmirror.ops.context import Destination
 from kmirror.ops.verify.results import VerifyOutcome
-from kmirror.ops.verify.verify import VerifyRequest, VerifyView, verify
+from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.lock import transact
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.work import WorkView
 from tests.support.clusters import unique_topic
 
 
@@ -76,7 +77,7 @@ class RememberedMirror:
     name: str = field(default_factory=lambda: f"m-{uuid.uuid4().hex[:8]}")
     topics: list[TopicRecord] = field(default_factory=list)
     partitions: list[PartitionRecord] = field(default_factory=list)
-    views: list[VerifyView] = field(default_factory=list)
+    views: list[WorkView] = field(default_factory=list)
 
     def topic(
         self, name: str, *, partitions: int = 1, there: int | None = None, desired: DesiredState = DesiredState.ACTIVE

@@ -17,10 +17,12 @@ from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import Stopped, failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.workflow_records import WorkflowRecord
+from kmirror.work import WorkView
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import new_mirror, produce, properties_of, selector
 from tests.support.visible import assert_intact, assert_mirrored
+from tests.support.watching import assert_grows
 
 
 class Trip:
@@ -30,6 +32,8 @@ class Trip:
         self.a, self.b = a, b
         self.at_a, self.at_b = Destination.open(properties_of(a)), Destination.open(properties_of(b))
         self.mirror = new_mirror(self.at_b, a)
+        #: What the last failback has shown.
+        self.views: list[WorkView] = []
 
     def __enter__(self) -> Trip:
         return self
@@ -65,7 +69,9 @@ class Trip:
         steps = {key: how.pop(key) for key in ("dry_run", "checkpoint") if key in how}
         chosen = selector(*topics) if topics else None
         request = FailbackRequest(self.mirror, properties_of(self.b), chosen, watch_s=0.1, **how)
-        done = failback(self.at_a, request, **steps)
+        self.views.clear()
+        done = failback(self.at_a, request, watch=self.views.append, **steps)
+        assert_grows(self.views)
         check("report", done.evidence)
         return done
 

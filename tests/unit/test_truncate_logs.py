@@ -11,6 +11,7 @@ import pytest
 
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.failback.truncate_logs import Preview, truncate_logs, undo_truncation
+from kmirror.work import WorkView
 from tests.support.cutting import CUT_AT_40, SEGMENTS, cut, plan, told
 from tests.support.log_batches import LogBatch, control_record, encode
 from tests.support.log_dirs import (
@@ -24,6 +25,7 @@ from tests.support.log_dirs import (
     make_log_dir,
     own_files,
 )
+from tests.support.watching import assert_grows
 
 
 def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
@@ -51,6 +53,14 @@ def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
     assert entries(log_dir / "recovery-point-offset-checkpoint") == ["orders 0 30", "bystander 0 90"]
     assert entries(log_dir / "replication-offset-checkpoint") == ["orders 0 40", "bystander 0 90"]
     assert entries(log_dir / "orders-0/leader-epoch-checkpoint") == ["0 0"]
+
+
+def test_it_is_shown_how_many_bytes_are_read_and_copied(log_dir: Path) -> None:
+    views: list[WorkView] = []
+    truncate_logs(CUT_AT_40, [log_dir], lambda _: True, views.append)
+    assert_grows(views, "reading", "cutting")
+    sizes = [len(encode(one)) for base in (30, 60) for one in SEGMENTS[base]]
+    assert [view.total for view in views if view.is_over] == [sum(sizes), sum(sizes[1:3])]
 
 
 def test_a_cut_between_two_segments_changes_no_log_file(log_dir: Path) -> None:

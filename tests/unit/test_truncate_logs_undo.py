@@ -11,9 +11,11 @@ import pytest
 from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.ops.failback.truncate_logs import truncate_logs, undo_truncation
 from kmirror.ops.results import Outcome
+from kmirror.work import WorkView
 from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, plan, told
 from tests.support.log_batches import encode
 from tests.support.log_dirs import add_partition, batch, contents, make_log_dir, own_files
+from tests.support.watching import assert_grows
 
 # -- taking it back ----------------------------------------------------------------------------------------------------
 
@@ -25,7 +27,10 @@ def _times(log_dir: Path) -> dict[str, int]:
 def test_undo_restores_every_byte(log_dir: Path) -> None:
     before, times = contents(log_dir), _times(log_dir)
     cut(CUT_AT_40, log_dir)
-    undone = undo_truncation(CUT_AT_40, [log_dir])
+    views: list[WorkView] = []
+    undone = undo_truncation(CUT_AT_40, [log_dir], views.append)
+    assert_grows(views, "restoring")
+    assert views[-1].total == 2 * len(encode(SEGMENTS[30][0]))
     assert (undone.exit_code, told(undone)) == (0, [("orders", 0, "DONE")])
     assert undone.results[0].message == "log end 40 -> 90: 50 records restored"
     assert (contents(log_dir), _times(log_dir), own_files(log_dir)) == (before, times, [])

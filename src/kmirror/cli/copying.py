@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from kmirror.engine.control.driver import RunView
     from kmirror.ops.results import VerbResult
     from kmirror.ops.verify.results import VerifyOutcome
-    from kmirror.ops.verify.verify import VerifyView
     from kmirror.settings.patterns import TopicSelector
 
 _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
@@ -179,18 +179,12 @@ def verify_verb(
 
     evidence = Report.at(report) if report else None
     request = VerifyRequest(mirror, topics, master, sample, spark_conf)
-    seconds = 0.0
-    with call.destination() as destination, call.output.comparing() as show:
-
-        def watch(view: VerifyView) -> None:
-            nonlocal seconds
-            seconds = view.elapsed_seconds
-            show(view)
-
+    began = time.monotonic()
+    with call.destination() as destination, call.output.working() as watch:
         outcome = verify(destination, request, watch)
     if evidence:
         evidence.write(outcome.evidence)
-    call.output.verified(outcome, verified(outcome, seconds))
+    call.output.verified(outcome, verified(outcome, time.monotonic() - began))
     return outcome.exit_code
 
 

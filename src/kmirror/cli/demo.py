@@ -66,6 +66,7 @@ class _Demo:
     """The clusters, the traffic and the commands of one demo; all of it goes with `stack`."""
 
     def __init__(self, screen: Screen, stack: ExitStack) -> None:
+        self._screen = screen
         self._story = Story(screen)
         self._stack = stack
         self._folder = Path(tempfile.mkdtemp(prefix="kmirror-demo-"))
@@ -101,14 +102,19 @@ class _Demo:
         return ExitCode.OK
 
     def _start_clusters(self) -> tuple[SandboxCluster, SandboxCluster]:
+        from kmirror.cli.progress import working
         from kmirror.sandbox.cluster import SandboxCluster, start_together
 
         self._story.begin("Two Kafka clusters on this machine")
-        clusters = [SandboxCluster(name, self._folder / name, report=self._story.say) for name in ("a", "b")]
-        for cluster in clusters:
-            self._stack.callback(cluster.destroy)
-        began = time.monotonic()
-        start_together(clusters)
+        with working(self._screen, on_terminal=self._screen.is_terminal) as watch:
+            clusters = [
+                SandboxCluster(name, self._folder / name, report=self._story.say, watch=watch) for name in ("a", "b")
+            ]
+            for cluster in clusters:
+                self._stack.callback(cluster.destroy)
+                cluster.fetch()
+            began = time.monotonic()
+            start_together(clusters, watch)
         source, destination = clusters
         self._story.say(
             f"a, the source, is at {source.bootstrap_servers}; b, the destination, at {destination.bootstrap_servers}.",

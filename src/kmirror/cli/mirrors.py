@@ -92,7 +92,7 @@ def add_verb(
 ) -> int:
     from kmirror.ops.add.add import add
 
-    with call.destination() as destination:
+    with call.destination() as destination, call.output.working() as watch:
         done = add(
             destination,
             mirror,
@@ -101,6 +101,7 @@ def add_verb(
             adopt=adopt,
             allow_missing=allow_missing,
             start_from=start_from,
+            watch=watch,
             dry_run=call.dry_run,
         )
         remember_names(destination)
@@ -158,7 +159,8 @@ def recover_verb(
                 call.output.screen.tell(row.message or row.result.value)
             if not call.confirm("Proceed?"):
                 raise RefusedError("not confirmed: nothing was changed")
-        done = recover(destination, mirror, topics, consent, dry_run=call.dry_run)
+        with call.output.working() as watch:
+            done = recover(destination, mirror, topics, consent, watch, dry_run=call.dry_run)
     call.output.result(done)
     return done.exit_code
 

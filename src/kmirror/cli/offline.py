@@ -48,9 +48,10 @@ def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bo
                 tell(f"warning: {warning}")
         return call.confirm("Truncate these logs?")
 
-    if undo:
-        done = undo_truncation(asked, folders, dry_run=call.dry_run)
-    else:
-        done = truncate_logs(asked, folders, agree, dry_run=call.dry_run)
+    with call.output.working() as watch:
+        if undo:
+            done = undo_truncation(asked, folders, watch, dry_run=call.dry_run)
+        else:
+            done = truncate_logs(asked, folders, agree, watch, dry_run=call.dry_run)
     call.output.result(done)
     return done.exit_code

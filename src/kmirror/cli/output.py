@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kmirror.ops.results import ErrorInfo, StopTotals, TopicResult, VerbResult
     from kmirror.ops.stop.promote import PromoteView
     from kmirror.ops.verify.results import VerifyOutcome
-    from kmirror.ops.verify.verify import VerifyView
     from kmirror.sandbox.registry import SandboxStatus
+    from kmirror.work import Watch
 
 Watcher = Callable[["RunView"], None]
 OnLook = Callable[[str], None]
@@ -70,8 +70,8 @@ class Output(Protocol):
     def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
         """Show how `run` ended, after `running`."""
 
-    def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
-        """Show how `verify` goes, view by view."""
+    def working(self) -> AbstractContextManager[Watch]:
+        """Show how work goes that takes long, view by view."""
 
     def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
         """Show how `promote` goes, view by view."""
@@ -189,10 +189,10 @@ class TableOutput:
         RunLog(self.screen.line, log_format).end(now_ms(), result, headline)
         _tell_trouble(self.screen, result)
 
-    def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
+    def working(self) -> AbstractContextManager[Watch]:
         from kmirror.cli import progress
 
-        return progress.comparing(self.screen)
+        return progress.working(self.screen, on_terminal=self.screen.is_terminal)
 
     def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
         from kmirror.cli import progress
@@ -277,11 +277,15 @@ class JsonOutput:
     def ran(self, result: VerbResult, headline: str, log_format: str) -> None:
         self.result(result)
 
-    def comparing(self) -> AbstractContextManager[Callable[[VerifyView], None]]:
-        return nullcontext(_ignore)
+    def working(self) -> AbstractContextManager[Watch]:
+        from kmirror.cli import progress
 
-    def promoting(self) -> AbstractContextManager[Callable[[PromoteView], None]]:
-        return nullcontext(_ignore)
+        return progress.working(self.screen, on_terminal=False)
+
+    @contextmanager
+    def promoting(self) -> Iterator[Callable[[PromoteView], None]]:
+        with self.working() as watch:
+            yield lambda view: watch(view.work) if view.work is not None else None
 
     def waiting(self, what: str) -> AbstractContextManager[OnLook]:
         return nullcontext(_ignore)

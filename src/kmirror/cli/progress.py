@@ -1,10 +1,14 @@
-"""How `run`, `verify` and `promote` go: alive on a terminal; the last two have a line every few seconds elsewhere.
+"""How verbs go that take long: alive on a terminal, elsewhere a line every few seconds on standard error.
 
-What to show is decided without a clock: views carry the time they were taken at.
+`run` and `promote` have tables; any other work has one line, whatever verb it is of.
 """
 
 from __future__ import annotations
 
+import math
+import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,16 +17,25 @@ from kmirror.cli import tables
 from kmirror.cli.screen import Screen
 from kmirror.engine.control.journal import Level
 from kmirror.words import UNKNOWN, byte_rate, counted, one_line
+from kmirror.work import Speed, Watch, WorkView
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from kmirror.engine.control.driver import RunView, TopicView
     from kmirror.ops.stop.promote import PromoteView
-    from kmirror.ops.verify.verify import VerifyView
 
 #: Between two plain lines while nothing else happens.
 LINE_SECONDS = 5.0
+
+_QUIET_SECONDS = 2.0
+_SHOW_SECONDS = 0.25
+#: What the time takes at the beginning of a line, and what is always left of the name of the work.
+_AT_WIDTH = 8
+_LEAST_NAME = 12
+#: What a line leaves free, so that it is one, also with the ^C of a terminal behind it.
+_BESIDES = 3
 
 _MOST_TOPICS = 20
 _LINES_BESIDES_TOPICS = 6
@@ -44,23 +57,122 @@ def running(screen: Screen) -> Iterator[Callable[[RunView], None]]:
         yield draw
 
 
+class Progress:
+    """Show the work that is under way: nothing for two seconds, then a line that changes, or one every few seconds.
+
+    `take` may be called from any thread; what is shown goes on while no view comes.
+    """
+
+    def __init__(self, screen: Screen, draw: Callable[[str], None] | None, clock: Callable[[], float]) -> None:
+        self._screen = screen
+        #: Shows a line in place of the last one; None where lines are written instead.
+        self._draw = draw
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._works: dict[tuple[str, float], tuple[WorkView, Speed]] = {}
+        self._began: float | None = None
+        self._written_at: float | None = None
+
+    def take(self, view: WorkView) -> None:
+        """Take note of a view."""
+        with self._lock:
+            key = (view.what, view.since)
+            if view.is_over:
+                self._works.pop(key, None)
+                if self._draw is not None and not self._works:
+                    self._draw("")
+                return
+            _, speed = self._works.get(key, (view, Speed(view.since)))
+            speed.take(view)
+            self._works[key] = view, speed
+            self._began = view.since if self._began is None else self._began
+
+    def show(self) -> None:
+        """Show how the work stands now, if that is due."""
+        with self._lock:
+            at = self._clock()
+            if not self._works or self._began is None or at - self._began < _QUIET_SECONDS:
+                return
+            # of several the first that is not done
+            view, speed = next(
+                (one for one in self._works.values() if one[0].total is None or one[0].done < one[0].total),
+                next(reversed(self._works.values())),
+            )
+            if self._draw is not None:
+                self._draw(work_line(view, speed, at, shutil.get_terminal_size().columns - _BESIDES))
+            elif self._written_at is None or at - self._written_at >= LINE_SECONDS:
+                self._written_at = at
+                self._screen.tell(work_line(view, speed, at))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Show it again and again for the time of a `with` block."""
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(_SHOW_SECONDS):
+                self.show()
+
+        thread = threading.Thread(target=run, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            if self._draw is not None:
+                self._draw("")
+
+
 @contextmanager
-def comparing(screen: Screen) -> Iterator[Callable[[VerifyView], None]]:
-    """Show the views of `verify` for the time of a `with` block: one line that changes, or one every few seconds."""
-    if not screen.is_terminal:
-        pace = _Pace()
+def working(screen: Screen, *, on_terminal: bool) -> Iterator[Watch]:
+    """Show the work of a verb for the time of a `with` block: in a line that changes, or a line every few seconds."""
+    progress = Progress(screen, screen.status if on_terminal else None, time.monotonic)
+    with progress.going_on():
+        yield progress.take
 
-        def write(view: VerifyView) -> None:
-            if pace.is_due(view.phase, view.elapsed_seconds):
-                screen.line(verify_line(view))
 
-        yield write
+def work_line(view: WorkView, speed: Speed, at: float, width: int | None = None) -> str:
+    """Return how work stands, in a line of at most so many characters."""
+    what, amount, rest = (
+        view.what,
+        _amount(view),
+        "".join(f"  {told}" for told in (*_pace_told(view, speed, at), view.note) if told),
+    )
+    if view.unit and view.total:
+        rest = f"  {100 * view.done // view.total} %{amount}{rest}"
+        if width is not None and _AT_WIDTH + min(len(what), _LEAST_NAME) + len(rest) > width:
+            rest = rest.replace(amount, "", 1)
+    else:
+        rest = amount + rest
+    room = len(what) if width is None else max(_LEAST_NAME, width - _AT_WIDTH - len(rest))
+    if len(what) > room:
+        what = f"{what[: room - 1]}…"
+    seconds = math.floor(at - view.since)
+    return f"{tables.elapsed(seconds) if seconds else '0s':>6}  {what}{rest}"[:width]
+
+
+def _amount(view: WorkView) -> str:
+    """Return how much is done of how much."""
+    if not view.unit:
+        return ""
+    known = [view.done] if view.total is None else [view.done, view.total]
+    if view.unit == "byte":
+        return f"  {' of '.join(map(tables.size, known))}"
+    return f"  {' of '.join(f'{number:,}' for number in known)} {view.unit}{'' if known[-1] == 1 else 's'}"
+
+
+def _pace_told(view: WorkView, speed: Speed, at: float) -> Iterator[str]:
+    """Yield how fast it goes, and for how long still, as far as that is known."""
+    if not view.unit or (view.total is not None and view.done >= view.total):
         return
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=screen.console(), auto_refresh=False, transient=True) as live:
-        yield lambda view: live.update(Text(verify_line(view)), refresh=True)
+    rate, left, silence = speed.rate(at), speed.seconds_left(view, at), speed.silence(at)
+    if rate:
+        yield byte_rate(rate) if view.unit == "byte" else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+    if left is not None:
+        yield f"~{tables.elapsed(math.ceil(left))} left"
+    if silence is not None:
+        yield f"nothing new for {tables.elapsed(math.floor(silence))}"
 
 
 @contextmanager
@@ -68,6 +180,7 @@ def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
     """Show what topics still lack, the smallest lag first: a table on a terminal, else lines when it changes."""
     if not screen.is_terminal:
         pace, said = _Pace(), ""
+        progress = Progress(screen, None, time.monotonic)
 
         def write(view: PromoteView) -> None:
             nonlocal said
@@ -78,21 +191,36 @@ def promoting(screen: Screen) -> Iterator[Callable[[PromoteView], None]]:
             if line and line != said and pace.is_due("waiting", view.elapsed_seconds):
                 said = line
                 screen.tell(f"{_at(view.elapsed_seconds)}  {line}")
+            if view.work is not None:
+                progress.take(view.work)
 
-        yield write
+        with progress.going_on():
+            yield write
         return
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     console = screen.console()
+    table: RenderableType = Text("")
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def draw(view: PromoteView) -> None:
+            nonlocal table
             for line in view.lines:
                 console.print(line)
             if view.missing:
-                live.update(promote_table(view, most_topics(console.height)), refresh=True)
+                table = promote_table(view, most_topics(console.height))
+                live.update(table, refresh=True)
+            if view.work is not None:
+                progress.take(view.work)
 
-        yield draw
+        def draw_work(line: str) -> None:
+            live.update(Group(table, Text(line)) if line else table, refresh=True)
+
+        progress = Progress(screen, draw_work, time.monotonic)
+        with progress.going_on():
+            yield draw
 
 
 def promote_table(view: PromoteView, most: int) -> Table:
@@ -163,19 +291,6 @@ def run_table(view: RunView, most: int) -> Table:
             state,
         )
     return found
-
-
-def verify_line(view: VerifyView) -> str:
-    """Return how a comparison stands, in one line."""
-    at = _at(view.elapsed_seconds)
-    wanted = sum(topic.offsets for topic in view.topics)
-    if view.phase != "comparing" or not wanted:
-        return f"{at}  {view.phase} {view.mirror}"
-    done = sum(topic.offsets_done for topic in view.topics)
-    records = counted(sum(topic.records for topic in view.topics), "record")
-    differing = sum(topic.differing_partitions for topic in view.topics)
-    told = f"  {counted(differing, 'partition')} DIFFERENT" if differing else ""
-    return f"{at}  {view.phase}  {100 * done // wanted} %  {records}  {byte_rate(view.bytes_per_second)}{told}"
 
 
 def most_topics(height: int) -> int:

@@ -86,8 +86,8 @@ def failback_verb(
     evidence = Report.at(report) if report else None
     way = Way.RECREATE if recreate else Way.OFFLINE if offline else None
     request = FailbackRequest(mirror, read_properties(mirror_config), topics, way, plan, discard)
-    with call.destination() as destination:
-        done = failback(destination, request, agree, dry_run=call.dry_run)
+    with call.destination() as destination, call.output.working() as watch:
+        done = failback(destination, request, agree, watch, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)
 
 

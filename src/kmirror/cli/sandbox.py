@@ -56,7 +56,16 @@ def up_verb(
         steps = plan_up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured)
         return _show(call, "sandbox up", steps, status(folder))
     tell = call.output.screen.tell
-    done = up(folder, brokers=brokers, kafka_version=kafka_version, base_port=base_port, secured=secured, report=tell)
+    with call.output.working() as watch:
+        done = up(
+            folder,
+            brokers=brokers,
+            kafka_version=kafka_version,
+            base_port=base_port,
+            secured=secured,
+            report=tell,
+            watch=watch,
+        )
     _show(call, "sandbox up", done.steps, done.status)
     source, destination = done.status.bootstrap_servers("a"), done.status.bootstrap_servers("b")
     if done.status.client_files:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_ERASE_LINE = "\r\x1b[2K"
 
 
 @dataclass(slots=True)
@@ -23,6 +26,8 @@ class Screen:
     err: TextIO
     stdin: TextIO
     _gone: set[int] = field(default_factory=set)
+    _has_status: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def of_this_process(cls) -> Screen:
@@ -52,6 +57,17 @@ class Screen:
         """Write one line to standard error."""
         self._write(self.err, f"{text}\n")
 
+    def status(self, text: str) -> None:
+        """Show a line in place of the last one of these; for a terminal. Other lines are written above it.
+
+        An empty text takes it away.
+        """
+        with self._lock:
+            self._erase_status()
+            if text:
+                self._put(self.out, text)
+                self._has_status = True
+
     def ask(self, question: str) -> bool:
         """Ask for a yes; anything else, and the end of input, is a no."""
         self._write(self.err, f"{question} [y/N] ")
@@ -67,6 +83,16 @@ class Screen:
         return Console(file=self.out, highlight=False, markup=False, emoji=False)
 
     def _write(self, stream: TextIO, text: str) -> None:
+        with self._lock:
+            self._erase_status()
+            self._put(stream, text)
+
+    def _erase_status(self) -> None:
+        if self._has_status:
+            self._put(self.out, _ERASE_LINE)
+            self._has_status = False
+
+    def _put(self, stream: TextIO, text: str) -> None:
         if id(stream) in self._gone:
             return
         try:

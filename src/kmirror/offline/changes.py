@@ -2,7 +2,8 @@
 
 After a crash at any moment a change is not begun, begun or done; doing it again finishes it, and undoing it again takes
 it back whole. What has to be on the disk before the next thing is written there at once; names of files that were moved
-reach it with `sync_folder`. Paths are relative to the log directory, `saved` is the name of a file of ours in it.
+reach it with `sync_folder`. Paths are relative to the log directory, `saved` is the name of a file of ours in it. What
+copies bytes tells `progress` how many.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from kmirror.errors import KmirrorError
 from kmirror.offline.log_dir import OWN_PREFIX, Stamp
+from kmirror.work import Add
 
 _PIECE = 1 << 20
 _UNFINISHED = f"{OWN_PREFIX}unfinished"
@@ -27,11 +29,11 @@ class Move:
     path: str
     saved: str
 
-    def do(self, root: Path) -> None:
+    def do(self, root: Path, progress: Add) -> None:
         """Move the file to its side file. Raises OSError."""
         _rename(root / self.path, root / self.saved)
 
-    def undo(self, root: Path, before: Stamp) -> None:
+    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
         """Move it back. Raises OSError."""
         _rename(root / self.saved, root / self.path)
 
@@ -49,18 +51,18 @@ class Shorten:
     kept_bytes: int
     size_in_bytes: int
 
-    def do(self, root: Path) -> None:
+    def do(self, root: Path, progress: Add) -> None:
         """Save the end and cut it off. Raises OSError."""
         path, saved = root / self.path, root / self.saved
         if path.stat().st_size == self.kept_bytes and self._is_saved(saved):
             return
         if not self._is_saved(saved):
-            self._save(path, saved)
+            self._save(path, saved, progress)
         with path.open("r+b") as file:
             file.truncate(self.kept_bytes)
             os.fsync(file.fileno())
 
-    def undo(self, root: Path, before: Stamp) -> None:
+    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
         """Append the end again. Raises OSError."""
         path, saved = root / self.path, root / self.saved
         if path.stat().st_size < self.size_in_bytes or self._is_saved(saved):
@@ -68,6 +70,7 @@ class Shorten:
                 target.seek(self.kept_bytes)
                 while piece := source.read(_PIECE):
                     target.write(piece)
+                    progress(len(piece))
                 target.truncate(self.size_in_bytes)
                 target.flush()
                 os.fsync(target.fileno())
@@ -82,12 +85,13 @@ class Shorten:
     def _is_saved(self, saved: Path) -> bool:
         return saved.exists() and saved.stat().st_size == self.size_in_bytes - self.kept_bytes
 
-    def _save(self, path: Path, saved: Path) -> None:
+    def _save(self, path: Path, saved: Path, progress: Add) -> None:
         unfinished = saved.with_name(_UNFINISHED)
         with path.open("rb") as source, unfinished.open("wb") as target:
             source.seek(self.kept_bytes)
             while piece := source.read(_PIECE):
                 target.write(piece)
+                progress(len(piece))
             target.flush()
             os.fsync(target.fileno())
         os.replace(unfinished, saved)
@@ -102,12 +106,12 @@ class Rewrite:
     before: str
     after: str
 
-    def do(self, root: Path) -> None:
+    def do(self, root: Path, progress: Add) -> None:
         """Write the new content. Raises OSError."""
         if (root / self.path).read_text(encoding="utf-8") != self.after:
             write_text(root / self.path, self.after, root)
 
-    def undo(self, root: Path, before: Stamp) -> None:
+    def undo(self, root: Path, before: Stamp, progress: Add) -> None:
         """Write the old content. Raises OSError."""
         if (root / self.path).read_text(encoding="utf-8") != self.before:
             write_text(root / self.path, self.before, root)

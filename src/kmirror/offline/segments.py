@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError, batch_headers, crc_of
 from kmirror.errors import RefusedError
+from kmirror.work import Add, unwatched
 
 _SNAPSHOT = struct.Struct(">hIi")
 _SNAPSHOT_VERSION = struct.pack(">h", 1)
@@ -78,8 +79,12 @@ def open_transactions(snapshot: Path) -> dict[int, int]:
     return {entry[0]: entry[-1] for entry in entries if entry[-1] >= 0}
 
 
-def kept_part(segment: Path, base_offset: int, cut_offset: int, open_before: Mapping[int, int]) -> KeptPart:
+def kept_part(
+    segment: Path, base_offset: int, cut_offset: int, open_before: Mapping[int, int], progress: Add = unwatched
+) -> KeptPart:
     """Return what stays of a segment when the log is cut at an offset; `open_before` is `open_transactions` of before.
+
+    `progress` is given how many more bytes were checked.
 
     Raises:
         RefusedError: a batch goes over the cut, has an old format, or is damaged.
@@ -93,6 +98,7 @@ def kept_part(segment: Path, base_offset: int, cut_offset: int, open_before: Map
                 return KeptPart(size_in_bytes, log_end_offset, still_open)
             _require_good(data, header, cut_offset, segment)
             size_in_bytes, log_end_offset = header.position + header.size_in_bytes, header.next_offset
+            progress(header.size_in_bytes)
             if header.is_control:
                 still_open.pop(header.producer_id, None)
             elif header.is_transactional:
@@ -107,8 +113,10 @@ def kept_part(segment: Path, base_offset: int, cut_offset: int, open_before: Map
     return KeptPart(size_in_bytes, log_end_offset, still_open)
 
 
-def amount(segment: Path, position: int = 0) -> Amount:
+def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amount:
     """Return how much a segment holds from a position on, which is the beginning of a batch; bytes count up to its end.
+
+    `progress` is given how many more bytes were counted.
 
     Raises:
         RefusedError: a batch has an old format.
@@ -123,6 +131,7 @@ def amount(segment: Path, position: int = 0) -> Amount:
             records += 0 if header.is_control else header.record_count
             batches += 1
             log_end_offset = header.next_offset
+            progress(header.size_in_bytes)
     return Amount(records, batches, len(data), log_end_offset)
 
 

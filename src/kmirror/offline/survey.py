@@ -10,7 +10,7 @@ takes more, both clusters have: it is before the offset where they fork.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from kmirror.offline.log_dir import (
     LOG_STARTS,
     METADATA,
     RECOVERY_POINTS,
+    Folders,
     LogDir,
     SegmentFile,
     folders_of,
     segment_files,
 )
 from kmirror.offline.segments import RECOVER_FIRST, Amount, KeptPart, amount, kept_part, open_transactions
+from kmirror.work import Add, Meter, Watch, unwatched
 
 #: The files of a segment beside its `.log`, which the broker makes again from it.
 _INDEXES = frozenset({"index", "timeindex", "txnindex"})
@@ -126,8 +128,8 @@ class Found:
     finding: Finding
 
 
-def survey(dirs: Sequence[LogDir], planned: Iterable[PlannedCut]) -> list[Found]:
-    """Return what a cut would do, for each partition in the order they are named.
+def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch = unwatched) -> list[Found]:
+    """Return what a cut would do, for each partition in the order they are named; `watch` is shown how it goes.
 
     Raises:
         RefusedError: a log directory cannot be read for what it is.
@@ -140,30 +142,50 @@ def survey(dirs: Sequence[LogDir], planned: Iterable[PlannedCut]) -> list[Found]
             _offsets(one, RECOVERY_POINTS)
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
-    found = []
-    for cut in planned:
-        having = [one for one in dirs if cut.place in known[one.path].in_use]
-        moving = [one for one in dirs if cut.place in known[one.path].on_the_move]
-        log_dir = having[0] if len(having) == 1 else None
-        finding: Finding
-        try:
-            if len(having) > 1:
-                raise RefusedError(
-                    f"{cut.place} is in {having[0].path} and in {having[1].path}",
-                    "a broker refuses that too; find the older one and move it away",
-                )
-            if moving:
-                raise RefusedError(
-                    f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
-                    "start the broker, wait until that has finished, and stop it cleanly",
-                )
-            finding = _look(log_dir, cut, starts[log_dir.path]) if log_dir else NotHere()
-        except RefusedError as error:
-            finding = error
-        except OSError as error:
-            finding = RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user")
-        found.append(Found(cut, log_dir, finding))
-    return found
+    total = sum(_bytes_to_read(one, cut) for cut in planned for one in dirs if cut.place in known[one.path].in_use)
+    with Meter(watch, "reading the logs to cut", "byte", total) as meter:
+        return [_found(dirs, known, starts, cut, meter.add) for cut in planned]
+
+
+def _found(
+    dirs: Sequence[LogDir],
+    known: Mapping[Path, Folders],
+    starts: Mapping[Path, Mapping[TopicPartition, int]],
+    cut: PlannedCut,
+    progress: Add,
+) -> Found:
+    having = [one for one in dirs if cut.place in known[one.path].in_use]
+    moving = [one for one in dirs if cut.place in known[one.path].on_the_move]
+    log_dir = having[0] if len(having) == 1 else None
+    finding: Finding
+    try:
+        if len(having) > 1:
+            raise RefusedError(
+                f"{cut.place} is in {having[0].path} and in {having[1].path}",
+                "a broker refuses that too; find the older one and move it away",
+            )
+        if moving:
+            raise RefusedError(
+                f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
+                "start the broker, wait until that has finished, and stop it cleanly",
+            )
+        finding = _look(log_dir, cut, starts[log_dir.path], progress) if log_dir else NotHere()
+    except RefusedError as error:
+        finding = error
+    except OSError as error:
+        finding = RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user")
+    return Found(cut, log_dir, finding)
+
+
+def _bytes_to_read(log_dir: LogDir, cut: PlannedCut) -> int:
+    """Return how large the segments are that a cut concerns; 0 where that cannot be told, for whatever reason."""
+    folder = log_dir.path / str(cut.place)
+    try:
+        logs = [file for file in segment_files(folder) if file.kind == "log"]
+        concerned = [file for file in logs if logs and file.offset >= _last_kept(logs, cut.cut_offset).offset]
+        return sum((folder / file.name).stat().st_size for file in concerned)
+    except (OSError, RefusedError):
+        return 0
 
 
 def _offsets(log_dir: LogDir, name: str) -> dict[TopicPartition, int]:
@@ -173,7 +195,9 @@ def _offsets(log_dir: LogDir, name: str) -> dict[TopicPartition, int]:
         raise RefusedError(f"{log_dir.path / name} is not understood: {error}", RECOVER_FIRST) from None
 
 
-def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]) -> PartitionCut | NothingToCut:
+def _look(
+    log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int], progress: Add
+) -> PartitionCut | NothingToCut:
     """Return what the cut does to a log that is here. Raises RefusedError and OSError."""
     folder = log_dir.path / str(cut.place)
     _require_same_topic(log_dir, cut)
@@ -194,7 +218,7 @@ def _look(log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int]
             f"{cut.place} begins at {log_start}, behind the cut at {cut.cut_offset}",
             "none of the common history is left here; recreate the topic instead",
         )
-    planned = _cut_at(folder, files, cut.cut_offset)
+    planned = _cut_at(folder, files, cut.cut_offset, progress)
     if planned.log_end_before <= cut.cut_offset and not planned.removed.size_in_bytes:
         return NothingToCut(planned.log_end_before)
     if cut.expected_log_end is not None and planned.log_end_before > cut.expected_log_end:
@@ -225,18 +249,23 @@ class _CutAt:
     removed: Amount
 
 
-def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int) -> _CutAt:
+def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int, progress: Add = unwatched) -> _CutAt:
     """Return what a cut makes of a log. Raises RefusedError and OSError."""
     logs = [file for file in files if file.kind == "log"]
-    last_kept = ([file for file in logs if file.offset < cut_offset][-1:] or logs[:1])[0]
+    last_kept = _last_kept(logs, cut_offset)
     still_open = open_transactions(folder / f"{last_kept.offset:020d}.snapshot")
-    kept = kept_part(folder / last_kept.name, last_kept.offset, cut_offset, still_open)
-    removed = amount(folder / last_kept.name, kept.size_in_bytes)
+    kept = kept_part(folder / last_kept.name, last_kept.offset, cut_offset, still_open, progress)
+    removed = amount(folder / last_kept.name, kept.size_in_bytes, progress)
     gone = [file for file in logs if file.offset > last_kept.offset]
     for file in gone:
-        removed += amount(folder / file.name)
+        removed += amount(folder / file.name, progress=progress)
     log_end_before = max(removed.log_end_offset or 0, gone[-1].offset if gone else 0, kept.log_end_offset)
     return _CutAt(cut_offset, log_end_before, last_kept, (folder / last_kept.name).stat().st_size, kept, removed)
+
+
+def _last_kept(logs: Sequence[SegmentFile], cut_offset: int) -> SegmentFile:
+    """Return the last segment of which something stays, or the first."""
+    return ([file for file in logs if file.offset < cut_offset][-1:] or logs[:1])[0]
 
 
 def _partition_cut(log_dir: LogDir, cut: PlannedCut, files: Sequence[SegmentFile], at: _CutAt) -> PartitionCut:

@@ -28,6 +28,7 @@ from kmirror.offline.log_dir import (
     stamps_of,
 )
 from kmirror.offline.survey import PartitionCut
+from kmirror.work import Meter, Watch, unwatched
 
 #: Called with a name after each step that is on the disk; tests stop there.
 Checkpoint = Callable[[str], None]
@@ -76,38 +77,44 @@ def begin(log_dir: LogDir, plan: str, cuts: Sequence[PartitionCut], checkpoint: 
     return journal
 
 
-def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None:
-    """Do what a journal says, from wherever it was left.
+def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: Watch = unwatched) -> None:
+    """Do what a journal says, from wherever it was left; `watch` is shown how it goes.
 
     Raises:
         PartlyDoneError: a file could not be changed; the cut can be finished or taken back.
     """
-    with _telling(log_dir):
+    with _telling(log_dir), Meter(watch, f"cutting the logs in {log_dir.path}", "byte", _cut_off(journal)) as meter:
         for change in journal.changes:
-            change.do(log_dir.path)
+            change.do(log_dir.path, meter.add)
             checkpoint(f"cut {change.path}")
         _sync(log_dir, journal)
         journal.write(log_dir, Phase.CUT)
         checkpoint("done")
 
 
-def take_back(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint) -> None:
+def take_back(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: Watch = unwatched) -> None:
     """Restore what a journal took away, from wherever it was left, and remove the journal.
 
     Raises:
         PartlyDoneError: a file could not be changed; it can be tried again.
     """
-    with _telling(log_dir):
+    what = f"restoring the logs in {log_dir.path}"
+    with _telling(log_dir), Meter(watch, what, "byte", _cut_off(journal)) as meter:
         journal.write(log_dir, Phase.UNDOING)
         checkpoint("undo journal")
         for change in reversed(journal.changes):
-            change.undo(log_dir.path, journal.stamps[change.path])
+            change.undo(log_dir.path, journal.stamps[change.path], meter.add)
             checkpoint(f"undo {change.path}")
         _sync(log_dir, journal)
         journal.write(log_dir, Phase.UNDONE)
         checkpoint("undone")
         journal.remove(log_dir)
         checkpoint("removed")
+
+
+def _cut_off(journal: Journal) -> int:
+    """Return how many bytes are copied; whole files are moved."""
+    return sum(one.size_in_bytes - one.kept_bytes for one in journal.changes if isinstance(one, Shorten))
 
 
 def sweep(log_dir: LogDir) -> None:

@@ -36,6 +36,8 @@ from kmirror.sandbox.spec import (
     ports_needed,
     save_spec,
 )
+from kmirror.words import counted
+from kmirror.work import Add, Meter, Watch, unwatched
 
 MAX_BROKERS = 9
 DEFAULT_HEAP = "512m"
@@ -81,12 +83,14 @@ class SandboxCluster:
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         environ: Mapping[str, str] | None = None,
         report: Callable[[str], None] = lambda line: None,
+        watch: Watch = unwatched,
     ) -> None:
         """Describe a cluster, to be created in `directory` by the first `start`; one that is there is opened as it is.
 
         Without `ports` free ones are chosen; `ports_needed` says how many it takes. `secured` puts TLS and logins of
         `users` (name to password; `admin` is always there) on the clients' listener, `authorizer` adds ACLs, with
-        `admin` as super user. `report` receives a line when something slow begins.
+        `admin` as super user. `report` receives a line when something slow begins, and `watch` is shown how fetching
+        Kafka goes.
         """
         if not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"{brokers} brokers cannot be had", f"A sandbox cluster has 1 to {MAX_BROKERS}.")
@@ -94,6 +98,7 @@ class SandboxCluster:
         self.directory = directory.absolute()
         self._environ = dict(os.environ if environ is None else environ)
         self._report = report
+        self._watch = watch
         self._kafka_version = kafka_version
         self._ports = list(ports) if ports is not None else None
         security = SecuritySpec({**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer)
@@ -139,6 +144,11 @@ class SandboxCluster:
         return self._spec is not None
 
     @property
+    def size(self) -> int:
+        """Return how many brokers it has, or will have."""
+        return len((self._spec or self._wanted).nodes)
+
+    @property
     def cluster_id(self) -> str:
         """Return Kafka's cluster id."""
         return self.spec.cluster_id
@@ -167,8 +177,10 @@ class SandboxCluster:
         """Get what starting needs, Java and the jars, so that nothing slow is left for `start`."""
         self._java_and_jars()
 
-    def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+    def start(self, timeout_s: float = _START_TIMEOUT_S, progress: Add = unwatched) -> None:
         """Create the cluster if need be, start the brokers that do not run, wait until every one answers.
+
+        `progress` is given how many more brokers answer.
 
         Raises UnreachableError with the cause when a broker dies, TimedOutError when one does not answer; the end of
         its log is in the error's notes.
@@ -176,12 +188,12 @@ class SandboxCluster:
         java, jars = self._java_and_jars()
         deadline = time.monotonic() + timeout_s
         if self._spec is None:
-            self._create(java, jars, deadline)
+            self._create(java, jars, deadline, progress)
             return
         for node in self._nodes():
             if node.process() is None:
                 node.start(java, jars, self._environ)
-        wait_until_answering(self._nodes(), len(self.spec.nodes), deadline)
+        wait_until_answering(self._nodes(), len(self.spec.nodes), deadline, progress)
 
     def start_broker(self, node_id: int) -> None:
         """Start one broker and wait until it answers."""
@@ -236,9 +248,9 @@ class SandboxCluster:
 
     def _java_and_jars(self) -> tuple[Path, KafkaJars]:
         version = self._spec.kafka_version if self._spec else self._kafka_version
-        return find_java(self._environ), kafka_jars(version, self._environ, self._report)
+        return find_java(self._environ), kafka_jars(version, self._environ, self._report, watch=self._watch)
 
-    def _create(self, java: Path, jars: KafkaJars, deadline: float) -> None:
+    def _create(self, java: Path, jars: KafkaJars, deadline: float, progress: Add) -> None:
         """Create and start; where ports were ours to choose and one was taken meanwhile, choose again."""
         for attempt in range(_PORT_ATTEMPTS):
             spec = self._new_spec(jars)
@@ -247,7 +259,7 @@ class SandboxCluster:
                 self._prepare(spec, nodes, java, jars)
                 for node in nodes:
                     node.start(java, jars, self._environ)
-                wait_until_answering(nodes, len(nodes), deadline)
+                wait_until_answering(nodes, len(nodes), deadline, progress)
                 if spec.security:
                     users = spec.security.users
                     create_scram_users(nodes[0], users)
@@ -299,10 +311,17 @@ class SandboxCluster:
         raise UsageError(f"Cluster {self.name} has no broker {node_id}", f"It has 1 to {len(self.spec.nodes)}.")
 
 
-def start_together(clusters: Sequence[SandboxCluster]) -> None:
-    """Start several clusters at once, and return when all answer; the first error is raised when all have tried."""
-    with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
-        for started in [pool.submit(cluster.start) for cluster in clusters]:
+def start_together(clusters: Sequence[SandboxCluster], watch: Watch = unwatched) -> None:
+    """Start several clusters at once, and return when all answer; the first error is raised when all have tried.
+
+    `watch` is shown how many brokers answer.
+    """
+    brokers = sum(cluster.size for cluster in clusters)
+    with (
+        Meter(watch, f"starting {counted(len(clusters), 'cluster')}", "broker", brokers) as meter,
+        ThreadPoolExecutor(max_workers=len(clusters)) as pool,
+    ):
+        for started in [pool.submit(cluster.start, progress=meter.add) for cluster in clusters]:
             started.result()
 
 

@@ -13,13 +13,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
+from kmirror.work import Meter, Watch, unwatched
 
 DEFAULT_KAFKA_VERSION = "4.3.1"
 OLDEST_KAFKA = (3, 9)
@@ -33,6 +35,7 @@ _LOGGING = {
 #: (all of Connect) would double the fetch.
 _ALONE = frozenset({"kafka-tools"})
 _FETCH_TIMEOUT_S = 1800
+_LOOK_S = 0.5
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
 _BROKER_JAR = re.compile(r"kafka_2\.13-(\d+\.\d+\.\d+.*)\.jar")
 
@@ -60,11 +63,13 @@ def kafka_jars(
     environ: Mapping[str, str],
     report: Callable[[str], None],
     extra: Collection[str] = (),
+    watch: Watch = unwatched,
 ) -> KafkaJars:
     """Return the jars of a Kafka version, fetching them the first time (about a minute).
 
     Without a version, KAFKA_HOME's own is taken where that is set, else the default. `extra` names further artifacts
-    of `org.apache.kafka` in the same version, such as `kafka-tools`. `report` receives a line before a slow fetch.
+    of `org.apache.kafka` in the same version, such as `kafka-tools`. `report` receives a line before a slow fetch,
+    and `watch` is shown how that goes.
     Raises UsageError on a version that cannot be meant, RefusedError when KAFKA_HOME is no Kafka, UnreachableError
     when the download fails.
     """
@@ -76,7 +81,7 @@ def kafka_jars(
         if version in {None, installed.version}:
             return installed
         report(f"KAFKA_HOME holds Kafka {installed.version}; using {version}, as asked")
-    return _cached(version or DEFAULT_KAFKA_VERSION, environ, report, sorted(set(extra)))
+    return _cached(version or DEFAULT_KAFKA_VERSION, environ, report, sorted(set(extra)), watch)
 
 
 def check_kafka_version(version: str) -> None:
@@ -134,7 +139,9 @@ def _installed(kafka_home: Path) -> KafkaJars:
     return KafkaJars(versions[0], libs)
 
 
-def _cached(version: str, environ: Mapping[str, str], report: Callable[[str], None], extra: list[str]) -> KafkaJars:
+def _cached(
+    version: str, environ: Mapping[str, str], report: Callable[[str], None], extra: list[str], watch: Watch
+) -> KafkaJars:
     cache = cache_directory(environ)
     jars = KafkaJars(version, cache / "+".join([version, *extra]))
     if jars.directory.is_dir():
@@ -144,11 +151,15 @@ def _cached(version: str, environ: Mapping[str, str], report: Callable[[str], No
             for leftover in cache.glob("fetching-*"):
                 shutil.rmtree(leftover)
             report(f"Fetching Kafka {version} (about 45 MB, once; kept in {cache})")
-            _fetch(jars, cache, find_java(environ), environ, extra)
+            # how much there is to come is not known before it has come
+            with Meter(watch, f"fetching Kafka {version}", "byte") as meter:
+                _fetch(jars, cache, find_java(environ), environ, extra, meter)
     return jars
 
 
-def _fetch(jars: KafkaJars, cache: Path, java: Path, environ: Mapping[str, str], extra: list[str]) -> None:
+def _fetch(
+    jars: KafkaJars, cache: Path, java: Path, environ: Mapping[str, str], extra: list[str], meter: Meter
+) -> None:
     with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as name:
         folder = Path(name)
         (folder / "ivy.xml").write_text(ivy_module(jars.version, extra), encoding="utf-8")
@@ -157,15 +168,45 @@ def _fetch(jars: KafkaJars, cache: Path, java: Path, environ: Mapping[str, str],
             *("-jar", _ivy_jar(), "-m2compatible", "-ivy", folder / "ivy.xml", "-confs", "default"),
             *("-cache", cache / "ivy", "-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
         ]
-        try:
-            ivy = subprocess.run(
-                command, env=dict(environ), capture_output=True, text=True, check=False, timeout=_FETCH_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired as error:
-            raise _fetch_error(jars.version, f"not finished after {_FETCH_TIMEOUT_S // 60} minutes") from error
-        if ivy.returncode != 0 or not (folder / "libs" / f"kafka_2.13-{jars.version}.jar").is_file():
-            raise _fetch_error(jars.version, _why(ivy.stdout + ivy.stderr))
+        before = _bytes_in(cache / "ivy")
+        code, said = _run(command, environ, jars.version, lambda: meter.reach(_bytes_in(cache / "ivy") - before))
+        if code != 0 or not (folder / "libs" / f"kafka_2.13-{jars.version}.jar").is_file():
+            raise _fetch_error(jars.version, _why(said))
         (folder / "libs").rename(jars.directory)
+
+
+def _run(
+    command: Sequence[str | Path], environ: Mapping[str, str], version: str, look: Callable[[], None]
+) -> tuple[int, str]:
+    """Run Ivy, and look again and again how it goes; return its exit code and what it said."""
+    deadline = time.monotonic() + _FETCH_TIMEOUT_S
+    with subprocess.Popen(
+        command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            while True:
+                try:
+                    said, _ = process.communicate(timeout=_LOOK_S)
+                except subprocess.TimeoutExpired as error:
+                    look()
+                    if time.monotonic() > deadline:
+                        why = f"not finished after {_FETCH_TIMEOUT_S // 60} minutes"
+                        raise _fetch_error(version, why) from error
+                else:
+                    return process.returncode, said
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _bytes_in(directory: Path) -> int:
+    """Return how much lies below a folder whose files come and go."""
+    found = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                found += os.stat(Path(folder, name)).st_size
+    return found
 
 
 def _why(output: str) -> str:

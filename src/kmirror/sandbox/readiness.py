@@ -12,12 +12,15 @@ from kmirror.sandbox.clients import Probe, in_metadata, may_log_in
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
 from kmirror.words import counted
+from kmirror.work import Add, unwatched
 
 _POLL_S = 0.03
 
 
-def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float) -> None:
+def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float, progress: Add = unwatched) -> None:
     """Wait until each of these nodes answers as a member of its cluster and knows so many brokers of it.
+
+    `progress` is given how many more do.
 
     `deadline` is of `time.monotonic`. Raises UnreachableError with the cause of its death when a broker ends,
     TimedOutError when it does not answer in time.
@@ -26,6 +29,7 @@ def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float) -
         _wait(node, partial(listens, node.spec.port), deadline, "has not opened its port")
     for node in nodes:
         _wait(node, in_metadata(node, brokers), deadline, f"does not know {counted(brokers, 'broker')} of its cluster")
+        progress(1)
 
 
 def wait_until_logged_in(nodes: Sequence[Node], user: str, password: str, deadline: float) -> None:

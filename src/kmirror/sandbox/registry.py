@@ -25,6 +25,7 @@ from kmirror.sandbox.jars import check_kafka_version
 from kmirror.sandbox.ports import is_free
 from kmirror.sandbox.readiness import listens
 from kmirror.sandbox.spec import ADMIN_USER, controller_count, has_spec
+from kmirror.work import Watch, unwatched
 
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092
@@ -212,13 +213,14 @@ def up(
     base_port: int | None = None,
     secured: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    watch: Watch = unwatched,
 ) -> Outcome:
     """Have both clusters run: create what is not there, start what is down, leave what runs.
 
     `secured` gives them TLS, logins and ACLs, with passwords that nobody is shown: they stand in `client_files`.
 
-    `report` receives a line for each step as it begins. Raises what `plan_up` raises before anything is changed, and
-    the errors of fetching Kafka and of starting brokers.
+    `report` receives a line for each step as it begins, `watch` is shown how slow ones go. Raises what `plan_up` raises
+    before anything is changed, and the errors of fetching Kafka and of starting brokers.
     """
 
     def plan() -> tuple[Step, ...]:
@@ -229,14 +231,15 @@ def up(
         steps = plan()
         concerned = sorted({step.cluster for step in steps})
         clusters = [
-            _cluster(directory, name, brokers, kafka_version, base_port, report, secured=secured) for name in concerned
+            _cluster(directory, name, brokers, kafka_version, base_port, report, watch, secured=secured)
+            for name in concerned
         ]
         for cluster in clusters:
             cluster.fetch()
         for step in steps:
             report(step.text)
         if clusters:
-            start_together(clusters)
+            start_together(clusters, watch)
         for cluster in clusters:
             _write_client_files(cluster)
         return Outcome(steps, status(directory))
@@ -271,6 +274,7 @@ def _cluster(
     kafka_version: str | None = None,
     base_port: int | None = None,
     report: Callable[[str], None] = lambda line: None,
+    watch: Watch = unwatched,
     *,
     secured: bool = False,
 ) -> SandboxCluster:
@@ -284,6 +288,7 @@ def _cluster(
         authorizer=secured,
         users={user: secrets.token_urlsafe(16) for user in USERS},
         report=report,
+        watch=watch,
     )
 
 

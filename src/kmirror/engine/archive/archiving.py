@@ -22,6 +22,7 @@ from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.work import Meter, unwatched
 
 _TRIES = 3
 #: After so long a request without an answer cannot arrive any more.
@@ -93,25 +94,40 @@ def _offsets(wanted: PartitionRanges) -> int:
     return sum(high - low for low, high in wanted.ranges)
 
 
-def archive_topic(spec: ArchiveSpec, attempt: int) -> ArchiveResult:
+@dataclass(frozen=True, slots=True)
+class Meters:
+    """The offsets that are copied, and those that are compared with the archive."""
+
+    copying: Meter
+    comparing: Meter
+
+
+def offsets_of(spec: ArchiveSpec) -> int:
+    """Return how many offsets a spec archives."""
+    return sum(_offsets(one) for one in spec.partitions)
+
+
+def archive_topic(spec: ArchiveSpec, attempt: int, meters: Meters | None = None) -> ArchiveResult:
     """Copy and compare the partitions of a spec: the body of one Spark task, at each attempt."""
+    meters = meters or Meters(Meter(unwatched, ""), Meter(unwatched, ""))
     with ExitStack() as stack:
         try:
-            clients = [stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2)]
+            reading, writing = (stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2))
         except KmirrorError as error:
             return ArchiveResult(tuple(PartitionOutcome(one.partition, None, None, error) for one in spec.partitions))
-        return ArchiveResult(tuple(_outcome(spec, wanted, *clients) for wanted in spec.partitions))
+        return ArchiveResult(tuple(_outcome(spec, wanted, reading, writing, meters) for wanted in spec.partitions))
 
 
 def _outcome(
-    spec: ArchiveSpec, wanted: PartitionRanges, reading: ClusterClient, writing: ClusterClient
+    spec: ArchiveSpec, wanted: PartitionRanges, reading: ClusterClient, writing: ClusterClient, meters: Meters
 ) -> PartitionOutcome:
     partition, archive = (TopicPartition(topic, wanted.partition) for topic in (spec.topic, spec.archive))
     archived: Archived | None = None
     try:
         _require_topic(spec, reading)
-        archived = _archived(reading, writing, partition, archive, wanted)
-        comparison = verify_archive_partition(reading, writing, partition, archive, wanted.ranges)
+        archived = _archived(reading, writing, partition, archive, wanted, meters.copying)
+        meters.comparing.add(0)
+        comparison = verify_archive_partition(reading, writing, partition, archive, wanted.ranges, meters.comparing.add)
         # ids never come back: all that was read was this topic's
         _require_topic(spec, reading)
     except KmirrorError as error:
@@ -127,13 +143,27 @@ def _archived(
     partition: TopicPartition,
     archive: TopicPartition,
     wanted: PartitionRanges,
+    copying: Meter,
 ) -> Archived:
-    for _ in range(_TRIES - 1):
+    left = _offsets(wanted)
+
+    def add(offsets: int) -> None:
+        nonlocal left
+        left -= offsets
+        copying.add(offsets)
+
+    for attempt in range(_TRIES):
         try:
-            return archive_partition(reading, writing, partition, archive, wanted.ranges)
+            archived = archive_partition(reading, writing, partition, archive, wanted.ranges, add)
         except OutcomeUnknown:
+            if attempt == _TRIES - 1:
+                raise
             time.sleep(_SETTLE_S)
-    return archive_partition(reading, writing, partition, archive, wanted.ranges)
+        else:
+            break
+    # what was in the archive before, and offsets that show nothing
+    copying.spare(left)
+    return archived
 
 
 def _require_topic(spec: ArchiveSpec, client: ClusterClient) -> None:

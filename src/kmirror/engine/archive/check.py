@@ -18,6 +18,7 @@ from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_fil
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import RefusedError, UnreachableError
+from kmirror.work import Add, unwatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,12 @@ def verify_archive_partition(
     partition: TopicPartition,
     archive: TopicPartition,
     ranges: Sequence[Range],
+    progress: Add = unwatched,
 ) -> ArchiveComparison:
     """Compare the records at offsets `ranges` of `partition` with all that `archive` holds.
 
-    Both clients, of one cluster, must have no other user meanwhile.
+    Both clients, of one cluster, must have no other user meanwhile. `progress` is given how many more offsets were
+    compared, batch by batch.
 
     Raises:
         RefusedError: the log does not show all of the ranges.
@@ -64,7 +67,7 @@ def verify_archive_partition(
         UnreachableError, BrokerError: one of the two cannot be read.
     """
     with ThreadPoolExecutor(2, "read-ahead") as executor:
-        found = _Comparison(_records_of_archive(reading_archive, archive, executor))
+        found = _Comparison(_records_of_archive(reading_archive, archive, executor), progress)
         return found.run(reading, partition, checked_ranges(ranges), executor)
 
 
@@ -87,8 +90,9 @@ def _records_of_archive(client: ClusterClient, archive: TopicPartition, executor
 class _Comparison:
     """One walk along a log and its archive."""
 
-    def __init__(self, archived: Iterator[Record]) -> None:
+    def __init__(self, archived: Iterator[Record], progress: Add) -> None:
         self._archived = archived
+        self._progress = progress
         self._records = 0
         self._only_archived = 0
         self._first: int | None = None
@@ -109,22 +113,24 @@ class _Comparison:
         self, client: ClusterClient, partition: TopicPartition, ranges: Sequence[Range], executor: Executor
     ) -> ArchiveDifference | None:
         for low, high in ranges:
+            reached = low
             log = VisibleLog(client, partition, low, high, executor)
             for batch in log.batches():
                 self._note_lost(low, log.floor)
-                if is_only_filler(batch):
-                    continue
-                for record in batch.records():
+                for record in () if is_only_filler(batch) else batch.records():
                     if not max(low, log.floor) <= record.offset < high or is_left_over_filler(batch, record):
                         continue
                     if difference := self._compare(record, batch.header.partition_leader_epoch):
                         return difference
+                before, reached = reached, max(reached, min(high, batch.header.next_offset))
+                self._progress(reached - before)
             self._note_lost(low, min(high, log.floor))
             if log.ended_at is not None and log.ended_at < high:
                 raise RefusedError(
                     f"{partition} shows consumers nothing from offset {log.ended_at} on, though it should up to {high}",
                     "a transaction may be open there; try later",
                 )
+            self._progress(high - reached)
         extra = self._next_archived()
         if extra is None:
             return None

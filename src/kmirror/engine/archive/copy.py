@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,6 +48,7 @@ from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_fil
 from kmirror.engine.compare.logs import offset_of
 from kmirror.engine.compare.visible_log import Batch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError, UnreachableError
+from kmirror.work import Add, unwatched
 
 #: A batch of the archive takes about so many bytes of records, or one larger record.
 _BATCH_BYTES = 1 << 20
@@ -86,14 +87,14 @@ def archive_partition(
     partition: TopicPartition,
     archive: TopicPartition,
     ranges: Sequence[Range],
-    progress: Callable[[int], None] | None = None,
+    progress: Add = unwatched,
 ) -> Archived:
     """Copy the records at offsets `ranges` of `partition` to the end of `archive`, after those that are there already.
 
     Always to be called with the same ranges, in order and apart, for one archive. What no consumer is shown is left
     out: markers, aborted transactions, filler of ours. Records that the log has lost already are left out too.
-    Both clients, of one cluster, must have no other user meanwhile. `progress` is given the size of each batch
-    appended.
+    Both clients, of one cluster, must have no other user meanwhile. `progress` is given how many more offsets
+    are behind it, after each batch appended.
 
     Raises:
         RefusedError: the archive holds something else; the log does not show all of the ranges; FENCED: another copy
@@ -117,6 +118,7 @@ def archive_partition(
         writer = _Writer(out, expiration_ms if guarded else None, progress)
         executor = stack.enter_context(ThreadPoolExecutor(1, "read-ahead"))
         for low, high in _left(wanted, behind):
+            writer.begin(low)
             log = VisibleLog(reading, partition, low, high, executor)
             for batch in log.batches():
                 for record in _records_to_save(batch, low, high):
@@ -232,7 +234,7 @@ def _last_old_offset(archive: TopicPartition, section: memoryview, header: Batch
 class _Writer:
     """Put records together to batches, and append them."""
 
-    def __init__(self, out: OffsetAppender, expiration_ms: int | None, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, out: OffsetAppender, expiration_ms: int | None, progress: Add) -> None:
         self.records = 0
         self.size_in_bytes = 0
         self._out = out
@@ -243,6 +245,13 @@ class _Writer:
         self._pending_bytes = 0
         self._codec = "none"
         self._last_offset = -1
+        #: Up to where progress was told.
+        self._told = 0
+
+    def begin(self, offset: int) -> None:
+        """Begin another range of offsets."""
+        self.flush()
+        self._told = offset
 
     def take(self, record: Record, codec: str, leader_epoch: int) -> None:
         """Add a record to the batch, or begin another one."""
@@ -277,8 +286,8 @@ class _Writer:
                 self._out.renew()
         self._pending.clear()
         self._pending_bytes = 0
-        if self._progress is not None:
-            self._progress(len(batch))
+        self._progress(self._last_offset + 1 - self._told)
+        self._told = self._last_offset + 1
 
 
 def _rest(record: Record) -> tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:

@@ -16,7 +16,7 @@ This module runs in workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -37,10 +37,12 @@ from kmirror.engine.compare.difference import (
 from kmirror.engine.compare.log_walk import BEYOND, Log, Side
 from kmirror.engine.compare.visible_log import Batch, UnknownFormatError, VisibleLog
 from kmirror.words import counted
+from kmirror.work import Add, unwatched
 
 #: How many keys may wait for a later record before the log is searched for them: some 40 MB.
 _MOST_WAITING = 100_000
-_TELL_BYTES = 4 << 20
+#: Records that are compared one by one are reported in such numbers.
+_TELL_OFFSETS = 1000
 _FILLER = "the destination shows filler, which kmirror writes where a log is to start further on"
 
 
@@ -51,13 +53,13 @@ def compare_partition(
     destination_partition: TopicPartition,
     start: int | None = None,
     end: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Add = unwatched,
 ) -> PartitionComparison:
     """Compare two partitions from offset `start` up to `end`.
 
     Without `start`: from where both logs have begun. Without `end`: the whole destination, of which the source must
-    have everything. Both clients must have no other user meanwhile. `progress` is given how many bytes were compared
-    since its last call.
+    have everything. Both clients must have no other user meanwhile. `progress` is given how many more offsets were
+    compared, batch by batch.
 
     Raises:
         UnreachableError: one of the clusters does not answer.
@@ -115,9 +117,7 @@ def offset_of(client: ClusterClient, partition: TopicPartition, which: int) -> i
     return answer.offset or 0
 
 
-def compare_logs(
-    source: Log, destination: Log, start: int, end: int, progress: Callable[[int], None] | None = None
-) -> PartitionComparison:
+def compare_logs(source: Log, destination: Log, start: int, end: int, progress: Add = unwatched) -> PartitionComparison:
     """Compare what two logs hold from `start` to `end`; raises UnsupportedFormatError."""
     return _Comparison(source, destination, start, end, progress).run()
 
@@ -155,13 +155,11 @@ def _records_section(batch: Batch) -> bytes:
 class _Comparison:
     """One walk along two logs."""
 
-    def __init__(
-        self, source: Log, destination: Log, start: int, end: int, progress: Callable[[int], None] | None
-    ) -> None:
+    def __init__(self, source: Log, destination: Log, start: int, end: int, progress: Add) -> None:
         self._start = start
         self._end = end
         self._progress = progress
-        self._told = 0
+        self._told = start
         self._position = start
         self._records = 0
         self._obstacle: str | None = None
@@ -175,7 +173,8 @@ class _Comparison:
             self._obstacle = self._hidden_tail()
         if difference is None and self._obstacle is None:
             difference = self._end_alone()
-        self._tell(1)
+        if difference is None:
+            self._tell(self._end)
         return PartitionComparison(
             self._start,
             self._end,
@@ -201,12 +200,12 @@ class _Comparison:
         one.next_batch()
         other.next_batch()
         while self._obstacle is None:
-            self._tell(_TELL_BYTES)
             waiting = len(one.missing) + len(other.missing)
             if waiting > _MOST_WAITING and (difference := self._unexplained()):
                 return difference
             if not waiting and (ours := one.fresh) and (theirs := other.fresh) and same_batch(ours, theirs):
                 self._records += ours.header.record_count
+                self._tell(ours.header.next_offset)
                 one.next_batch()
                 other.next_batch()
                 continue
@@ -232,6 +231,8 @@ class _Comparison:
                     message = f"the {side.name} cannot be read from offset {offset} on: {error}"
                     raise UnknownFormatError(offset, message, error.hint)
         self._position = offset + 1
+        if self._position - self._told >= _TELL_OFFSETS:
+            self._tell(self._position)
         records = [side.record for side in here if side.record is not None]
         if len(records) == 2:
             difference = self._pair(*records)
@@ -328,11 +329,10 @@ class _Comparison:
                 many = counted(side.missing.count, f"record {of} is", f"records {of} are")
                 yield f"{many} missing in the {side.name}, superseded by later ones of their keys"
 
-    def _tell(self, least: int) -> None:
-        done = self._source.size_in_bytes
-        if self._progress is not None and done - self._told >= least:
-            self._progress(done - self._told)
-            self._told = done
+    def _tell(self, reached: int) -> None:
+        if reached > self._told:
+            self._progress(reached - self._told)
+            self._told = reached
 
 
 def _end_of(log: Log) -> str:

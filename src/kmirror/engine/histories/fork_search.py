@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
 from kmirror.engine.histories.stretches import Ends, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.work import Add, unwatched
 
 #: Enough for some batches of a usual size; a larger batch is asked for again, and its log's next ones at once.
 _READ_LIMITS = ReadLimits(
@@ -88,26 +89,40 @@ def fork_shares(
     ]
 
 
-def search_share(share: WorkUnit, attempt: int) -> Searched:
-    """Search the forks of a share: the body of one Spark task, at each attempt. What goes wrong is an answer too."""
+def search_share(share: WorkUnit, attempt: int, progress: Add = unwatched) -> Searched:
+    """Search the forks of a share: the body of one Spark task, at each attempt. What goes wrong is an answer too.
+
+    `progress` is given how many more questions are answered.
+    """
     with ExitStack() as stack:
         try:
             source = stack.enter_context(ClusterClient(client_config(share.source_properties)))
             destination = stack.enter_context(ClusterClient(client_config(share.destination_properties)))
         except KmirrorError as error:
             return Searched(tuple(Found(question, None, error) for question in share.questions), 0)
-        return search_forks(source, destination, share.questions)
+        return search_forks(source, destination, share.questions, progress)
 
 
-def search_forks(source: ClusterClient, destination: ClusterClient, questions: Sequence[Question]) -> Searched:
+def search_forks(
+    source: ClusterClient, destination: ClusterClient, questions: Sequence[Question], progress: Add = unwatched
+) -> Searched:
     """Search forks side by side, in the order of the questions; partitions whose leader moves are tried again."""
     reader = SectionReader(source, destination, _READ_LIMITS)
     found: dict[Question, Found] = {}
     left: Sequence[Question] = questions
+    unsaid = len(questions)
+
+    def answered(count: int) -> None:
+        nonlocal unsaid
+        # one that is tried again is answered twice
+        count = min(count, unsaid)
+        unsaid -= count
+        progress(count)
+
     for attempt in range(_TRIES):
         if attempt:
             source.pause(attempt)
-        found |= {answer.question: answer for answer in _search(reader, source, destination, left)}
+        found |= {answer.question: answer for answer in _search(reader, source, destination, left, answered)}
         left = [question for question in left if found[question].may_pass]
         if not left:
             break
@@ -115,13 +130,17 @@ def search_forks(source: ClusterClient, destination: ClusterClient, questions: S
 
 
 def _search(
-    reader: SectionReader, source: ClusterClient, destination: ClusterClient, questions: Sequence[Question]
+    reader: SectionReader,
+    source: ClusterClient,
+    destination: ClusterClient,
+    questions: Sequence[Question],
+    progress: Add,
 ) -> Iterator[Found]:
     sides: tuple[tuple[Side, ClusterClient, set[str]], ...] = (
         ("source", source, {question.source.topic for question in questions}),
         ("destination", destination, {question.destination.topic for question in questions}),
     )
-    metadata = []
+    metadata: list[ClusterMetadata] = []
     for side, client, topics in sides:
         try:
             metadata.append(client.metadata(topics))
@@ -129,7 +148,8 @@ def _search(
             yield from (Found(question, None, _plain(error), side) for question in questions)
             return
     readings = [Reading(q.source, q.destination, q.ends, find_fork(q.ends, q.hint)) for q in questions]
-    reader.serve(readings, *metadata)
+    there, here = metadata
+    reader.serve(readings, there, here, progress)
     for question, reading in zip(questions, readings, strict=True):
         if isinstance(reading.result, Obstacle):
             side, trouble = reading.result.side, _plain(reading.result.error)

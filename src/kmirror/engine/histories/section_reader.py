@@ -18,6 +18,7 @@ from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchedPartition, F
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.work import Add, unwatched
 
 T = TypeVar("T")
 
@@ -125,15 +126,26 @@ class SectionReader:
         self._destination = destination
         self._read_limits = read_limits
 
-    def serve(self, readings: Sequence[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
+    def serve(
+        self,
+        readings: Sequence[Reading[Any]],
+        source: ClusterMetadata,
+        destination: ClusterMetadata,
+        progress: Add = unwatched,
+    ) -> None:
         """Serve all of these until each has its result, or what is in the way; no two may read the same log.
 
-        The metadata says who leads; a leader that has changed since then is an obstacle like any other.
+        The metadata says who leads; a leader that has changed since then is an obstacle like any other. `progress` is
+        given how many more have their result.
         """
         for first in range(0, len(readings), self._read_limits.at_once):
             some = readings[first : first + self._read_limits.at_once]
-            while going := [reading for reading in some if reading.result is None]:
-                self._step(going, source, destination)
+            going: Sequence[Reading[Any]] = some
+            while left := [reading for reading in going if reading.result is None]:
+                progress(len(going) - len(left))
+                self._step(left, source, destination)
+                going = left
+            progress(len(going))
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits

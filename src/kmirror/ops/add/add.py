@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.add.adopt import refusal
+from kmirror.ops.add.adopt import offsets_to_compare, refusal
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.steps import Work, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import TopicAdmin
@@ -30,6 +30,8 @@ from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made, settings_to_change
+from kmirror.words import counted
+from kmirror.work import Meter, Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
 
@@ -43,12 +45,13 @@ def add(
     adopt: bool = False,
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
+    watch: Watch = unwatched,
     dry_run: bool = False,
 ) -> VerbResult:
     """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
 
     `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
-    decides by itself where its copy goes on.
+    decides by itself where its copy goes on. `watch` is shown how comparing these goes.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters.
@@ -72,7 +75,7 @@ def add(
             start_is_named=start_from is not None,
         )
         _plan(source, facts, work, names, adopt=adopt, named=topics.names)
-    _prove(destination, work)
+    _prove(destination, work, watch)
     _try(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
@@ -203,17 +206,20 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
-def _prove(destination: Destination, work: Work) -> None:
+def _prove(destination: Destination, work: Work, watch: Watch) -> None:
     """Compare what is to be adopted, over connections of its own."""
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
         return
     with source_client(work.mirror.source) as source, ClusterClient(destination.config) as here:
-        for plan in adopted:
-            refused = refusal(source, here, plan, work.mirror.name, work.warnings.append)
-            if refused is not None:
-                del work.plans[plan.topic]
-                work.results.append(refused)
+        what = adopted[0].topic if len(adopted) == 1 else counted(len(adopted), "topic")
+        total = offsets_to_compare(source, here, adopted)
+        with Meter(watch, f"comparing {what} with the source", "offset", total) as meter:
+            for plan in adopted:
+                refused = refusal(source, here, plan, work.mirror.name, work.warnings.append, meter.add)
+                if refused is not None:
+                    del work.plans[plan.topic]
+                    work.results.append(refused)
 
 
 def _try(destination: Destination, work: Work) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -12,6 +12,29 @@ from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.context import told
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.words import counted
+from kmirror.work import Add, unwatched
+
+
+def offsets_to_compare(source: ClusterClient, destination: ClusterClient, plans: Sequence[TopicPlan]) -> int | None:
+    """Return over how many offsets these topics are compared; None where a partition does not tell."""
+    pairs = [
+        (TopicPartition(plan.source_topic, partition), TopicPartition(plan.topic, partition))
+        for plan in plans
+        for partition in range(plan.partitions)
+    ]
+    theirs, ours = ({pair[side]: EARLIEST for pair in pairs} for side in (0, 1))
+    try:
+        starts, own_starts = source.list_offsets(theirs), destination.list_offsets(ours)
+        ends = destination.list_offsets(dict.fromkeys(ours, LATEST), log_end=True)
+    except (KmirrorError, OutcomeUnknown):
+        return None
+    total = 0
+    for there, here in pairs:
+        first, own_first, end = starts[there].offset, own_starts[here].offset, ends[here].offset
+        if first is None or own_first is None or end is None:
+            return None
+        total += max(0, end - max(first, own_first))
+    return total
 
 
 def refusal(
@@ -20,10 +43,12 @@ def refusal(
     plan: TopicPlan,
     mirror: str,
     warn: Callable[[str], None],
+    progress: Add = unwatched,
 ) -> TopicResult | None:
     """Compare every partition; return why the topic cannot be adopted, None when it can.
 
-    `warn` hears of what could not be compared because one of the logs starts later.
+    `warn` hears of what could not be compared because one of the logs starts later, `progress` is given how many more
+    offsets were compared.
     """
 
     def refused(message: str, hint: str, reason: Reason | None = None) -> TopicResult:
@@ -35,7 +60,7 @@ def refusal(
         try:
             # what is asked of the destination first, the source has to be ahead of
             held = offset_of(destination, here, LATEST)
-            found = compare_partition(source, destination, there, here)
+            found = compare_partition(source, destination, there, here, progress=progress)
             source_start, source_end = offset_of(source, there, EARLIEST), offset_of(source, there, LATEST)
         except (KmirrorError, OutcomeUnknown) as error:
             why = told(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.snapshot import Changes, State
+from kmirror.work import Meter
 
 
 def carry_out_plan(course: Course) -> None:
@@ -102,7 +103,7 @@ def _adopt(course: Course) -> str | None:
     if not looks:
         return None
     topics = TopicSelector(tuple(one.topic for one in looks))
-    result = add(course.destination, course.mirror.name, topics, adopt=True)
+    result = add(course.destination, course.mirror.name, topics, adopt=True, watch=course.watch)
     course.warnings += result.warnings
     rows = {row.topic: row for row in result.results}
     for one in looks:
@@ -122,19 +123,24 @@ def _adopt(course: Course) -> str | None:
 def _note_difference(course: Course, one: TopicLook) -> None:
     """Remember where a topic differs that the search for the fork took for the same."""
     assert one.here is not None
-    differs = _differences(course.destination, course.mirror.source, one)
+    differs = _differences(course, one)
     if differs:
         topic_id = one.here.printed_topic_id
         course.progress.note(TopicWork(one.topic, TopicStep.DIFFERS, topic_id, ends=one.ends, differs=differs))
         course.clock.reached("difference found")
 
 
-def _differences(destination: Destination, source: Mapping[str, str], look: TopicLook) -> dict[int, int]:
+def _differences(course: Course, look: TopicLook) -> dict[int, int]:
     """Compare all of a topic's partitions; return where they differ first."""
     found = {}
-    with source_client(source) as there, ClusterClient(destination.config) as here:
+    total = sum(max(0, d.logs.here_end - max(d.logs.here_start, d.logs.there_start)) for d in look.divergences)
+    with (
+        source_client(course.mirror.source) as there,
+        ClusterClient(course.destination.config) as here,
+        Meter(course.watch, f"searching for all differences of {look.topic}", "offset", total) as meter,
+    ):
         for one in look.divergences:
-            compared = compare_partition(there, here, one.place, one.place)
+            compared = compare_partition(there, here, one.place, one.place, progress=meter.add)
             if compared.first_difference is not None:
                 found[one.place.partition] = compared.first_difference.offset
     return found

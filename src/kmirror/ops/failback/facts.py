@@ -35,6 +35,7 @@ from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
 from kmirror.words import counted
+from kmirror.work import Add, Meter, Watch
 
 _THREADS = 4
 _NAMED = 5
@@ -204,6 +205,7 @@ def look(
     mirror: str,
     topics: Sequence[str],
     hints: Mapping[TopicPartition, int],
+    watch: Watch,
 ) -> tuple[list[TopicLook], list[str]]:
     """Find where the logs of topics part; `hints` are offsets at which they are known to differ. Also warnings.
 
@@ -226,9 +228,14 @@ def look(
     pairs = {name: (standing[name], there[name]) for name in standing}
     logs = _logs(destination, primary, pairs, memory, hints)
     both = [one for place, one in logs.items() if place.partition in pairs[place.topic][1].partitions]
-    forks = _forks(destination, primary, both, hints)
+    with Meter(watch, "searching for the forks", "partition", len(both)) as meter:
+        forks = _forks(destination, primary, both, hints, meter.add)
     looks = []
-    with _reader(destination) as count:
+    offsets = sum(one.here_end - _counted_from(one, forks) for one in logs.values())
+    with (
+        Meter(watch, "counting the records after the forks", "offset", offsets) as meter,
+        _reader(destination, meter.add) as count,
+    ):
         for name in topics:
             own = standing.get(name)
             divergences = [] if own is None else [_divergence(logs[place], forks, count) for place in places_of([own])]
@@ -308,7 +315,11 @@ def _bounds(
 
 
 def _forks(
-    destination: Destination, primary: NewPrimary, logs: Sequence[Logs], hints: Mapping[TopicPartition, int]
+    destination: Destination,
+    primary: NewPrimary,
+    logs: Sequence[Logs],
+    hints: Mapping[TopicPartition, int],
+    progress: Add,
 ) -> dict[TopicPartition, Fork]:
     questions = [
         Question(
@@ -322,7 +333,7 @@ def _forks(
     shares = fork_shares(questions, _THREADS, primary.properties, destination.properties)
     found = {}
     with ThreadPoolExecutor(_THREADS, "forks") as threads:
-        for searched in threads.map(lambda share: search_share(share, 0), shares):
+        for searched in threads.map(lambda share: search_share(share, 0, progress), shares):
             for answer in searched.found:
                 place = answer.question.destination
                 if answer.fork is None:
@@ -341,9 +352,10 @@ def _compared(place: TopicPartition, side: str, trouble: KmirrorError) -> Kmirro
 class _Counter:
     """Count what applications are shown of logs here."""
 
-    def __init__(self, client: ClusterClient, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, client: ClusterClient, executor: ThreadPoolExecutor, progress: Add) -> None:
         self._client = client
         self._executor = executor
+        self._progress = progress
 
     def count(self, place: TopicPartition, low: int, high: int, mark: int | None) -> tuple[int, int]:
         """Return how many records are shown from `low` to `high`, and how many of them from `mark` on."""
@@ -351,6 +363,7 @@ class _Counter:
         if low >= high:
             return 0, 0
         mark = high if mark is None else mark
+        reached = low
         for batch in VisibleLog(self._client, place, low, high, self._executor).batches():
             header = batch.header
             if header.base_offset >= low and not header.base_offset < mark < header.next_offset:
@@ -360,23 +373,32 @@ class _Counter:
                 offsets = [record.offset for record in batch.records() if low <= record.offset < high]
                 records += len(offsets)
                 behind += sum(offset >= mark for offset in offsets)
+            before, reached = reached, max(reached, min(high, header.next_offset))
+            self._progress(reached - before)
+        self._progress(high - reached)
         return records, behind
 
 
 @contextmanager
-def _reader(destination: Destination) -> Iterator[_Counter]:
+def _reader(destination: Destination, progress: Add) -> Iterator[_Counter]:
     with ClusterClient(destination.config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
-        yield _Counter(client, executor)
+        yield _Counter(client, executor, progress)
 
 
 def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counter: _Counter) -> Divergence:
-    fork = forks.get(logs.place)
+    fork, counted_from = forks.get(logs.place), _counted_from(logs, forks)
     if fork is None:
-        records, _ = counter.count(logs.place, logs.here_start, logs.here_end, None)
+        records, _ = counter.count(logs.place, counted_from, logs.here_end, None)
         return divergence_of_surplus(logs, records)
     lmo = logs.last_mirrored_offset
-    records, behind = counter.count(logs.place, shared_end(logs, fork), logs.here_end, lmo)
+    records, behind = counter.count(logs.place, counted_from, logs.here_end, lmo)
     return divergence(logs, fork, records, None if lmo is None else behind)
+
+
+def _counted_from(logs: Logs, forks: Mapping[TopicPartition, Fork]) -> int:
+    """Return from which offset on the records here are counted."""
+    fork = forks.get(logs.place)
+    return logs.here_start if fork is None else shared_end(logs, fork)
 
 
 def places_of(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:

@@ -29,6 +29,7 @@ from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.steps import Checkpoint, Clock
 from kmirror.settings.table import parse_settings
 from kmirror.state.client import boottime
+from kmirror.work import Watch, unwatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,14 @@ def failback(
     destination: Destination,
     request: FailbackRequest,
     agree: Agree = lambda _: True,
+    watch: Watch = unwatched,
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
 ) -> Stopped:
     """Make the old source, `destination`, a mirror of the cluster that the request's properties name.
+
+    `watch` is shown how it goes; nothing is under way while `agree` is called.
 
     Raises:
         UsageError: a property or a flag is not understood.
@@ -76,7 +80,7 @@ def failback(
         mirror = mirror_for(destination, state, name, source, settings, cluster_id)
         primary = new_primary(client, source, cluster_id, name, destination.cluster_id)
         progress = Progress(destination, name)
-        plan = make_plan(destination, state, primary, request, progress)
+        plan = make_plan(destination, state, primary, request, progress, watch)
         looked = {"looked": boottime() - began}
 
         def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> Stopped:
@@ -99,7 +103,7 @@ def failback(
         )
         if not agree(preview):
             raise RefusedError("not confirmed: nothing was changed")
-        course = Course(destination, mirror, plan, progress, Clock(checkpoint, looked))
+        course = Course(destination, mirror, plan, progress, Clock(checkpoint, looked), watch)
         carry_out_plan(course)
         rows, warnings = sorted(course.rows, key=_place), (*warnings, *course.warnings)
         result = VerbResult.of(FAILBACK, name, rows, groups=course.groups, warnings=warnings)

@@ -27,6 +27,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted
+from kmirror.work import Meter, Watch
 
 #: How long the old source's log ends are watched.
 WATCH_S = 2.0
@@ -184,7 +185,12 @@ def mirror_for(
 
 
 def make_plan(
-    destination: Destination, state: State, primary: NewPrimary, request: FailbackRequest, progress: Progress
+    destination: Destination,
+    state: State,
+    primary: NewPrimary,
+    request: FailbackRequest,
+    progress: Progress,
+    watch: Watch,
 ) -> Plan:
     """Look at both clusters, and say what is to be done with each topic.
 
@@ -198,14 +204,15 @@ def make_plan(
     deleted = [name for name in names if name in works and _is_deleted(destination, works[name])]
     rest = [name for name in names if name not in mirrored and name not in deleted]
     found = destination.client.metadata(rest).topics
-    require_still(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
+    with Meter(watch, "looking whether the old source is still in use"):
+        require_still(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
     hints = {
         TopicPartition(name, p): at
         for name, work in works.items()
         for p, at in work.differs.items()
         if name in found and found[name].printed_topic_id == work.topic_id
     }
-    looks, warnings = look(destination, primary, request.mirror, rest, hints)
+    looks, warnings = look(destination, primary, request.mirror, rest, hints, watch)
     sizes: Mapping[TopicPartition, int] = {}
     if rest:
         with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):

@@ -18,7 +18,14 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
+from kmirror.engine.archive.archiving import (
+    ArchiveSpec,
+    Meters,
+    PartitionRanges,
+    archive_topic,
+    divided,
+    offsets_of,
+)
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
@@ -36,6 +43,7 @@ from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.client import Deadline
 from kmirror.state.records import MirrorRecord
 from kmirror.words import counted
+from kmirror.work import Meter, Watch
 
 _THREADS = 2
 #: How long brokers may take to create or delete a topic.
@@ -54,6 +62,7 @@ class Course:
     plan: Plan
     progress: Progress
     clock: Clock
+    watch: Watch
     rows: list[TopicResult] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -65,6 +74,11 @@ class Course:
     def settings(self) -> Settings:
         """Return the settings of the mirror."""
         return stored_settings(self.mirror.settings)
+
+    def named(self, topic: str) -> str:
+        """Return the topic's name, and how many there are to do where there are several."""
+        topics = [*(work.topic for work in self.plan.deleted), *(look.topic for look in self.plan.beyond)]
+        return topic if len(topics) == 1 else f"{topic} ({topics.index(topic) + 1} of {len(topics)} topics)"
 
     def attempt(self, topic: str, do: Callable[[], None]) -> None:
         """Do the part of one topic; an error becomes its row."""
@@ -145,7 +159,7 @@ def _save(topic: Topic) -> str | None:
     course, work = topic.course, topic.work
     is_saved = work.step is TopicStep.SAVED
     if not is_saved:
-        records = _archive(course.destination, work, course.settings.replication_factor) if work.archive else 0
+        records = _archive(course, work) if work.archive else 0
         _require_untouched(course.destination, work)
         groups = {
             group: {place.partition: one.offset for place, one in offsets.items()}
@@ -156,21 +170,27 @@ def _save(topic: Topic) -> str | None:
     return None if is_saved else "saved"
 
 
-def _archive(destination: Destination, work: TopicWork, replication_factor: int) -> int:
+def _archive(course: Course, work: TopicWork) -> int:
     """Archive and compare; return how many records were saved."""
     assert work.archive is not None
-    client = destination.client
+    client, factor = course.destination.client, course.settings.replication_factor
     try:
-        client.create_topic(work.archive, len(work.ends), replication_factor, archive_settings())
+        client.create_topic(work.archive, len(work.ends), factor, archive_settings())
     except BrokerError as error:
         if error.code != Code.TOPIC_ALREADY_EXISTS:
             raise
     await_topics(client, [work.archive], Deadline(CREATION_S))
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
-    spec = ArchiveSpec(destination.properties, work.topic, work.archive, work.topic_id, wanted)
-    count = 0
-    with ThreadPoolExecutor(_THREADS, "archive") as threads:
-        for result in threads.map(lambda share: archive_topic(share, 0), divided(spec, _THREADS)):
+    spec = ArchiveSpec(course.destination.properties, work.topic, work.archive, work.topic_id, wanted)
+    count, name, offsets = 0, course.named(work.topic), offsets_of(spec)
+    with (
+        # left after the meters, which end the threads of what is interrupted or has failed
+        ThreadPoolExecutor(_THREADS, "archive") as threads,
+        Meter(course.watch, f"archiving {name}", "offset", offsets) as copying,
+        Meter(course.watch, f"checking the archive of {name}", "offset", offsets, waits=True) as comparing,
+    ):
+        meters = Meters(copying, comparing)
+        for result in threads.map(lambda share: archive_topic(share, 0, meters), divided(spec, _THREADS)):
             for outcome in result.outcomes:
                 place = f"{work.topic}-{outcome.partition}"
                 if outcome.trouble is not None:
@@ -198,16 +218,17 @@ def _require_untouched(destination: Destination, work: TopicWork) -> None:
 
 
 def _delete(topic: Topic) -> str:
-    client, work = topic.course.destination.client, topic.work
+    course, client, work = topic.course, topic.course.destination.client, topic.work
     if is_there(client, work):
-        _require_untouched(topic.course.destination, work)
+        _require_untouched(course.destination, work)
         assert work.topic_id is not None
-        client.delete_topics([parse_topic_id(work.topic_id)])
-        deadline = Deadline(CREATION_S)
-        while is_there(client, work):
-            if deadline.passed:
-                raise UnreachableError(f"topic {work.topic} still exists {CREATION_S:g} s after it was deleted")
-            time.sleep(PAUSE_S)
+        with Meter(course.watch, f"deleting {course.named(work.topic)}"):
+            client.delete_topics([parse_topic_id(work.topic_id)])
+            deadline = Deadline(CREATION_S)
+            while is_there(client, work):
+                if deadline.passed:
+                    raise UnreachableError(f"topic {work.topic} still exists {CREATION_S:g} s after it was deleted")
+                time.sleep(PAUSE_S)
     return "gone"
 
 
@@ -219,7 +240,8 @@ def _note_deleted(topic: Topic) -> str:
 def _create(topic: Topic) -> str | None:
     course = topic.course
     topic.tell_archive()
-    result = add(course.destination, course.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
+    with Meter(course.watch, f"creating {course.named(topic.work.topic)}"):
+        result = add(course.destination, course.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
     course.warnings += result.warnings
     bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
     course.rows += bad

@@ -18,6 +18,7 @@ from kmirror.offline.truncate import Checkpoint, begin, carry_out, require_possi
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.words import counted
+from kmirror.work import Watch, unwatched
 
 VERB = "truncate-logs"
 
@@ -49,13 +50,15 @@ def truncate_logs(
     plan: TruncationPlan,
     log_dirs: Sequence[Path],
     agree: Agree,
+    watch: Watch = unwatched,
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda step: None,
 ) -> VerbResult:
     """Cut the logs that lie in these directories; partitions that lie elsewhere are other brokers'.
 
-    A cut that was interrupted is finished first. Partitions that cannot be cut are REFUSED, and the others cut.
+    A cut that was interrupted is finished first. Partitions that cannot be cut are REFUSED, and the others cut. `watch`
+    is shown how it goes; nothing is under way while `agree` is called.
 
     Raises:
         UsageError: a directory is none.
@@ -84,7 +87,7 @@ def truncate_logs(
                 )
             unfinished[one.path] = journal
         half_done = {summary.place: summary for journal in unfinished.values() for summary in journal.summaries}
-        found = survey(dirs, [cut for cut in plan.partitions if cut.place not in half_done])
+        found = survey(dirs, [cut for cut in plan.partitions if cut.place not in half_done], watch)
         if not half_done and all(isinstance(one.finding, NotHere) for one in found):
             raise RefusedError(
                 "these log directories hold no partition of the plan",
@@ -114,13 +117,14 @@ def truncate_logs(
             journal.write(log_dir, Phase.ABANDONED)
         for one in dirs:
             sweep(one)
-        saved = [_done(work, plan.digest, checkpoint) for work in works]
+        saved = [_done(work, plan.digest, checkpoint, watch) for work in works]
         return VerbResult.of(VERB, plan.mirror, [*rows, *saved], warnings=warnings)
 
 
 def undo_truncation(
     plan: TruncationPlan,
     log_dirs: Sequence[Path],
+    watch: Watch = unwatched,
     *,
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda step: None,
@@ -140,10 +144,10 @@ def undo_truncation(
             for one in dirs:
                 sweep(one)
             for one, last in works:
-                take_back(one, last, checkpoint)
+                take_back(one, last, checkpoint, watch)
                 while (before := _last_of(one, plan)) and not _touched(one, before):
                     put_back.update({summary.place: summary for summary in before.summaries})
-                    take_back(one, before, checkpoint)
+                    take_back(one, before, checkpoint, watch)
         rows = [
             _undone(summary)
             if (summary := put_back.get(place))
@@ -194,18 +198,18 @@ def _touched(log_dir: LogDir, journal: Journal) -> str | None:
         raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
 
 
-def _done(work: _Work, digest: str, checkpoint: Checkpoint) -> TopicResult:
+def _done(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> TopicResult:
     """Cut in one log directory, and say where what was cut is."""
     log_dir = work.log_dir
     journal = work.unfinished
     if journal:
-        carry_out(log_dir, journal, checkpoint)
+        carry_out(log_dir, journal, checkpoint, watch)
     if work.cuts:
         try:
             journal = begin(log_dir, digest, work.cuts, checkpoint)
         except OSError as error:
             raise PartlyDoneError(f"{log_dir.path}: {error}", "nothing was changed there; run it again") from error
-        carry_out(log_dir, journal, checkpoint)
+        carry_out(log_dir, journal, checkpoint, watch)
     assert journal is not None
     told = f"what was cut off is kept in {log_dir.path / journal.saved_files}: --undo restores it"
     after = "delete the files when they are no longer needed"

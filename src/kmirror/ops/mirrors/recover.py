@@ -28,6 +28,7 @@ from kmirror.state.events import Event
 from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted
+from kmirror.work import Add, Meter, Watch, unwatched
 
 #: How long an engine in charge is waited for.
 _WAIT_S = 60.0
@@ -71,12 +72,14 @@ def recover(
     mirror: str,
     topics: TopicSelector | None = None,
     consent: Consent | None = None,
+    watch: Watch = unwatched,
     *,
     dry_run: bool = False,
 ) -> VerbResult:
     """Have the FAILED partitions of these topics tried again; one result each.
 
     With an engine in charge, DONE means that the partition is copied again; without, that the next engine will try.
+    `watch` is shown how waiting for it goes.
 
     Raises:
         RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
@@ -101,7 +104,9 @@ def recover(
         hint = f"no engine is in charge; `kmirror run --mirror {mirror}` starts one"
         results += [_done(wish, f"will be retried{wish.told}") for wish in wishes]
         return _result(mirror, results, dry_run, warnings=[hint])
-    results += _wait(destination.state, mirror, wishes, numbers, asked_ms, time.monotonic() + _WAIT_S)
+    with Meter(watch, "waiting for the engine to resume copying", "partition", len(wishes)) as meter:
+        deadline = time.monotonic() + _WAIT_S
+        results += _wait(destination.state, mirror, wishes, numbers, asked_ms, deadline, meter.add)
     return _result(mirror, results, dry_run)
 
 
@@ -177,6 +182,7 @@ def _wait(
     numbers: Mapping[TopicPartition, int],
     asked_ms: int,
     deadline: float,
+    progress: Add,
 ) -> list[TopicResult]:
     """Wait until a lane that knows of the wish has said what became of each partition, or one after its rebuilding."""
     left = {wish.place: wish for wish in wishes}
@@ -204,6 +210,7 @@ def _wait(
                 said[place] = row.message or "its logs are being compared"
                 continue
             del left[place]
+            progress(1)
         if not left or time.monotonic() >= deadline:
             break
         time.sleep(_PAUSE_S)

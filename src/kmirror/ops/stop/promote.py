@@ -41,6 +41,7 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted
+from kmirror.work import WorkView
 
 IDLE_MS = 10_000
 _STEP_S = 0.5
@@ -67,11 +68,15 @@ class PromoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromoteView:
-    """What a watcher is shown: how far each topic is, the smallest lag first; `lines` are new sentences."""
+    """What a watcher is shown: how far each topic is, the smallest lag first; `lines` are new sentences.
+
+    `work` is what is done meanwhile: contents are compared.
+    """
 
     elapsed_seconds: float
     missing: tuple[Missing, ...] = ()
     lines: tuple[str, ...] = ()
+    work: WorkView | None = None
 
 
 Watcher = Callable[[PromoteView], None]
@@ -147,6 +152,10 @@ class _Show:
 
     def say(self, line: str) -> None:
         self._watcher(PromoteView(time.monotonic() - self.began, lines=(line,)))
+
+    def work(self, view: WorkView) -> None:
+        """Show how comparing contents goes."""
+        self._watcher(PromoteView(view.at - self.began, work=view))
 
     def progress(self, look: Look, held: Mapping[str, str]) -> None:
         """Show what each topic lacks; `held` says why those that lack no records were not stopped."""
@@ -257,7 +266,16 @@ class _Promotion:
     def _stop_ready(self, ready: Sequence[str]) -> bool:
         """Stop these topics, after a last look at all that must hold; tell whether any was."""
         at, waiting = time.monotonic(), self.waiting
-        last = LastLook(self.destination, self.request, self.source, self.completeness, waiting, ready, self.drop)
+        last = LastLook(
+            self.destination,
+            self.request,
+            self.source,
+            self.completeness,
+            waiting,
+            ready,
+            self.drop,
+            self.show.work,
+        )
         last.run()
         going = last.going
         if self.request.together and len(going) < len(waiting):

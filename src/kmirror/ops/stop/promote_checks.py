@@ -26,6 +26,7 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import sync_settings
+from kmirror.work import Watch
 
 if TYPE_CHECKING:
     from kmirror.ops.stop.promote import PromoteRequest
@@ -87,7 +88,7 @@ def rights_trouble(destination: Destination, topics: Sequence[str]) -> dict[str,
 
 
 def verify_trouble(
-    destination: Destination, mirror: str, topics: Sequence[str], master: str
+    destination: Destination, mirror: str, topics: Sequence[str], master: str, watch: Watch
 ) -> dict[str, list[TopicResult]]:
     """Compare contents; return the rows of topics that are not equal.
 
@@ -97,7 +98,7 @@ def verify_trouble(
     from kmirror.ops.verify.verify import VerifyRequest, verify
 
     request = VerifyRequest(mirror, TopicSelector(tuple(topics)), master, None, {})
-    outcome = verify(destination, request, lambda _: None)
+    outcome = verify(destination, request, watch)
     found: dict[str, list[TopicResult]] = {}
     for row in outcome.rows:
         if row.result is not Outcome.DONE:
@@ -122,6 +123,7 @@ class LastLook:
     waiting: Mapping[str, TopicRecord]
     ready: Sequence[str]
     drop: Callable[[str, list[TopicResult]], None]
+    watch: Watch
     held: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
@@ -139,7 +141,8 @@ class LastLook:
             if request.together:
                 self.held |= rights_trouble(destination, self.ready)
             if request.verify:
-                for name, rows in verify_trouble(destination, request.mirror, self.going, request.master).items():
+                differing = verify_trouble(destination, request.mirror, self.going, request.master, self.watch)
+                for name, rows in differing.items():
                     self.drop(name, rows)
             self._sync_groups()
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):

@@ -10,7 +10,7 @@ The command started again goes on where it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.failover import Stopped
-from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, promote
+from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, PromoteView, Watcher, promote
 from kmirror.ops.stop.steps import Checkpoint
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.events import Event
@@ -62,7 +62,7 @@ class SwitchoverRequest:
 def switchover(
     destination: Destination,
     request: SwitchoverRequest,
-    watcher: Callable[[PromoteView], None] = lambda _: None,
+    watcher: Watcher = lambda _: None,
     stopping: threading.Event | None = None,
     *,
     dry_run: bool = False,
@@ -102,7 +102,7 @@ def switchover(
     checkpoint("promoted")
     _note(destination, mirror.name, _RETURN, chosen)
     checkpoint("turning round")
-    returned = _turned_round(mirror, request, topics)
+    returned = _turned_round(mirror, request, topics, watcher)
     result = _joined(mirror.name, stopped.result, returned)
     if result.exit_code == ExitCode.OK:
         _forget(destination, mirror.name)
@@ -126,12 +126,14 @@ def _require_way_back(destination: Destination, mirror: MirrorRecord, request: S
         require_same_cluster(mirror.source_cluster_id, old.cluster_id)
 
 
-def _turned_round(mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector) -> Stopped | KmirrorError:
+def _turned_round(
+    mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector, watcher: Watcher
+) -> Stopped | KmirrorError:
     """Make the old source a mirror of this cluster; return how that went, or why it did not."""
     back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s)
     try:
         with Destination.open(mirror.source, mirror.source_cluster_id) as old:
-            return failback(old, back)
+            return failback(old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view)))
     except KmirrorError as error:
         return error
 

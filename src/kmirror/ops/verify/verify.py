@@ -7,9 +7,8 @@ import random
 import re
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,11 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.words import counted
+from kmirror.work import Meter, Watch, unwatched
 
 _LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
 _MOST_SAMPLES = 100_000
-_SHOW_SECONDS = 0.2
 #: What comparing a topic takes, on either side.
 _NEEDED = ("READ", "DESCRIBE_CONFIGS")
 
@@ -66,38 +66,10 @@ class VerifyRequest:
     log_file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicProgress:
-    """How far one topic has been compared, in offsets; `size_in_bytes` is what these offsets took in the source."""
-
-    topic: str
-    partitions: int
-    offsets: int
-    offsets_done: int
-    records: int
-    size_in_bytes: int
-    differing_partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyView:
-    """What a watcher sees; `phase` is one of looking, starting, comparing."""
-
-    elapsed_seconds: float
-    phase: str
-    mirror: str
-    topics: tuple[TopicProgress, ...] = ()
-    bytes_per_second: float = 0.0
-
-
-Watcher = Callable[[VerifyView], None]
-
-
-def verify(destination: Destination, request: VerifyRequest, watcher: Watcher) -> VerifyOutcome:
+def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwatched) -> VerifyOutcome:
     """Compare every partition up to its last mirrored offset, or up to where the destination ends now.
 
-    Topics may go on being mirrored meanwhile. `watcher` is called from this thread, some times a second while there is
-    something new.
+    Topics may go on being mirrored meanwhile. `watch` is called from this thread.
 
     Raises:
         UsageError: a contradictory request.
@@ -110,13 +82,13 @@ def verify(destination: Destination, request: VerifyRequest, watcher: Watcher) -
         )
     from kmirror.engine.spark.conf import check as check_spark
 
-    run = _Run(destination, request, watcher)
+    run = _Run(destination, request, watch)
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
     topics = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     options = run.spark_options(mirror)
     check_spark(options, os.environ)
-    with run.step("look"):
+    with run.step("look"), Meter(watch, f"looking at mirror {mirror.name}"):
         here, there = _look(destination, mirror, topics)
         logins = _Logins(destination.config, client_config(mirror.source))
         rows, subjects = _subjects(state, mirror, topics, here, there, logins)
@@ -274,28 +246,23 @@ def _was_aligned(record: PartitionRecord) -> bool:
 
 
 class _Run:
-    """One verification under way: what is known of each partition, how long each step took, what the watcher sees."""
+    """One verification under way: what is known of each partition, how long each step took."""
 
-    def __init__(self, destination: Destination, request: VerifyRequest, watcher: Watcher) -> None:
+    def __init__(self, destination: Destination, request: VerifyRequest, watch: Watch) -> None:
         self.subjects: dict[TopicPartition, Subject] = {}
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self._destination = destination
         self._request = request
-        self._watcher = watcher
-        self._began = time.monotonic()
+        self._watch = watch
         self._began_ms = now_ms()
         #: Each step, and how many milliseconds it took.
         self._steps: list[tuple[str, int]] = []
-        self._comparing_since: float | None = None
         self._sources: dict[str, str] = {}
-        #: How many offsets of each topic are to be looked at.
-        self._planned: Counter[str] = Counter()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure a step, and show that it begins."""
+        """Measure a step."""
         began = time.monotonic()
-        self._show("looking" if name == "look" else "starting")
         yield
         self._steps.append((name, round((time.monotonic() - began) * 1000)))
 
@@ -342,13 +309,8 @@ class _Run:
         ]
         ends = mirror.source, self._destination.properties
         if self._request.sample is not None:
-            work = sampled_shares(extents, self._request.sample, random.Random(), *ends)
-        else:
-            work = shares(extents, slots_of(self._request.master, stored_settings(mirror.settings).copy_lanes), *ends)
-        for share in work:
-            for piece in share.pieces:
-                self._planned[piece.topic] += piece.end - piece.start
-        return work
+            return sampled_shares(extents, self._request.sample, random.Random(), *ends)
+        return shares(extents, slots_of(self._request.master, stored_settings(mirror.settings).copy_lanes), *ends)
 
     def begin(self, subjects: Sequence[Subject]) -> None:
         """Take note of what is compared."""
@@ -359,46 +321,20 @@ class _Run:
         """Start Spark and take its findings."""
         from kmirror.engine.spark.application import SparkRuntime
 
-        with SparkRuntime(options) as spark:
-            self._comparing_since = time.monotonic()
-            self._show("comparing")
-            shown = time.monotonic()
+        mirror = self._request.mirror
+        offsets = sum(piece.end - piece.start for share in work for piece in share.pieces)
+        with ExitStack() as stack:
+            with Meter(self._watch, f"starting Spark to compare mirror {mirror}"):
+                spark = stack.enter_context(SparkRuntime(options))
+            meter = stack.enter_context(Meter(self._watch, f"comparing mirror {mirror}", "offset", offsets))
+            differing = set()
             for finding in compare_shares(spark, work):
-                self.verdicts[finding.piece.destination].take(finding)
-                if time.monotonic() - shown > _SHOW_SECONDS:
-                    self._show("comparing")
-                    shown = time.monotonic()
-            self._show("comparing")
-
-    def _show(self, phase: str) -> None:
-        size = sum(verdict.size_in_bytes for verdict in self.verdicts.values())
-        comparing = time.monotonic() - self._comparing_since if self._comparing_since is not None else 0.0
-        self._watcher(
-            VerifyView(
-                time.monotonic() - self._began,
-                phase,
-                self._request.mirror,
-                self._progress(),
-                size / comparing if comparing else 0.0,
-            )
-        )
-
-    def _progress(self) -> tuple[TopicProgress, ...]:
-        by_topic: dict[str, list[tuple[Subject, Verdict]]] = {}
-        for key, subject in self.subjects.items():
-            by_topic.setdefault(key.topic, []).append((subject, self.verdicts[key]))
-        return tuple(
-            TopicProgress(
-                topic,
-                len(found),
-                self._planned[topic],
-                sum(verdict.offsets for _, verdict in found),
-                sum(verdict.records for _, verdict in found),
-                sum(verdict.size_in_bytes for _, verdict in found),
-                sum(verdict.first_difference is not None for _, verdict in found),
-            )
-            for topic, found in by_topic.items()
-        )
+                verdict = self.verdicts[finding.piece.destination]
+                verdict.take(finding)
+                if verdict.first_difference is not None:
+                    differing.add(finding.piece.destination)
+                note = f"{counted(len(differing), 'partition')} DIFFERENT" if differing else ""
+                meter.add(finding.piece.end - finding.piece.start if finding.comparison else 0, note)
 
     def outcome(self, mirror: MirrorRecord, rows: Sequence[VerifyRow]) -> VerifyOutcome:
         """Sum up."""
