@@ -433,6 +433,14 @@ METRICS: tuple[Metric[MirrorNow], ...] = (
         lambda now: _one(now.live.snapshot.counters.batches_taken_apart),
     ),
     Metric(
+        "kmirror_batches_merged_total",
+        "counter",
+        "batches",
+        (),
+        "small batches of the source that were put into one with their neighbours (copy.merge.batches)",
+        lambda now: _one(now.live.snapshot.counters.batches_merged),
+    ),
+    Metric(
         "kmirror_offsets_filled_total",
         "counter",
         "offsets",
