@@ -425,7 +425,7 @@ def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_wi
         request = RunRequest((mirror,), until_caught_up=True, timeout_ms=60_000)
         return run(lambda: Destination.open(properties_of(cluster_pair.destination)), request, lambda view: None)
 
-    monkeypatch.setattr("kmirror.ops.run.run.SparkRuntime", ThreadsForSpark)
+    monkeypatch.setattr("kmirror.ops.run.spark.SparkRuntime", ThreadsForSpark)
     fine = catch_up()
     assert (fine.exit_code, [(row.result, row.lag) for row in fine.results]) == (0, [(Outcome.DONE, 0)])
     monkeypatch.setattr("kmirror.ops.run.run.last_group_sync", without_the_source)
