@@ -22,6 +22,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, TopicRecord
 from kmirror.state.snapshot import Changes
+from kmirror.work import Add
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import commit, committed
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector
@@ -180,9 +181,9 @@ def test_nothing_is_deleted_when_the_comparison_finds_a_difference(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_the_last(
-        reading: ClusterClient, writing: ClusterClient, place: Place, archive: Place, ranges: Sequence[Range]
+        reading: ClusterClient, writing: ClusterClient, place: Place, archive: Place, ranges: Sequence[Range], told: Add
     ) -> Archived:
-        return archive_partition(reading, writing, place, archive, [(low, high - 1) for low, high in ranges])
+        return archive_partition(reading, writing, place, archive, [(low, high - 1) for low, high in ranges], told)
 
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     monkeypatch.setattr(archiving, "archive_partition", without_the_last)

@@ -125,6 +125,9 @@ def test_a_record_of_a_newer_version_is_left_alone(store: StateStore, config: di
     with pytest.raises(RefusedError, match="schema version is 2"):
         increment(store, name)
     increment(store, f"{name}-other")
+    # others look at this cluster too
+    producer.produce("__kmirror_state", key=f'["mirror","{name}"]', value=None, partition=0)
+    assert producer.flush(30) == 0
 
 
 def die_in_the_middle(config: dict[str, Any], name: str) -> None:

@@ -108,4 +108,7 @@ def test_list_has_exactly_these_keys() -> None:
         "engineLastSeenMs",
         "engineAgeMs",
         "throttleBytesPerSecond",
+        "bytesPerSecond",
+        "maxTimeLagMs",
+        "etaMs",
     ]
