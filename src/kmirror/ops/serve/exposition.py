@@ -1,68 +1,62 @@
 """The text of /metrics: Prometheus' own format, or OpenMetrics for those who ask for it.
 
-prometheus-client is imported here, and only when it is called: an engine that nobody scrapes does without.
+What a client asks for is told by prometheus-client, which is imported when it is needed: an engine that nobody scrapes
+does without. The lines are written here, since its samples cost eight times as much, and a mirror may have thousands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kmirror.ops.serve.metrics import METRICS, RUN_METRICS, Metric, Now, Value
 from kmirror.state.records import LATENCY_BOUNDS, Latencies
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric as Family
-
+_OPENMETRICS = "application/openmetrics-text"
 _BOUNDS = (*(repr(bound) for bound in LATENCY_BOUNDS), "+Inf")
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposition(now: Now, accept: str) -> tuple[bytes, str]:
     """Return the text of all metrics, and its content type, in the format that an Accept header asks for."""
-    from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(now))
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    _, content_type = choose_encoder(accept)
+    is_openmetrics = content_type.startswith(_OPENMETRICS)
+    lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.values(now))], is_openmetrics)]
+    for of_mirror in METRICS if now.mirrors else ():
+        values = [(_label("mirror", one.mirror), of_mirror.values(one)) for one in now.mirrors]
+        lines += _lines(of_mirror, values, is_openmetrics)
+    if is_openmetrics:
+        lines.append("# EOF")
+    return "\n".join((*lines, "")).encode(), content_type
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Collector:
-    """Hand the families of one moment to prometheus-client."""
-
-    now: Now
-
-    def collect(self) -> Iterator[Family]:
-        """Yield each metric with its samples."""
-        from prometheus_client.metrics_core import Metric as Family
-
-        for metric in RUN_METRICS:
-            yield _family(Family, metric, [({}, metric.values(self.now))])
-        for of_mirror in METRICS if self.now.mirrors else ():
-            values = [({"mirror": now.mirror}, of_mirror.values(now)) for now in self.now.mirrors]
-            yield _family(Family, of_mirror, values)
-
-
-def _family(
-    make: type[Family], metric: Metric[Any], values: Iterable[tuple[Mapping[str, str], Iterable[Value]]]
-) -> Family:
-    """Return a metric with its samples; each part of `values` comes with labels that all of them have."""
-    family = make(metric.name.removesuffix("_total"), metric.meaning, metric.kind)
+def _lines(metric: Metric[Any], values: Iterable[tuple[str, Iterable[Value]]], is_openmetrics: bool) -> Iterator[str]:
+    """Yield a metric's lines; each part of `values` comes with a label that all of them have, or with none."""
+    name = metric.name
+    family = name.removesuffix("_total") if is_openmetrics else name
+    yield f"# HELP {family} {metric.meaning}"
+    yield f"# TYPE {family} {metric.kind}"
     for given, found in values:
         for names, value in found:
-            _add(family, metric.name, {**given, **dict(zip(metric.labels, names, strict=True))}, value)
-    return family
+            own = [_label(label, text) for label, text in zip(metric.labels, names, strict=True)]
+            labels = ",".join([given, *own] if given else own)
+            if isinstance(value, Latencies):
+                yield from _histogram(name, labels, value)
+            else:
+                yield f"{name}{{{labels}}} {float(value)!r}" if labels else f"{name} {float(value)!r}"
 
 
-def _add(family: Family, name: str, labels: dict[str, str], value: float | Latencies) -> None:
-    if not isinstance(value, Latencies):
-        family.add_sample(name, labels, value)
-        return
+def _histogram(name: str, labels: str, value: Latencies) -> Iterator[str]:
     for bound, count in zip(_BOUNDS, accumulate(value.counts), strict=True):
-        family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-    family.add_sample(f"{name}_count", labels, sum(value.counts))
-    family.add_sample(f"{name}_sum", labels, value.seconds)
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {float(count)!r}'
+    yield f"{name}_count{{{labels}}} {float(sum(value.counts))!r}"
+    yield f"{name}_sum{{{labels}}} {value.seconds!r}"
+
+
+@lru_cache(maxsize=65536)
+def _label(name: str, value: str) -> str:
+    return f'{name}="{value.translate(_ESCAPES)}"'
