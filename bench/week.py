@@ -144,7 +144,11 @@ class Week:
 
 
 def _memory_by_kind(root: int) -> dict[str, int]:
-    """Sum up the proportional memory of a process and all below it: the driver, Java, and the lanes."""
+    """Sum up the memory of a process and all below it: the driver, Java, and the lanes.
+
+    Only what they wrote themselves, shared pages in proportion: pages of files are shared with whatever else runs here,
+    and each process that comes or goes would change the numbers of all others.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -161,7 +165,7 @@ def _memory_by_kind(root: int) -> dict[str, int]:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             kind = "driver" if pid == root else "java" if name == "java" else "lanes"
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            size = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+            size = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss_Anon:")) * 1024
             found[kind] = found.get(kind, 0) + size
     return found
 
