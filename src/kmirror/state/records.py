@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import compress
 from typing import Any, NamedTuple
 
 from kmirror.errors import Reason
@@ -449,9 +450,12 @@ def encode(record: Record) -> tuple[bytes, bytes]:
         value["columns"] = ProgressRow._fields
     elif isinstance(record, LaneChangeRecord):
         value["columns"] = COLUMNS
-    elif isinstance(record, HistoryRecord):
-        value["columns"] = HistoryPoint._fields
     value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
+    if isinstance(record, HistoryRecord):
+        # a column of which nothing is known in this hour is left out
+        used = [any(cell is not None for cell in column) for column in zip(*record.points, strict=True)]
+        value["columns"] = list(compress(HistoryPoint._fields, used))
+        value["points"] = [list(compress(point, used)) for point in record.points]
     return encode_key(key), dump(value, _stored)
 
 
