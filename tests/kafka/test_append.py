@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
 from tests.support.producers import whole_batches
 from tests.support.shared_clusters import forgetful_cluster
@@ -23,7 +24,7 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=EVERY_VERSION)
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time; how long they live is as everywhere, a day."""
     return forgetful_cluster(request, request.param)

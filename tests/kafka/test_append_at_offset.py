@@ -36,6 +36,7 @@ from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Re
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
 from tests.support.clusters import unique_topic
+from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.oracle import console_consumer, librdkafka_records
@@ -45,7 +46,7 @@ from tests.support.waiting import wait_until
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=EVERY_VERSION)
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time."""
     return forgetful_cluster(request, request.param)

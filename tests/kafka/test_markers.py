@@ -14,6 +14,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records
 from tests.support.shared_clusters import forgetful_cluster
@@ -22,7 +23,7 @@ from tests.support.waiting import wait_until
 DAY_MS = 86_400_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=EVERY_VERSION)
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for expired producer ids all the time; how long they live is as everywhere, a day."""
     return forgetful_cluster(request, request.param)

@@ -233,11 +233,13 @@ def test_a_fetch_that_stands_alone_leaves_no_session_at_the_broker(
     cluster: SandboxCluster, incremental: bool, kept: bool
 ) -> None:
     with Leader(cluster, create_topic(cluster)) as leader:
-        session = FetchSession("kmirror", incremental=incremental)
-        session.want(FetchKey(leader.topic_id, 0), FetchPosition(0, -1, -1, 1000))
+        session = FetchSession("kmirror", 13, incremental=incremental)
+        session.want(FetchKey(leader.topic_id, 0, leader.partition.topic), FetchPosition(0, -1, -1, 1000))
         correlation_id = leader.connection.next_correlation_id()
         request = session.request(correlation_id, max_wait_ms=0, max_bytes=1000)
-        _, session_id = decode_answer(leader.connection.exchange_frame([request], correlation_id, 30))
+        _, session_id = decode_answer(
+            leader.connection.exchange_frame([request], correlation_id, 30), {}, by_name=False
+        )
         assert (session_id != 0) is kept
 
 
@@ -245,8 +247,8 @@ def test_an_incremental_session_tells_only_what_is_new(cluster: SandboxCluster) 
     """What is wanted is kept by the broker; what is not wanted any more is left out; a lost session is begun anew."""
     topic = create_topic(cluster, partitions=3)
     with Leader(cluster, topic) as leader:
-        session = FetchSession("kmirror")
-        keys = [FetchKey(leader.topic_id, index) for index in range(3)]
+        session = FetchSession("kmirror", 13)
+        keys = [FetchKey(leader.topic_id, index, leader.partition.topic) for index in range(3)]
 
         def ask() -> dict[int, int]:
             correlation_id = leader.connection.next_correlation_id()

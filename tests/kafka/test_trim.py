@@ -34,6 +34,7 @@ from kmirror.errors import RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
 from tests.support.real_logs import BUSY
@@ -43,7 +44,7 @@ TRIMMED_SETTINGS = ("cleanup.policy", "retention.ms", "retention.bytes")
 MILLION = 1_000_000
 
 
-@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"])
+@pytest.fixture(scope="module", params=EVERY_VERSION)
 def cluster(request: pytest.FixtureRequest) -> SandboxCluster:
     """Return a cluster that looks for segments to delete all the time."""
     if request.param == DEFAULT_KAFKA_VERSION:

@@ -21,7 +21,7 @@ PartitionAnswer = _TopicAnswer.PartitionData
 
 
 def key(topic: UUID, partition: int) -> FetchKey:
-    return FetchKey(topic.bytes, partition)
+    return FetchKey(topic.bytes, partition, "")
 
 
 def at(offset: int, epoch: int = -1, leader_epoch: int = 0) -> FetchPosition:
@@ -109,7 +109,7 @@ def partition_answer(index: int, **fields: Any) -> Any:
 
 
 def read(data: bytes) -> FetchAnswer:
-    return FetchSession("kmirror").answer(memoryview(data))
+    return FetchSession("kmirror", 13).answer(memoryview(data))
 
 
 def full_answer() -> bytes:

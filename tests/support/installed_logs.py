@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 
 _CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 _KEPT = "partition.metadata"
+_FIRST_SEGMENT = "00000000000000000000.log"
 _OFFSETS_CHECKPOINT_VERSION = "0"
 
 #: Offsets by topic and partition, as in the broker's checkpoint files.
@@ -50,8 +51,8 @@ def create_topics(cluster: SandboxCluster, settings: Mapping[str, Mapping[str, s
     for created in admin.create_topics(new).values():
         created.result(60)
     log_dir = log_dir_of(cluster)
-    folders = [log_dir / f"{topic}-{index}" / _KEPT for topic in settings for index in range(partitions)]
-    wait_until(lambda: all(file.exists() for file in folders))
+    logs = [log_dir / f"{topic}-{index}" / _FIRST_SEGMENT for topic in settings for index in range(partitions)]
+    wait_until(lambda: all(file.exists() for file in logs))
 
 
 def put_segments(folder: Path, segments: Mapping[int, bytes]) -> None:

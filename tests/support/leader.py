@@ -20,6 +20,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
+from tests.support.kafka_versions import is_older
 
 #: What a mirror topic has: batches are kept as they are, whatever their timestamps.
 MIRROR_SETTINGS = {
@@ -30,6 +31,8 @@ MIRROR_SETTINGS = {
     "retention.ms": "-1",
 }
 OWN_ID = (1 << 62) + 77
+
+_NEWER_SETTINGS = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
 
 
 def create_topic(
@@ -46,6 +49,8 @@ def create_topic(
     """
     topic = name or unique_topic()
     config = MIRROR_SETTINGS | dict(settings or {})
+    if is_older(cluster.kafka_version, "3.6"):  # one setting for both sides then, and endless by default (KIP-937)
+        config = {key: value for key, value in config.items() if key not in _NEWER_SETTINGS}
     place = {"replica_assignment": [list(ids) for ids in replicas]} if replicas else {"replication_factor": 1}
     admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
     for future in admin.create_topics([NewTopic(topic, partitions, config=config, **place)]).values():
@@ -128,11 +133,11 @@ class Leader:
         max_bytes: int = 1 << 20,
     ) -> FetchedPartition:
         """Send one Fetch request that stands alone."""
-        session = FetchSession("kmirror", incremental=False)
+        version = self.connection.version_for(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch")
+        session = FetchSession("kmirror", version, incremental=False)
         position = FetchPosition(offset, last_fetched_epoch, leader_epoch, max_bytes)
-        session.want(FetchKey(topic_id or self.topic_id, self.partition.partition), position)
+        session.want(FetchKey(topic_id or self.topic_id, self.partition.partition, self.partition.topic), position)
         correlation_id = self.connection.next_correlation_id()
-        assert self.connection.version_for(fetch.API_KEY, fetch.VERSION, fetch.VERSION, "Fetch") == fetch.VERSION
         request = session.request(correlation_id, max_wait_ms=0, max_bytes=max_bytes, read_committed=False)
         (part,) = session.answer(self.connection.exchange_frame([request], correlation_id, 30)).partitions
         return part

@@ -20,7 +20,7 @@ from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 
 ID = b"\x01" * 16
-KEY = FetchKey(ID, 3)
+KEY = FetchKey(ID, 3, "")
 ASSIGNMENT = Assignment(
     topic="mirrored",
     partition=3,

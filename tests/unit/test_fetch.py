@@ -19,7 +19,7 @@ class Broker:
     """Send a session's requests, and hold each one against the second library's bytes."""
 
     def __init__(self, session: FetchSession | None = None) -> None:
-        self.session = FetchSession("kmirror") if session is None else session
+        self.session = FetchSession("kmirror", 13) if session is None else session
         self.correlation_id = 0
 
     def gets(self, session: tuple[int, int], wanted: Wanted = (), forgotten: Iterable[FetchKey] = ()) -> None:
@@ -57,13 +57,13 @@ def test_a_request_with_many_topics_and_partitions() -> None:
 
 
 def test_read_uncommitted_can_be_asked_for() -> None:
-    session = FetchSession("kmirror")
+    session = FetchSession("kmirror", 13)
     request = session.request(4, max_wait_ms=500, max_bytes=8 << 20, read_committed=False)
     assert request == expected_request(4, (0, 0), isolation_level=0)
 
 
 def test_our_rack_can_be_named() -> None:
-    request = FetchSession("kmirror").request(4, max_wait_ms=500, max_bytes=8 << 20, rack="zone-é")
+    request = FetchSession("kmirror", 13).request(4, max_wait_ms=500, max_bytes=8 << 20, rack="zone-é")
     assert request == expected_request(4, (0, 0), rack_id="zone-é")
 
 
@@ -172,7 +172,7 @@ def test_a_broker_without_room_for_sessions_gets_everything_every_time() -> None
 
 
 def test_requests_that_stand_alone_leave_no_session_behind() -> None:
-    broker = Broker(FetchSession("kmirror", incremental=False))
+    broker = Broker(FetchSession("kmirror", 13, incremental=False))
     broker.session.want(key(A, 0), at(0))
     for _ in range(2):
         broker.gets((0, -1), [(key(A, 0), at(0))])
@@ -180,7 +180,7 @@ def test_requests_that_stand_alone_leave_no_session_behind() -> None:
 
 
 def test_the_session_epoch_starts_again_at_one() -> None:
-    session = FetchSession("kmirror")
+    session = FetchSession("kmirror", 13)
     broker = Broker(session)
     broker.gets((0, 0))
     session._session_epoch = 0x7FFFFFFE  # two thousand million requests later
@@ -194,7 +194,7 @@ def test_a_session_of_many_random_steps_names_what_a_broker_must_know() -> None:
     """Keep the broker's view of the session by what the requests say; it must equal what was asked for."""
     for seed in range(30):
         rng = random.Random(seed)
-        session = FetchSession("kmirror")
+        session = FetchSession("kmirror", 13)
         known: dict[FetchKey, int] = {}
         wanted: dict[FetchKey, FetchPosition] = {}
         for step in range(60):

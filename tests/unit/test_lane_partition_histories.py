@@ -247,7 +247,7 @@ class Writer:
             memoryview(bytearray(self.world.source.read(copy.intake.next_offset, self.world.rng.randrange(1, 9))))
         )
         end = self.world.source.end
-        key = FetchKey(ID, 0)
+        key = FetchKey(ID, 0, "")
         copy.fetched(FetchedPartition(key, 0, end, end, 0, (), frame.view, None), frame, self.world.now)
         frame.release()
 

@@ -17,6 +17,7 @@ from kmirror.sandbox.broker_config import (
     logging_properties,
     properties_text,
     server_properties,
+    zookeeper_properties,
 )
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.ports import LOOPBACK, free_ports, is_free
@@ -65,6 +66,18 @@ def test_a_broker_without_controller_does_not_listen_as_one() -> None:
     settings = settings_of(spec_of(2), 1)
     assert settings["listeners"] == settings["advertised.listeners"] == "PLAINTEXT://127.0.0.1:7002"
     assert settings["controller.quorum.voters"] == "1@127.0.0.1:7003"
+
+
+def test_brokers_before_kraft_are_a_cluster_through_zookeeper() -> None:
+    for version, needed in (("2.8.2", True), ("3.2.3", True), ("3.3.2", False), ("3.10.0", False), ("4.3.1", False)):
+        assert replace(spec_of(1), kafka_version=version).needs_zookeeper is needed
+    spec = replace(spec_of(2), kafka_version="2.8.2")
+    settings = settings_of(spec, 1)
+    assert (settings["broker.id"], settings["zookeeper.connect"]) == ("2", f"{LOOPBACK}:{spec.zookeeper_port}")
+    assert settings_of(spec)["listeners"] == "PLAINTEXT://127.0.0.1:7001"
+    assert not {"process.roles", "node.id", "controller.quorum.voters"} & settings.keys()
+    lines = zookeeper_properties(spec.zookeeper_port, Path("/d/data")).splitlines()
+    assert {"clientPort=7003", "dataDir=/d/data", f"clientPortAddress={LOOPBACK}"} <= set(lines)
 
 
 def test_a_secured_cluster_asks_clients_for_a_login_and_brokers_for_a_certificate() -> None:

@@ -143,7 +143,7 @@ def test_a_version_must_be_a_version(version: str) -> None:
         check_kafka_version(version)
 
 
-@pytest.mark.parametrize("version", ["2.8.1", "3.8.1", "5.0.0"])
+@pytest.mark.parametrize("version", ["2.7.2", "0.11.0", "5.0.0"])
 def test_a_version_the_sandbox_cannot_run_is_refused(version: str) -> None:
     with pytest.raises(UsageError, match=f"cannot run Kafka {version}"):
         check_kafka_version(version)

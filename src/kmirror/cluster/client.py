@@ -31,6 +31,9 @@ _CONSUMER = -1
 #: ListOffsets with this replica id answers with the log end instead of the high watermark, to any client.
 _DEBUGGING_REPLICA = -2
 _READ_COMMITTED = 1
+#: ListOffsets heeds the leader epoch from here on, and knows MAX_TIMESTAMP from 7 on (it finds a wrong offset before).
+_LIST_BY_EPOCH = 4
+_LIST_MAX_TIMESTAMP = 7
 _RETRY_PAUSE = 0.1
 #: Metadata takes ids from here on; what comes after it is not needed.
 _METADATA_BY_ID = 12
@@ -189,9 +192,10 @@ class ClusterClient:
         build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
         read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
         *,
+        lowest: int = 0,
         timeout: float | None = None,
     ) -> dict[TopicPartition, tuple[int, Any]]:
-        """Send one request to each leader and collect (error code, answer) per partition.
+        """Send one request (of version `lowest` or later) to each leader; collect (error code, answer) per partition.
 
         `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
         All leaders are asked at once: one that is silent takes no time from the others. Leaders that moved are looked
@@ -215,7 +219,7 @@ class ClusterClient:
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            refusals = self._ask_leaders(metadata, by_leader, build, read, answers, deadline)
+            refusals = self._ask_leaders(metadata, by_leader, build, read, answers, lowest, deadline)
             if refusals and refusals[0] and all(refusals):
                 raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
@@ -233,12 +237,13 @@ class ClusterClient:
         build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
         read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
         answers: dict[TopicPartition, tuple[int, Any]],
+        lowest: int,
         deadline: float,
     ) -> list[UnreachableError | None]:
         """Ask these leaders, each over its own connection; return which of them refuse us."""
 
         def ask(led_by: tuple[int, list[TopicPartition]]) -> UnreachableError | None:
-            return self._ask_leader(metadata, *led_by, build, read, answers, deadline)
+            return self._ask_leader(metadata, *led_by, build, read, answers, lowest, deadline)
 
         if len(by_leader) < 2:
             return [ask(one) for one in by_leader.items()]
@@ -253,6 +258,7 @@ class ClusterClient:
         build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
         read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
         answers: dict[TopicPartition, tuple[int, Any]],
+        lowest: int,
         deadline: float,
     ) -> UnreachableError | None:
         """Ask one leader; return why it refuses us, where it does."""
@@ -265,7 +271,8 @@ class ClusterClient:
         try:
             left = max(deadline - time.monotonic(), 0.1)
             connection = self.connect(node_id, broker.host, broker.port, timeout=left)
-            answer = connection.request(build(by_topic, metadata), timeout=max(deadline - time.monotonic(), 0.1))
+            patience = max(deadline - time.monotonic(), 0.1)
+            answer = connection.request(build(by_topic, metadata), lowest=lowest, timeout=patience)
         except UnreachableError as error:
             return error if error.reason is Reason.AUTHENTICATION_FAILED else None
         except OutcomeUnknown:
@@ -285,6 +292,10 @@ class ClusterClient:
         """Look up offsets: EARLIEST, LATEST, MAX_TIMESTAMP, or the first at or after a timestamp in epoch milliseconds.
 
         LATEST is the high watermark; with `read_committed` the last stable offset; with `log_end` the true log end.
+
+        Raises:
+            UnsupportedVersionError: a broker before Kafka 3.0 is asked for MAX_TIMESTAMP.
+            UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
         """
         from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -320,7 +331,8 @@ class ClusterClient:
                     value = OffsetAnswer(p.error_code, offset, p.leader_epoch, timestamp)
                     yield TopicPartition(topic.name, p.partition_index), p.error_code, value
 
-        found = self.per_leader(wanted, build, read, timeout=timeout)
+        lowest = _LIST_MAX_TIMESTAMP if MAX_TIMESTAMP in wanted.values() else _LIST_BY_EPOCH
+        found = self.per_leader(wanted, build, read, lowest=lowest, timeout=timeout)
         return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
 
     def describe_producers(

@@ -159,7 +159,7 @@ class Connection:
         if version < max(lowest, broker_lowest):
             raise UnsupportedVersionError(
                 f"{self.address} does not offer {name} version {lowest} to {highest}",
-                "kmirror works with Kafka 3.9 and later",
+                "the broker is too old for this: kmirror check tells what it lacks",
             )
         return version
 

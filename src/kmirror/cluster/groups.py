@@ -29,6 +29,10 @@ NON_EMPTY_GROUP = 68
 GROUP_ID_NOT_FOUND = 69
 
 _LIST_GROUPS_WITH_STATE = 4
+#: From here on one request may ask for several coordinators.
+_COORDINATORS_OF_MANY = 4
+#: OffsetFetch tells of all topics of a group from here on, and from 8 on of several groups.
+_OFFSET_FETCH_OF_ALL_TOPICS = 2
 _OFFSET_FETCH_OF_MANY = 8
 #: Both address topics by name up to here, by id after it.
 _BY_NAME = 9
@@ -177,14 +181,19 @@ class ClusterGroups:
         wanted = list(groups)
         if not wanted:
             return {}
-        request = FindCoordinatorRequest(key_type=0, coordinator_keys=wanted)
-        answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
         codes: dict[str, int] = {}
-        for one in answer.coordinators:
-            if one.error_code:
-                codes[one.key] = one.error_code
-            else:
-                self._coordinators[one.key] = one.node_id
+        while wanted:
+            request = FindCoordinatorRequest(key=wanted[0], key_type=0, coordinator_keys=wanted)
+            answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
+            # before version 4 (Kafka 3.0) a request has one key, and its answer does not repeat it
+            several = answer.API_VERSION >= _COORDINATORS_OF_MANY
+            told = [(one.key, one) for one in answer.coordinators] if several else [(wanted[0], answer)]
+            for group, one in told:
+                if one.error_code:
+                    codes[group] = one.error_code
+                else:
+                    self._coordinators[group] = one.node_id
+            wanted = [] if several else wanted[1:]
         return codes
 
 
@@ -217,20 +226,26 @@ def _listed(group: Any) -> ListedGroup:
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
     from kafka.protocol.consumer import OffsetFetchRequest
 
-    group_type = OffsetFetchRequest.OffsetFetchRequestGroup
-    wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
-    answer = connection.request(
-        OffsetFetchRequest(groups=wanted, require_stable=False),
-        lowest=_OFFSET_FETCH_OF_MANY,
-        highest=_BY_NAME,
-        timeout=timeout,
+    version = connection.version_for(
+        OffsetFetchRequest.API_KEY, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME, OffsetFetchRequest.name
     )
+    told: list[tuple[str, Any]] = []
+    if version >= _OFFSET_FETCH_OF_MANY:
+        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+        wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
+        request = OffsetFetchRequest(groups=wanted, require_stable=False)
+        answer = connection.request(request, highest=version, timeout=timeout)
+        told = [(group.group_id, group) for group in answer.groups]
+    else:
+        for name in groups:
+            request = OffsetFetchRequest(group_id=name, topics=None, require_stable=False)
+            told.append((name, connection.request(request, highest=version, timeout=timeout)))
     found: dict[str, Any] = {}
-    for group in answer.groups:
+    for name, group in told:
         if group.error_code not in (0, GROUP_ID_NOT_FOUND):
-            found[group.group_id] = group.error_code
+            found[name] = group.error_code
             continue
-        found[group.group_id] = {
+        found[name] = {
             TopicPartition(topic.name, one.partition_index): Committed(one.committed_offset, one.metadata or "")
             for topic in group.topics
             for one in topic.partitions

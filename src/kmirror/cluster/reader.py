@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.fetch import (
+    API_KEY,
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
+    FetchedPartition,
+    FetchKey,
+    FetchPosition,
+    FetchSession,
+)
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 
@@ -52,11 +60,10 @@ class PartitionReader:
             try:
                 node_id, host, port, topic_id = self._leader()
                 connection = self._client.connect(node_id, host, port)
-                session = FetchSession(self._client.config.client_id, incremental=False)
-                session.want(
-                    FetchKey(topic_id, self._partition.partition), FetchPosition(offset, None, None, max_bytes)
-                )
-                connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
+                version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
+                session = FetchSession(self._client.config.client_id, version, incremental=False)
+                key = FetchKey(topic_id, self._partition.partition, self._partition.topic)
+                session.want(key, FetchPosition(offset, None, None, max_bytes))
                 connection.wait_for_throttle()
                 correlation_id = connection.next_correlation_id()
                 request = session.request(

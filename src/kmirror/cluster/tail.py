@@ -8,7 +8,14 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.fetch import (
+    API_KEY,
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
+    FetchKey,
+    FetchPosition,
+    FetchSession,
+)
 from kmirror.cluster.protocol.isolation import Isolation, Kind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
@@ -47,7 +54,7 @@ class Tail:
         self._offset: int | None = None
         self._connection: Connection | None = None
         self._session: FetchSession | None = None
-        self._key = FetchKey(b"", partition.partition)
+        self._key = FetchKey(b"", partition.partition, partition.topic)
 
     def close(self) -> None:
         """Close the connection; the next poll opens another."""
@@ -70,7 +77,8 @@ class Tail:
     def _poll(self, max_wait_ms: int) -> TailAnswer:
         if self._connection is None or self._session is None or self._connection.must_be_replaced:
             self._connection = self._open()
-            self._session = FetchSession(self._client.config.client_id)
+            version = self._connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
+            self._session = FetchSession(self._client.config.client_id, version)
         connection, session, offset = self._connection, self._session, self._offset or 0
         session.want(self._key, FetchPosition(offset, None, None, _FETCH_BYTES))
         connection.wait_for_throttle()
@@ -104,7 +112,8 @@ class Tail:
         leader = metadata.leader(self._partition)
         if leader is None or leader.leader_id is None:
             raise OutcomeUnknown(f"{self._partition} has no leader")
-        self._key = FetchKey(metadata.topics[self._partition.topic].topic_id, self._partition.partition)
+        topic, partition = self._partition
+        self._key = FetchKey(metadata.topics[topic].topic_id, partition, topic)
         if self._offset is None:
             start = self._client.list_offsets({self._partition: EARLIEST})[self._partition]
             end = self._client.list_offsets({self._partition: LATEST})[self._partition]
@@ -113,6 +122,4 @@ class Tail:
                 raise BrokerError(code, code_name(code), f"looking up {self._partition}")
             self._offset = start.offset if self._look_back is None else max(start.offset, end.offset - self._look_back)
         broker = metadata.brokers[leader.leader_id]
-        connection = Connection.open(broker.host, broker.port, self._client.config)
-        connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
-        return connection
+        return Connection.open(broker.host, broker.port, self._client.config)

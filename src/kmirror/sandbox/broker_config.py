@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kmirror.sandbox.ports import LOOPBACK
@@ -60,20 +61,27 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
     `data` is the node's log directory, `tls` the folder with the certificates of a secured cluster.
     """
     settings = {
-        "process.roles": "broker,controller" if node.controller_port else "broker",
-        "node.id": str(node.node_id),
+        **(_with_zookeeper(spec, node) if spec.needs_zookeeper else _with_kraft(spec, node)),
         "broker.rack": f"rack-{node.node_id}",
-        "controller.quorum.voters": spec.voters,
-        "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": "0",
-        # A broker that was killed may register again, and its partitions get a new leader, only when this is over.
-        "broker.session.timeout.ms": "4000",
-        "broker.heartbeat.interval.ms": "500",
         **_internal_topics(len(spec.nodes)),
-        **(_secured(spec.security, node, tls) if spec.security else _plain(node)),
+        **(_secured(spec.security, node, tls) if spec.security else _plain(spec, node)),
         **spec.properties,
+    }
+    return properties_text(settings)
+
+
+def zookeeper_properties(port: int, data: Path) -> str:
+    """Return the text of ZooKeeper's properties file."""
+    settings = {
+        "dataDir": str(data),
+        "clientPort": str(port),
+        "clientPortAddress": LOOPBACK,
+        "maxClientCnxns": "0",
+        "admin.enableServer": "false",
+        "tickTime": "500",
     }
     return properties_text(settings)
 
@@ -87,6 +95,26 @@ def jaas_quoted(value: str) -> str:
 def properties_text(settings: Mapping[str, str]) -> str:
     """Return settings as the text of a Java properties file."""
     return "".join(f"{key}={value.replace(_BACKSLASH, _BACKSLASH * 2)}\n" for key, value in settings.items())
+
+
+def _with_kraft(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
+    return {
+        "process.roles": "broker,controller" if node.controller_port else "broker",
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": spec.voters,
+        "controller.listener.names": "CONTROLLER",
+        # A broker that was killed may register again, and its partitions get a new leader, only when this is over.
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "500",
+    }
+
+
+def _with_zookeeper(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
+    return {
+        "broker.id": str(node.node_id),
+        "zookeeper.connect": f"{LOOPBACK}:{spec.zookeeper_port}",
+        "zookeeper.session.timeout.ms": "4000",
+    }
 
 
 def _internal_topics(brokers: int) -> dict[str, str]:
@@ -111,7 +139,9 @@ def _listeners(node: NodeSpec, client_listener: str) -> dict[str, str]:
     return {"listeners": ",".join(own), "advertised.listeners": ",".join(advertised)}
 
 
-def _plain(node: NodeSpec) -> dict[str, str]:
+def _plain(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
+    if spec.needs_zookeeper:
+        return _listeners(replace(node, controller_port=None), PLAIN_LISTENER)
     return {
         **_listeners(node, PLAIN_LISTENER),
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",

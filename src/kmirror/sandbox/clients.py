@@ -43,7 +43,8 @@ def in_metadata(node: Node, brokers: int) -> Probe:
             metadata = admin.list_topics(timeout=1.0)
         except KafkaException:
             return False
-        return len(metadata.brokers) >= brokers and metadata.cluster_id == node.cluster.cluster_id
+        is_ours = metadata.cluster_id == (node.cluster.cluster_id or metadata.cluster_id)
+        return len(metadata.brokers) >= brokers and is_ours
 
     return complete
 

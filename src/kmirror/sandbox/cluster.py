@@ -1,4 +1,4 @@
-"""One real KRaft cluster on this machine: created in a folder, started, stopped, harmed broker by broker, removed."""
+"""One real cluster on this machine: created in a folder, started, stopped, harmed broker by broker, removed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from kmirror.sandbox.jars import KafkaJars, cache_directory, kafka_jars
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK, free_ports
 from kmirror.sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
-from kmirror.sandbox.readiness import wait_until_answering, wait_until_logged_in
+from kmirror.sandbox.readiness import wait_until_answering, wait_until_listening, wait_until_logged_in
+from kmirror.sandbox.server import JavaServer
 from kmirror.sandbox.spec import (
     ADMIN_USER,
     ClusterSpec,
     SecuritySpec,
     has_spec,
     load_spec,
+    needs_zookeeper,
     nodes_on,
     ports_needed,
     save_spec,
 )
+from kmirror.sandbox.zookeeper import ZooKeeper
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
 
@@ -190,6 +193,7 @@ class SandboxCluster:
         if self._spec is None:
             self._create(java, jars, deadline, progress)
             return
+        self._start_zookeeper(self.spec, java, jars, deadline)
         for node in self._nodes():
             if node.process() is None:
                 node.start(java, jars, self._environ)
@@ -199,13 +203,19 @@ class SandboxCluster:
         """Start one broker and wait until it answers."""
         node = self._node(node_id)
         java, jars = self._java_and_jars()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        self._start_zookeeper(self.spec, java, jars, deadline)
         if node.process() is None:
             node.start(java, jars, self._environ)
-        wait_until_answering([node], 1, time.monotonic() + _START_TIMEOUT_S)
+        wait_until_answering([node], 1, deadline)
 
     def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop every broker cleanly; by force those that have not ended after the grace. Data and ports stay."""
-        self._terminate(self._nodes() if self._spec else [], grace_s)
+        if self._spec is None:
+            return
+        self._terminate(self._nodes(), grace_s)
+        if self._spec.needs_zookeeper:
+            self._terminate([ZooKeeper(self._spec, self.directory)], grace_s)
 
     def stop_broker(self, node_id: int, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop one broker cleanly, by force after the grace."""
@@ -228,7 +238,7 @@ class SandboxCluster:
         """End every broker with SIGKILL and remove the folder with all its data; a folder that is not ours stays."""
         if has_spec(self.directory):
             spec = load_spec(self.directory)
-            _kill([Node(spec, node, self.directory) for node in spec.nodes])
+            _kill([*(Node(spec, node, self.directory) for node in spec.nodes), ZooKeeper(spec, self.directory)])
             shutil.rmtree(self.directory)
         self._spec = None
 
@@ -248,7 +258,12 @@ class SandboxCluster:
 
     def _java_and_jars(self) -> tuple[Path, KafkaJars]:
         version = self._spec.kafka_version if self._spec else self._kafka_version
-        return find_java(self._environ), kafka_jars(version, self._environ, self._report, watch=self._watch)
+        jars = kafka_jars(version, self._environ, self._report, watch=self._watch)
+        if self._wanted.security is not None and needs_zookeeper(jars.version):
+            raise UsageError(
+                f"The sandbox cannot secure a cluster of Kafka {jars.version}", "Take Kafka 3.3 or later for that."
+            )
+        return find_java(self._environ), jars
 
     def _create(self, java: Path, jars: KafkaJars, deadline: float, progress: Add) -> None:
         """Create and start; where ports were ours to choose and one was taken meanwhile, choose again."""
@@ -257,6 +272,7 @@ class SandboxCluster:
             nodes = [Node(spec, node, self.directory) for node in spec.nodes]
             try:
                 self._prepare(spec, nodes, java, jars)
+                self._start_zookeeper(spec, java, jars, deadline)
                 for node in nodes:
                     node.start(java, jars, self._environ)
                 wait_until_answering(nodes, len(nodes), deadline, progress)
@@ -265,21 +281,24 @@ class SandboxCluster:
                     create_scram_users(nodes[0], users)
                     wait_until_logged_in(nodes, ADMIN_USER, users[ADMIN_USER], deadline)  # the others came with it
             except BaseException as error:  # an interruption too leaves no broker that nobody knows of
-                _kill(nodes)
-                taken = any(node.found_its_port_taken() for node in nodes)
+                servers = [*nodes, ZooKeeper(spec, self.directory)]
+                _kill(servers)
+                taken = any(server.found_its_port_taken() for server in servers)
                 if not (taken and isinstance(error, UnreachableError) and self._ports is None):
                     raise
                 if attempt == _PORT_ATTEMPTS - 1:
                     raise
             else:
-                self._spec = replace(spec, complete=True)
+                cluster_id = spec.cluster_id or nodes[0].stored_cluster_id() or ""
+                self._spec = replace(spec, cluster_id=cluster_id, complete=True)
                 save_spec(self._spec, self.directory)
                 return
 
     def _new_spec(self, jars: KafkaJars) -> ClusterSpec:
         brokers, secured = len(self._wanted.nodes), self._wanted.security is not None
         ports = self._ports or free_ports(ports_needed(brokers, secured))
-        return replace(self._wanted, kafka_version=jars.version, nodes=nodes_on(ports, brokers, secured))
+        spec = replace(self._wanted, kafka_version=jars.version, nodes=nodes_on(ports, brokers, secured))
+        return replace(spec, cluster_id="") if spec.needs_zookeeper else spec
 
     def _prepare(self, spec: ClusterSpec, nodes: list[Node], java: Path, jars: KafkaJars) -> None:
         self.destroy()  # the remains of an interrupted start
@@ -292,14 +311,22 @@ class SandboxCluster:
         if spec.security:
             make_certificates(java, self.directory / "tls", spec.security.store_password)
         for node in nodes:
-            node.write_configuration(jars.major)
-        for node in nodes:
+            node.write_configuration()
+        for node in nodes if not spec.needs_zookeeper else ():
             node.format(java, jars, cache_directory(self._environ))
 
-    def _terminate(self, nodes: list[Node], grace_s: float) -> None:
-        terminate([process for node in nodes if (process := node.process())], grace_s)
-        for node in nodes:
-            node.forget_process()
+    def _start_zookeeper(self, spec: ClusterSpec, java: Path, jars: KafkaJars, deadline: float) -> None:
+        if not spec.needs_zookeeper:
+            return
+        zookeeper = ZooKeeper(spec, self.directory)
+        if zookeeper.process() is None:
+            zookeeper.start(java, jars, self._environ)
+        wait_until_listening(zookeeper, zookeeper.port, deadline)
+
+    def _terminate(self, servers: Sequence[JavaServer], grace_s: float) -> None:
+        terminate([process for server in servers if (process := server.process())], grace_s)
+        for server in servers:
+            server.forget_process()
 
     def _nodes(self) -> list[Node]:
         return [Node(self.spec, node, self.directory) for node in self.spec.nodes]
@@ -325,8 +352,8 @@ def start_together(clusters: Sequence[SandboxCluster], watch: Watch = unwatched)
             started.result()
 
 
-def _kill(nodes: list[Node]) -> None:
-    processes = [process for node in nodes if (process := node.process())]
+def _kill(servers: Sequence[JavaServer]) -> None:
+    processes = [process for server in servers if (process := server.process())]
     for process in processes:
         send_signal(process, signal.SIGKILL)
     wait_gone(processes, 10.0)

@@ -24,10 +24,11 @@ from kmirror.java import find_java
 from kmirror.work import Meter, Watch, unwatched
 
 DEFAULT_KAFKA_VERSION = "4.3.1"
-OLDEST_KAFKA = (3, 9)
+OLDEST_KAFKA = (2, 8)
 
 #: The binding of Kafka's logging: its published jars name only the interfaces, its own download adds these.
 _LOGGING = {
+    2: ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     3: ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     4: ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 }
@@ -54,7 +55,7 @@ class KafkaJars:
 
     @property
     def major(self) -> int:
-        """Return 3 or 4: they log through different libraries and keep some tools in different classes."""
+        """Return 2, 3 or 4: 4 logs through another library and keeps some tools in other classes."""
         return int(self.version.split(".", 1)[0])
 
 
@@ -94,7 +95,7 @@ def check_kafka_version(version: str) -> None:
     if (int(found.group(1)), int(found.group(2))) < OLDEST_KAFKA or int(found.group(1)) not in _LOGGING:
         raise UsageError(
             f"The sandbox cannot run Kafka {version}",
-            "It runs 3.9 and 4.x releases; leave the version out for the default.",
+            "It runs 2.8, 3.x and 4.x releases; leave the version out for the default.",
         )
 
 

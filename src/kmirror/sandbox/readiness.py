@@ -11,6 +11,7 @@ from kmirror.errors import TimedOutError, UnreachableError
 from kmirror.sandbox.clients import Probe, in_metadata, may_log_in
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
+from kmirror.sandbox.server import JavaServer
 from kmirror.words import counted
 from kmirror.work import Add, unwatched
 
@@ -26,10 +27,15 @@ def wait_until_answering(nodes: Sequence[Node], brokers: int, deadline: float, p
     TimedOutError when it does not answer in time.
     """
     for node in nodes:
-        _wait(node, partial(listens, node.spec.port), deadline, "has not opened its port")
+        wait_until_listening(node, node.spec.port, deadline)
     for node in nodes:
         _wait(node, in_metadata(node, brokers), deadline, f"does not know {counted(brokers, 'broker')} of its cluster")
         progress(1)
+
+
+def wait_until_listening(server: JavaServer, port: int, deadline: float) -> None:
+    """Wait until a server has opened a port. Raises as `wait_until_answering`."""
+    _wait(server, partial(listens, port), deadline, "has not opened its port")
 
 
 def wait_until_logged_in(nodes: Sequence[Node], user: str, password: str, deadline: float) -> None:
@@ -47,7 +53,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def _wait(node: Node, probe: Probe, deadline: float, otherwise: str) -> None:
+def _wait(node: JavaServer, probe: Probe, deadline: float, otherwise: str) -> None:
     while not probe():
         if node.process() is None:
             died = UnreachableError(

@@ -17,12 +17,16 @@ BROKER_PRINCIPAL = "sandbox-broker"
 #: A user of every secured cluster, and a super user where rights are checked.
 ADMIN_USER = "admin"
 
+#: The first release whose brokers can do without ZooKeeper in earnest (KIP-833).
+_FIRST_WITH_KRAFT = (3, 3)
 _FILE = "cluster.json"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """One node: always a broker, and a controller too where it has a controller port.
+
+    In a cluster with ZooKeeper the first node's controller port is ZooKeeper's.
 
     `internal_port` is the listener of the brokers among themselves, which only a secured cluster has apart.
     """
@@ -54,7 +58,8 @@ class SecuritySpec:
 class ClusterSpec:
     """One cluster, as it was created.
 
-    `complete` tells whether it has been up once; one that has not is the remains of an interrupted start.
+    `complete` tells whether it has been up once; one that has not is the remains of an interrupted start. A cluster
+    with ZooKeeper gives itself its `cluster_id`: it is empty until then.
     """
 
     name: str
@@ -68,11 +73,27 @@ class ClusterSpec:
     complete: bool = False
 
     @property
+    def needs_zookeeper(self) -> bool:
+        """Tell whether the brokers keep their metadata in ZooKeeper: before Kafka 3.3, KRaft was a preview."""
+        return needs_zookeeper(self.kafka_version)
+
+    @property
+    def zookeeper_port(self) -> int:
+        """Return the port of ZooKeeper, where the cluster has it."""
+        return self.nodes[0].controller_port or 0
+
+    @property
     def voters(self) -> str:
         """Return the value of `controller.quorum.voters`."""
         return ",".join(
             f"{node.node_id}@{LOOPBACK}:{node.controller_port}" for node in self.nodes if node.controller_port
         )
+
+
+def needs_zookeeper(kafka_version: str) -> bool:
+    """Tell whether brokers of a version keep their metadata in ZooKeeper."""
+    major, minor, *_ = kafka_version.split(".")
+    return (int(major), int(minor)) < _FIRST_WITH_KRAFT
 
 
 def controller_count(brokers: int) -> int:

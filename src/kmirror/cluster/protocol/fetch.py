@@ -1,4 +1,7 @@
-"""Fetch, version 13: incremental sessions (KIP-227), topics by id (KIP-516), diverging epochs (KIP-595). No I/O here.
+"""Fetch, from version 12 on: incremental sessions (KIP-227) and diverging epochs (KIP-595). No I/O here.
+
+Version 13 names topics by id (KIP-516, brokers from 3.1 on), version 12 by name; else they are the same. A name does
+not tell a topic from another one that was created in its place: who fetches by name has to ask for its id besides.
 
 A request may name our rack (KIP-392). The leader then answers, instead of records, with the replica to fetch from where
 one is nearer; a follower serves what it knows to be replicated.
@@ -15,12 +18,14 @@ answer only what has something to tell. Sentinels of the answer become None. Wha
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import (
     FrameError,
+    compact_string,
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
@@ -29,7 +34,9 @@ from kmirror.cluster.protocol.wire import (
 )
 
 API_KEY = 1
-VERSION = 13
+LOWEST_VERSION = 12
+HIGHEST_VERSION = 13
+FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 _READ_COMMITTED = 1
 _NEW_SESSION = 0
@@ -47,10 +54,11 @@ _NO_TAGS = b"\x00"
 
 
 class FetchKey(NamedTuple):
-    """Name a partition as Fetch does: by topic id."""
+    """Name a partition: by its topic's id, and by its name, which is what brokers before 3.1 are told."""
 
     topic_id: bytes
     partition: int
+    topic: str
 
 
 class FetchPosition(NamedTuple):
@@ -102,7 +110,9 @@ class FetchSession:
     sessions; with `incremental` false each request stands alone and the broker keeps nothing.
     """
 
-    def __init__(self, client_id: str, *, incremental: bool = True) -> None:
+    def __init__(self, client_id: str, version: int, *, incremental: bool = True) -> None:
+        self.by_name = version < FIRST_VERSION_WITH_TOPIC_IDS
+        self._version = version
         self._client_id = client_id
         self._first_epoch = _NEW_SESSION if incremental else _NO_SESSION
         self._session_id = 0
@@ -112,12 +122,15 @@ class FetchSession:
         self._changed: dict[FetchKey, None] = {}
         self._forgotten: dict[FetchKey, None] = {}
         self._known: set[FetchKey] = set()
+        #: By what brokers call them, topics' ids and names.
+        self._topics: dict[bytes, tuple[bytes, str]] = {}
 
     def __len__(self) -> int:
         return len(self._wanted)
 
     def want(self, key: FetchKey, position: FetchPosition) -> None:
         """Fetch this partition from here from the next request on."""
+        self._topics[key.topic.encode() if self.by_name else key.topic_id] = key.topic_id, key.topic
         self._wanted[key] = position
         self._changed[key] = None
         self._forgotten.pop(key, None)
@@ -144,7 +157,8 @@ class FetchSession:
         counts: dict[bytes, int] = {}
         for key in keys:
             at = self._wanted[key]
-            by_topic.setdefault(key.topic_id, bytearray()).extend(
+            topic = self._named(key)
+            by_topic.setdefault(topic, bytearray()).extend(
                 _PARTITION.pack(
                     key.partition,
                     _NO_EPOCH if at.current_leader_epoch is None else at.current_leader_epoch,
@@ -155,20 +169,20 @@ class FetchSession:
                     0,
                 )
             )
-            counts[key.topic_id] = counts.get(key.topic_id, 0) + 1
+            counts[topic] = counts.get(topic, 0) + 1
         gone: dict[bytes, list[int]] = {}
         for key in self._forgotten:
-            gone.setdefault(key.topic_id, []).append(key.partition)
+            gone.setdefault(self._named(key), []).append(key.partition)
         isolation = _READ_COMMITTED if read_committed else 0
         out = bytearray(4)
-        out += request_header(API_KEY, VERSION, correlation_id, self._client_id)
+        out += request_header(API_KEY, self._version, correlation_id, self._client_id)
         out += _REQUEST_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, self._session_id, self._session_epoch)
         out += unsigned_varint(len(by_topic) + 1)
-        for topic_id, partitions in by_topic.items():
-            out += topic_id + unsigned_varint(counts[topic_id] + 1) + partitions + _NO_TAGS
+        for topic, partitions in by_topic.items():
+            out += topic + unsigned_varint(counts[topic] + 1) + partitions + _NO_TAGS
         out += unsigned_varint(len(gone) + 1)
-        for topic_id, indexes in gone.items():
-            out += topic_id + unsigned_varint(len(indexes) + 1)
+        for topic, indexes in gone.items():
+            out += topic + unsigned_varint(len(indexes) + 1)
             out += struct.pack(f">{len(indexes)}i", *indexes) + _NO_TAGS
         rack_id = rack.encode()
         out += unsigned_varint(len(rack_id) + 1) + rack_id + _NO_TAGS
@@ -179,6 +193,10 @@ class FetchSession:
         self._forgotten = {}
         return bytes(out)
 
+    def _named(self, key: FetchKey) -> bytes:
+        """Encode a topic as a request names it."""
+        return compact_string(key.topic) if self.by_name else key.topic_id
+
     def answer(self, frame: memoryview) -> FetchAnswer:
         """Read the answer to the last request (`frame` starts at the correlation id).
 
@@ -186,7 +204,7 @@ class FetchSession:
             FrameError: not such an answer.
         """
         try:
-            answer, session_id = decode_answer(frame)
+            answer, session_id = decode_answer(frame, self._topics, by_name=self.by_name)
         except (struct.error, IndexError):
             raise FrameError("a Fetch answer ends too early") from None
         if answer.error_code or session_id == 0:
@@ -197,24 +215,31 @@ class FetchSession:
         return answer
 
 
-def decode_answer(frame: memoryview) -> tuple[FetchAnswer, int]:
-    """Decode one frame into the answer and its session id."""
+def decode_answer(
+    frame: memoryview, known: Mapping[bytes, tuple[bytes, str]], *, by_name: bool
+) -> tuple[FetchAnswer, int]:
+    """Decode one frame into the answer and its session id; `known` are ids and names by what brokers call topics."""
     position = skip_tagged_fields(frame, 4)
     throttle_time_ms, error_code, session_id = _ANSWER_HEAD.unpack_from(frame, position)
     position += _ANSWER_HEAD.size
     topics, position = read_unsigned_varint(frame, position)
     partitions: list[FetchedPartition] = []
     for _ in range(topics - 1):
-        topic_id = bytes(frame[position : position + 16])
-        count, position = read_unsigned_varint(frame, position + 16)
+        size = 16
+        if by_name:
+            size, position = read_unsigned_varint(frame, position)
+            size -= 1
+        called = bytes(frame[position : position + size])
+        topic_id, topic = known.get(called, (called, ""))
+        count, position = read_unsigned_varint(frame, position + size)
         for _ in range(count - 1):
-            partition, position = _partition(frame, position, topic_id)
+            partition, position = _partition(frame, position, topic_id, topic)
             partitions.append(partition)
         position = skip_tagged_fields(frame, position)
     return FetchAnswer(error_code, throttle_time_ms, partitions), session_id
 
 
-def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[FetchedPartition, int]:
+def _partition(frame: memoryview, position: int, topic_id: bytes, topic: str) -> tuple[FetchedPartition, int]:
     index, code, high_watermark, last_stable, log_start = _ANSWER_PARTITION.unpack_from(frame, position)
     position += _ANSWER_PARTITION.size
     count, position = read_unsigned_varint(frame, position)
@@ -240,7 +265,7 @@ def _partition(frame: memoryview, position: int, topic_id: bytes) -> tuple[Fetch
     known = code == Code.NONE
     return (
         FetchedPartition(
-            FetchKey(topic_id, index),
+            FetchKey(topic_id, index, topic),
             code,
             high_watermark if known and high_watermark >= 0 else None,
             last_stable if known and last_stable >= 0 else None,

@@ -1,6 +1,6 @@
 """Produce, one batch per partition, encoded as a list of buffers so that no batch is ever copied. No I/O here.
 
-Version 13 names topics by id (brokers from 4.0 on), version 11 by name. What an error code means here:
+Version 13 names topics by id (brokers from 4.1 on), those from 9 to 12 by name. What an error code means here:
 
 * 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then.
 * 45: the log end is not where this batch's sequence number says. Nothing was written.
@@ -27,7 +27,7 @@ from kmirror.cluster.protocol.wire import (
 )
 
 API_KEY = 0
-LOWEST_VERSION = 11
+LOWEST_VERSION = 9
 HIGHEST_VERSION = 13
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.producer_expiration import producer_expiration_ms
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,
     COMPRESSION_TYPES,
@@ -58,7 +59,6 @@ _RECORD_OVERHEAD = 100
 _LOOK_BACK = 16
 _TRIES = 20
 _PAUSE_S = 0.05
-_EXPIRATION = "producer.id.expiration.ms"
 _OLD_CODEC_POSITION = 17
 
 
@@ -154,8 +154,8 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
 def _expiration_ms(client: ClusterClient) -> int:
     """Return after how long brokers forget a producer id; 0 where one does not say."""
     nodes = list(client.metadata([]).brokers)
-    told = client.broker_configs(nodes, [_EXPIRATION])
-    return min((int(told.get(node, {}).get(_EXPIRATION, 0)) for node in nodes), default=0)
+    told = producer_expiration_ms(client, nodes)
+    return min((told.get(node, 0) for node in nodes), default=0)
 
 
 def _left(ranges: Sequence[Range], behind: int | None) -> Iterator[Range]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
+from kmirror.cluster.producer_expiration import producer_expiration_ms
 from kmirror.cluster.protocol.batch import UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -21,7 +22,6 @@ from kmirror.engine.histories.tails import DamagedLogError, Ends, Finding
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
-_EXPIRATION = "producer.id.expiration.ms"
 _LOOK_UP_TIMEOUT = 10.0
 
 
@@ -198,9 +198,7 @@ class Inspector:
 
     def _expiration(self, node_id: int) -> int | None:
         if node_id not in self._expiration_ms:
-            found = self._destination.broker_configs([node_id], [_EXPIRATION]).get(node_id, {})
-            value = found.get(_EXPIRATION)
-            self._expiration_ms[node_id] = int(value) if value else None
+            self._expiration_ms[node_id] = producer_expiration_ms(self._destination, [node_id]).get(node_id)
         return self._expiration_ms[node_id]
 
 

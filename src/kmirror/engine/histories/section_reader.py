@@ -14,7 +14,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.codes import code_name
-from kmirror.cluster.protocol.fetch import API_KEY, VERSION, FetchedPartition, FetchKey, FetchPosition, FetchSession
+from kmirror.cluster.protocol.fetch import (
+    API_KEY,
+    HIGHEST_VERSION,
+    LOWEST_VERSION,
+    FetchedPartition,
+    FetchKey,
+    FetchPosition,
+    FetchSession,
+)
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.engine.histories.stretches import Ends, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
@@ -187,7 +195,7 @@ class SectionReader:
             if leader is None or leader.leader_id is None:
                 found[partition] = Obstacle(side, UnreachableError(f"{partition} has no leader"))
                 continue
-            key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition)
+            key = FetchKey(metadata.topics[partition.topic].topic_id, partition.partition, partition.topic)
             led[leader.leader_id][key] = partition
             positions[key] = FetchPosition(offset, None, leader.leader_epoch, max_bytes)
         is_committed = side == "source" or self._read_limits.is_destination_committed
@@ -242,9 +250,9 @@ class SectionReader:
         for _ in range(_TRIES):
             self.requests += 1
             connection = client.connect(broker.node_id, broker.host, broker.port)
-            connection.version_for(API_KEY, VERSION, VERSION, "Fetch")
+            version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
             connection.wait_for_throttle()
-            session = FetchSession(client.config.client_id, incremental=False)
+            session = FetchSession(client.config.client_id, version, incremental=False)
             for key, position in positions.items():
                 session.want(key, position)
             correlation_id = connection.next_correlation_id()

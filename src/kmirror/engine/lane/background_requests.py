@@ -159,7 +159,7 @@ class BackgroundRequests:
     def _stream(self, side: Side, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         ask = connection.version_for
         if side == "source":
-            versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.VERSION, fetch.VERSION, "Fetch"),)
+            versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch"),)
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOURCE_RECEIVE_BUFFER)
             return Stream(connection, self._stream_bytes), versions
         if side == "fill":

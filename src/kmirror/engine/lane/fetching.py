@@ -11,7 +11,7 @@ import selectors
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchKey
-from kmirror.cluster.protocol.wire import INT32, FrameError
+from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.intake import Frame
@@ -66,7 +66,8 @@ class Fetching:
 
     def attach(self, partition: PartitionCopy, facts: Facts) -> None:
         """Give a partition its place in the fetch session of its source leader."""
-        self._keys[partition] = FetchKey(facts.source_topic_id or b"", partition.assignment.partition)
+        topic, index = partition.assignment.source
+        self._keys[partition] = FetchKey(facts.source_topic_id or b"", index, topic)
         self._fetch_from(partition, facts.source_leader[0])
 
     def fetch_on(self, partition: PartitionCopy) -> None:
@@ -144,12 +145,12 @@ class Fetching:
         self._work.background_requests.connect(
             "source",
             node_id,
-            lambda stream, _: post(lambda _: self._connected(node_id, stream)),
+            lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions[0])),
             lambda message, reason: post(lambda at: self._not_connected(node_id, message, reason, at)),
         )
 
-    def _connected(self, node_id: int, stream: Stream) -> None:
-        link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id)
+    def _connected(self, node_id: int, stream: Stream, version: int) -> None:
+        link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id, version)
         for partition in self._work.partitions:
             if partition in self._keys and partition.source.node_id == node_id:
                 self._join(link, partition)
@@ -229,7 +230,7 @@ class Fetching:
         rack = self._work.source_config.rack if link.asked_at >= self._leaders_only_until else ""
         request = link.session.request(link.correlation_id, max_wait_ms=wait, max_bytes=max_bytes, rack=rack)
         try:
-            link.stream.send([request])
+            link.stream.send([request, *(link.proof.begin() if link.proof else ())])
         except OutcomeUnknown as error:
             self._lose(link, str(error))
             return
@@ -249,10 +250,12 @@ class Fetching:
             self._lose(link, str(error))
 
     def _fetched(self, link: SourceLink, view: memoryview) -> None:
-        if INT32.unpack_from(view)[0] != link.correlation_id:
-            raise FrameError(f"{link.stream.connection.address} responded to a different request")
+        answered = link.answered(view)
+        if answered is None:
+            self._loop.watch(link)
+            return
+        answer, view = answered
         asked_at, link.asked_at = link.asked_at, None
-        answer = link.session.answer(view)
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         if answer.error_code:
             if answer.error_code not in {Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH}:

@@ -13,12 +13,13 @@ from typing import Literal
 
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol import log_end, markers, produce
-from kmirror.cluster.protocol.fetch import FetchKey, FetchSession
+from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane.intake import Batch
 from kmirror.engine.lane.partition_copy import PartitionCopy
+from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
 Side = Literal["source", "destination", "fill"]
@@ -27,10 +28,11 @@ Side = Literal["source", "destination", "fill"]
 class SourceLink:
     """The connection to one source broker, with its fetch session."""
 
-    def __init__(self, node_id: int, stream: Stream, client_id: str) -> None:
+    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int) -> None:
         self.node_id = node_id
         self.stream = stream
-        self.session = FetchSession(client_id)
+        self.session = FetchSession(client_id, version)
+        self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
         self.partitions: dict[FetchKey, PartitionCopy] = {}
         self.held_back: set[FetchKey] = set()
         self.asked_at: float | None = None
@@ -40,6 +42,24 @@ class SourceLink:
         self.serial = 0
         #: How large the batches are that it brings, as far as is known.
         self.batch_bytes: int | None = None
+
+    def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
+        """Decode what came; return the answer to the fetch under way and its frame, when it may be taken.
+
+        Raises:
+            FrameError: not the answer to what was asked.
+            OutcomeUnknown: the connection is gone.
+        """
+        if self.proof is not None and self.proof.expects(view):
+            return self.proof.learn(view)
+        if INT32.unpack_from(view)[0] != self.correlation_id:
+            raise FrameError(f"{self.stream.connection.address} responded to a different request")
+        answer = self.session.answer(view)
+        if self.proof is None:
+            return answer, view
+        proven, questions = self.proof.hold(answer, view)
+        self.stream.send(questions)
+        return proven
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from kmirror.ops.check.rights import (
     protection_view,
     source_grants,
 )
-from kmirror.ops.check.versions import broker_version
+from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.table import Settings, parse_settings, stored_settings
@@ -79,7 +79,7 @@ def check(
     with ClusterClient(client_config(destination_properties)) as client:
         found = _reach(sheet, _DESTINATION, client)
         if found is not None:
-            _check_cluster(sheet, _DESTINATION, client, found)
+            _check_cluster(sheet, _DESTINATION, client, found, Role.DESTINATION)
             if expect_cluster_id is not None:
                 same = found.cluster_id == expect_cluster_id
                 said = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
@@ -172,13 +172,12 @@ def _reach(sheet: _Sheet, cluster: str, client: ClusterClient) -> ClusterMetadat
     return found
 
 
-def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata) -> None:
+def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
     for broker in found.brokers.values():
         what = f"broker {broker.node_id}"
         with sheet.catching(cluster, what):
-            version = broker_version(client, broker.node_id, broker.host, broker.port)
-            hint = "kmirror works with Kafka 3.9 and later on both sides"
-            sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", hint)
+            version = broker_version(client, broker.node_id, broker.host, broker.port, role)
+            sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", too_old(role))
 
 
 def _check_rights(sheet: _Sheet, client: ClusterClient) -> frozenset[int] | None:
@@ -344,7 +343,7 @@ def _check_source(
             found = _reach(sheet, _SOURCE, client)
             if found is None:
                 return groups
-            _check_cluster(sheet, _SOURCE, client, found)
+            _check_cluster(sheet, _SOURCE, client, found, Role.SOURCE)
             if settings.sync_group_offsets_enabled:
                 with sheet.catching(_SOURCE, "rights on groups"):
                     groups = _check_source_groups(sheet, client, settings)

@@ -1,60 +1,122 @@
 """Is a cluster new enough? Judged by the requests its brokers offer, which is what kmirror will use.
 
-Kafka 3.9 brings Fetch 17 and Produce 11; 4.0 took Fetch below 4 away (KIP-896), which is how the two are told apart.
+A source has to offer less than a destination.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import RefusedError
 
-_PRODUCE, _FETCH = 0, 1
-_LOWEST_PRODUCE, _LOWEST_FETCH = 11, 17
+
+class Needed(NamedTuple):
+    """A request that brokers must offer, in this version at least."""
+
+    api_key: int
+    version: int
+    name: str
+
+
+_PRODUCE = Needed(0, 11, "Produce")
+_FETCH = Needed(1, 12, "Fetch")
+_LIST_OFFSETS = Needed(2, 6, "ListOffsets")
+#: From here on it tells topics' ids.
+_METADATA = Needed(3, 10, "Metadata")
+_CREATE_TOPICS = Needed(19, 7, "CreateTopics")
+_DELETE_TOPICS = Needed(20, 6, "DeleteTopics")
+_WRITE_TXN_MARKERS = Needed(27, 1, "WriteTxnMarkers")
+_INCREMENTAL_ALTER_CONFIGS = Needed(44, 1, "IncrementalAlterConfigs")
+_DESCRIBE_PRODUCERS = Needed(61, 0, "DescribeProducers")
+
+
+class Role(Enum):
+    """What a cluster is for: the first version of Kafka that is good enough, and what its brokers must offer.
+
+    Of a source topics' ids are needed (KIP-516): without them one that was deleted and created again cannot be told.
+    """
+
+    SOURCE = "2.8", (_FETCH, _LIST_OFFSETS, _METADATA)
+    DESTINATION = (
+        "3.9",
+        (
+            *(_PRODUCE, _FETCH._replace(version=17), _LIST_OFFSETS, _METADATA, _CREATE_TOPICS, _DELETE_TOPICS),
+            *(_WRITE_TXN_MARKERS, _INCREMENTAL_ALTER_CONFIGS, _DESCRIBE_PRODUCERS),
+        ),
+    )
+
+    def __init__(self, first_version: str, needed: Sequence[Needed]) -> None:
+        self.first_version = first_version
+        self.needed = needed
+
+
+#: Releases, newest first, each with a request and the version of it that brokers offer from then on. Only to tell
+#: people, roughly, which Kafka they have: nothing else depends on it.
+_RELEASES = (
+    ("4.1", _PRODUCE._replace(version=13)),
+    ("4.0", _PRODUCE._replace(version=12)),
+    ("3.9", _FETCH._replace(version=17)),
+    ("3.7", _FETCH._replace(version=16)),
+    ("3.5", _FETCH._replace(version=15)),
+    ("3.1", _FETCH._replace(version=13)),
+    ("3.0", _LIST_OFFSETS._replace(version=7)),
+    ("2.8", _METADATA._replace(version=11)),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerVersion:
-    """What one broker offers: the highest versions of Produce and Fetch, and the lowest of Fetch."""
+    """What one broker offers, and what of it is lacking for its role."""
 
     node_id: int
     address: str
-    produce: int
-    fetch: int
-    lowest_fetch: int
+    release: str
+    lacking: tuple[str, ...]
 
     @property
     def is_supported(self) -> bool:
-        """Tell whether the broker is Kafka 3.9 or later."""
-        return self.produce >= _LOWEST_PRODUCE and self.fetch >= _LOWEST_FETCH
+        """Tell whether the broker is new enough."""
+        return not self.lacking
 
     def __str__(self) -> str:
-        if not self.is_supported:
-            release = "older than Kafka 3.9"
-        else:
-            release = "Kafka 4.0 or later" if self.lowest_fetch >= 4 else "Kafka 3.9"
-        return f"{release} (Produce up to {self.produce}, Fetch up to {self.fetch})"
+        return self.release if not self.lacking else f"{self.release}: it does not offer {', '.join(self.lacking)}"
 
 
-def broker_version(client: ClusterClient, node_id: int, host: str, port: int) -> BrokerVersion:
+def broker_version(client: ClusterClient, node_id: int, host: str, port: int, role: Role) -> BrokerVersion:
     """Ask one broker. Raises ConnectFailedError."""
-    offered = client.connect(node_id, host, port).api_versions
-    lowest_fetch, fetch = offered.get(_FETCH, (0, -1))
-    return BrokerVersion(node_id, f"{host}:{port}", offered.get(_PRODUCE, (0, -1))[1], fetch, lowest_fetch)
+    return judged(node_id, f"{host}:{port}", client.connect(node_id, host, port).api_versions, role)
 
 
-def require_supported(client: ClusterClient, cluster: str) -> None:
+def judged(node_id: int, address: str, api_versions: Mapping[int, tuple[int, int]], role: Role) -> BrokerVersion:
+    """Judge what a broker offers: the lowest and the highest version of each request, by its key."""
+    offered = {key: highest for key, (_, highest) in api_versions.items()}
+    lacking = [f"{one.name} {one.version}" for one in role.needed if offered.get(one.api_key, -1) < one.version]
+    at_least = (name for name, mark in _RELEASES if offered.get(mark.api_key, -1) >= mark.version)
+    name = next(at_least, None)
+    release = f"Kafka {name} or later" if name else f"older than Kafka {_RELEASES[-1][0]}"
+    return BrokerVersion(node_id, address, release, tuple(lacking))
+
+
+def too_old(role: Role) -> str:
+    """Return the hint for a broker that is not supported."""
+    return (
+        f"kmirror copies from Kafka {Role.SOURCE.first_version} and later to Kafka "
+        f"{Role.DESTINATION.first_version} and later: upgrade the {role.name.lower()} first"
+    )
+
+
+def require_supported(client: ClusterClient, cluster: str, role: Role) -> None:
     """Refuse a cluster that is too old, judged by one of its brokers (`check` asks all); `cluster` begins the refusal.
 
     Raises:
-        RefusedError: the broker is older than Kafka 3.9; names it.
+        RefusedError: the broker is too old for its role; names it.
         UnreachableError: it does not answer.
     """
     broker = next(iter(client.metadata([]).brokers.values()))
-    found = broker_version(client, broker.node_id, broker.host, broker.port)
+    found = broker_version(client, broker.node_id, broker.host, broker.port, role)
     if not found.is_supported:
-        raise RefusedError(
-            f"{cluster}: broker {found.node_id} at {found.address} is {found}",
-            "kmirror works with Kafka 3.9 and later on both sides",
-        )
+        raise RefusedError(f"{cluster}: broker {found.node_id} at {found.address} is {found}", too_old(role))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.check.versions import require_supported
+from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import Destination, now_ms, source_client
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.failback.carry_out import carry_out_plan
@@ -73,7 +73,7 @@ def failback(
             f"the file sets topic.prefix={prefix}: topics would not keep their own names",
             "leave it out",
         )
-    require_supported(destination.client, "the old source")
+    require_supported(destination.client, "the old source", Role.DESTINATION)
     cluster_id = source_cluster_id(destination, source)
     with source_client(source) as client:
         state = destination.state()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kmirror.cluster.security.properties import literal_secrets
 from kmirror.errors import ExitCode, Reason, RefusedError, UsageError
-from kmirror.ops.check.versions import require_supported
+from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
@@ -41,7 +41,7 @@ def create(
     Raises:
         UsageError: a name, key or value is not understood.
         RefusedError: a secret stands there in clear, the mirror exists already (with `if_not_exists`: and differs),
-            the source is the destination (LOOP), or one of the two is older than Kafka 3.9.
+            the source is the destination (LOOP), or one of the two is too old.
         UnreachableError: a cluster does not answer or refuses us, or a secret's reference has no value here.
     """
     check_name(mirror)
@@ -50,7 +50,7 @@ def create(
     if existing is not None:
         _require_same(existing, source, settings, if_not_exists)
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
-    require_supported(destination.client, "the destination")
+    require_supported(destination.client, "the destination", Role.DESTINATION)
     require_possible(destination, parse_settings(settings))
     record = MirrorRecord(
         mirror,
@@ -114,7 +114,7 @@ def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> st
     Raises:
         UsageError: a property is not understood.
         UnreachableError: it does not answer or refuses us, or a secret's reference has no value here.
-        RefusedError: it is the destination itself (LOOP), or older than Kafka 3.9.
+        RefusedError: it is the destination itself (LOOP), or too old.
     """
     with source_client(source) as client:
         found = cluster_id_of(client)
@@ -124,7 +124,7 @@ def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> st
                 "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
                 Reason.LOOP,
             )
-        require_supported(client, "the source")
+        require_supported(client, "the source", Role.SOURCE)
     return found
 
 

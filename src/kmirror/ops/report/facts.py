@@ -9,7 +9,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archive_topic import archives_of
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.check.versions import BrokerVersion, broker_version
+from kmirror.ops.check.versions import Role, broker_version
 from kmirror.ops.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
@@ -101,7 +101,7 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
 def _release(client: ClusterClient, seconds: float) -> str:
     """Ask one broker of a cluster for its release."""
     broker = next(iter(client.metadata([], timeout=seconds).brokers.values()))
-    return _told(broker_version(client, broker.node_id, broker.host, broker.port))
+    return broker_version(client, broker.node_id, broker.host, broker.port, Role.SOURCE).release
 
 
 def _own_release(client: ClusterClient) -> str | None:
@@ -109,10 +109,6 @@ def _own_release(client: ClusterClient) -> str | None:
         return _release(client, 3.0)
     except (KmirrorError, OutcomeUnknown):
         return None
-
-
-def _told(found: BrokerVersion) -> str:
-    return str(found).partition(" (")[0]
 
 
 def _stops(state: State, topics: tuple[TopicRecord, ...]) -> tuple[TopicResult, ...]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kmirror.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient, OffsetAnswer
+from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
@@ -122,7 +123,7 @@ def _ask(
     try:
         marks = client.list_offsets({place: LATEST for place in offsets if place in there}, timeout=left())
         behind = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
-        newest = client.list_offsets(dict.fromkeys(behind, MAX_TIMESTAMP), timeout=left()) if behind else {}
+        newest = _newest(client, behind, left()) if behind else {}
         starts = client.list_offsets({place: EARLIEST for place in offsets if place in surplus}, timeout=left())
     except (KmirrorError, OutcomeUnknown):
         return SourceEnds(at, ends, notes)
@@ -135,3 +136,13 @@ def _ask(
         if answer.offset is not None and offsets[place] > answer.offset:
             unmirrored[surplus[place]] = offsets[place] - answer.offset
     return SourceEnds(at, ends, notes, unmirrored)
+
+
+def _newest(
+    client: ClusterClient, partitions: Sequence[TopicPartition], timeout: float
+) -> Mapping[TopicPartition, OffsetAnswer]:
+    """Look up the newest timestamps; brokers before Kafka 3.0 do not know them."""
+    try:
+        return client.list_offsets(dict.fromkeys(partitions, MAX_TIMESTAMP), timeout=timeout)
+    except UnsupportedVersionError:
+        return {}

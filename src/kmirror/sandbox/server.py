@@ -1,0 +1,83 @@
+"""One Java process of a sandbox cluster: its folder, its logs, and who it is.
+
+NAME/  logging.properties  server.log  console.log   Kafka's own log, and the JVM's output
+       process.json                                  who it is, as long as it should run
+       tmp/                                          libraries that codecs unpack; a process that is killed leaves them
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kmirror.sandbox.broker_config import logging_option, logging_properties
+from kmirror.sandbox.jars import KafkaJars
+from kmirror.sandbox.process import ProcessIdentity, is_alive, spawn
+from kmirror.sandbox.spec import ClusterSpec
+
+_TAIL_LINES = 20
+
+
+class JavaServer:
+    """A Java process as it lies on disk and as it runs; `title` is how messages name it."""
+
+    def __init__(self, cluster: ClusterSpec, directory: Path, title: str) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.title = title
+        self.data = directory / "data"
+        self.log_file = directory / "server.log"
+        self.console_file = directory / "console.log"
+        self._logging = directory / "logging.properties"
+        self._process = directory / "process.json"
+        self._temporary = directory / "tmp"
+
+    def process(self) -> ProcessIdentity | None:
+        """Return the running process, None when it does not run."""
+        try:
+            process = ProcessIdentity(**json.loads(self._process.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        return process if is_alive(process) else None
+
+    def launch(
+        self, java: Path, jars: KafkaJars, environ: Mapping[str, str], options: Sequence[str], program: Sequence[str]
+    ) -> None:
+        """Start a class with its arguments, under these options of Java, without waiting for it to answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._logging.write_text(logging_properties(jars.major, self.log_file), encoding="utf-8")
+        self._temporary.mkdir(exist_ok=True)
+        own = [f"-Djava.io.tmpdir={self._temporary}", logging_option(jars.major, self._logging)]
+        process = spawn([str(java), *options, *own, "-cp", jars.classpath, *program], environ, self.console_file)
+        self._process.write_text(json.dumps(asdict(process)), encoding="utf-8")
+
+    def forget_process(self) -> None:
+        """Note that the process is stopped on purpose."""
+        self._process.unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """Return the line that says why it ended: the last exception, error, or line at all."""
+        text = _text(self.log_file) + _text(self.console_file)
+        for telling in (r"^(?:Caused by: )?[\w.$]+(?:Exception|Error):? .*$", r"^.* (?:ERROR|FATAL) .*$", r"^.*\S.*$"):
+            lines = re.findall(telling, text, re.MULTILINE)
+            if lines:
+                return str(lines[-1])
+        return "it said nothing"
+
+    def tail(self) -> str:
+        """Return the end of its log and of its JVM's output."""
+        lines = [
+            line for file in (self.log_file, self.console_file) for line in _text(file).splitlines()[-_TAIL_LINES:]
+        ]
+        return "\n".join(lines)
+
+    def found_its_port_taken(self) -> bool:
+        """Tell whether it ended because another process listens on one of its ports."""
+        return any("Address already in use" in _text(file) for file in (self.log_file, self.console_file))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""

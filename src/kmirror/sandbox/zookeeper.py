@@ -1,0 +1,33 @@
+"""ZooKeeper, which brokers before Kafka 3.3 need: one process, from the jars that Kafka comes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kmirror.sandbox.broker_config import zookeeper_properties
+from kmirror.sandbox.jars import KafkaJars
+from kmirror.sandbox.server import JavaServer
+from kmirror.sandbox.spec import ClusterSpec
+
+_MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class ZooKeeper(JavaServer):
+    """The ZooKeeper of one cluster."""
+
+    def __init__(self, cluster: ClusterSpec, cluster_directory: Path) -> None:
+        super().__init__(cluster, cluster_directory / "zookeeper", f"ZooKeeper of cluster {cluster.name}")
+        self._properties = self.directory / "zookeeper.properties"
+
+    @property
+    def port(self) -> int:
+        """Return the port that brokers connect to."""
+        return self.cluster.zookeeper_port
+
+    def start(self, java: Path, jars: KafkaJars, environ: Mapping[str, str]) -> None:
+        """Start it, without waiting for it to answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._properties.write_text(zookeeper_properties(self.port, self.data), encoding="utf-8")
+        self.launch(java, jars, environ, _OPTIONS, [_MAIN_CLASS, str(self._properties)])

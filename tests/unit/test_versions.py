@@ -1,0 +1,45 @@
+"""Which clusters are new enough for what, judged by what their brokers offer."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmirror.ops.check.versions import Role, judged, too_old
+
+Offered = dict[int, tuple[int, int]]
+
+#: The highest versions of requests that real brokers offer, by release.
+OFFERED: dict[str, dict[int, int]] = {
+    "2.7": {0: 8, 1: 12, 2: 5, 3: 9, 19: 6, 20: 5, 27: 0, 44: 1},
+    "2.8": {0: 9, 1: 12, 2: 6, 3: 11, 19: 7, 20: 6, 27: 1, 44: 1, 61: 0},
+    "3.1": {0: 9, 1: 13, 2: 7, 3: 12, 19: 7, 20: 6, 27: 1, 44: 1, 61: 0},
+    "3.5": {0: 9, 1: 15, 2: 8, 3: 12, 19: 7, 20: 6, 27: 1, 44: 1, 61: 0},
+    "3.9": {0: 11, 1: 17, 2: 9, 3: 12, 19: 7, 20: 6, 27: 1, 44: 1, 61: 0},
+    "4.1": {0: 13, 1: 18, 2: 11, 3: 13, 19: 7, 20: 6, 27: 2, 44: 1, 61: 0},
+}
+
+
+def offered(release: str) -> Offered:
+    return {key: (0, highest) for key, highest in OFFERED[release].items()}
+
+
+NEW_ENOUGH = {Role.SOURCE: ["2.8", "3.1", "3.5", "3.9", "4.1"], Role.DESTINATION: ["3.9", "4.1"]}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_broker_that_is_new_enough_is_told_by_its_release(role: Role) -> None:
+    for release in OFFERED:
+        found = judged(1, "h:1", offered(release), role)
+        assert found.is_supported is (release in NEW_ENOUGH[role])
+        assert (str(found) == f"Kafka {release} or later") is found.is_supported
+    assert role.first_version == NEW_ENOUGH[role][0]
+
+
+def test_a_broker_that_is_too_old_is_told_by_what_it_lacks() -> None:
+    source = judged(1, "h:1", offered("2.7"), Role.SOURCE)
+    assert str(source) == "older than Kafka 2.8: it does not offer ListOffsets 6, Metadata 10"
+    assert not source.is_supported
+    without = {key: versions for key, versions in offered("3.9").items() if key != 61}
+    assert judged(1, "h:1", without, Role.SOURCE).is_supported
+    assert judged(1, "h:1", without, Role.DESTINATION).lacking == ("DescribeProducers 0",)
+    assert "upgrade the source first" in too_old(Role.SOURCE)
