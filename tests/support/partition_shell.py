@@ -81,7 +81,15 @@ class Shell:
         self.released: list[Frame] = []
         self.frames: list[Frame] = []
         self.counts = Counts()
-        self.copy = PartitionCopy(assignment, settle=SETTLE, released=self.released, counts=self.counts, **options)
+        self.restless: dict[PartitionCopy, None] = {}
+        self.copy = PartitionCopy(
+            assignment,
+            settle=SETTLE,
+            released=self.released,
+            counts=self.counts,
+            restless=self.restless,
+            **options,
+        )
         self.now = SOON
 
     @property
@@ -139,6 +147,10 @@ class Shell:
 
     def check(self) -> None:
         copy = self.copy
+        if copy.is_at_rest:
+            self.restless.clear()  # as the lane does; it is to come back by itself
+        is_looked_at = copy.is_at_rest or copy in self.restless or any("given up" in line for line in copy.story)
+        assert is_looked_at, "nobody looks at it any more"
         queue, flying = list(copy.queue), list(copy.in_flight)
         assert len(flying) <= MAX_IN_FLIGHT, "too many in flight"
         queued = [item for item in queue if isinstance(item, Batch)]

@@ -19,6 +19,7 @@ from kmirror.state.records import (
     Guard,
     Incarnation,
     LaneChangeRecord,
+    LaneRowsRecord,
     Latencies,
     MirrorRecord,
     PartitionRecord,
@@ -177,6 +178,7 @@ PROGRESS = ProgressRecord(
     batches_merged=7,
     offsets_filled=4,
     fetch_latencies=Latencies(tuple(range(14)), 2.5),
+    pages=1,
 )
 CHANGE = LaneChangeRecord(
     "m",
@@ -215,6 +217,7 @@ CHANGE = LaneChangeRecord(
     False,
     (1, 3),
 )
+PAGE = LaneRowsRecord("m", 0, 1, "L", 2, 1, (ProgressRow("pay", 0, 3, 3, 0, 3, None, PartitionState.MIRRORING),))
 ENGINE = EngineRecord(
     "m",
     "L",
@@ -309,11 +312,21 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],'
         b'"fetch_latencies":[[0,1,2,3,4,5,6,7,8,9,10,11,12,13],2.5],'
         b'"fetched_bytes":5000,"fills_by_transactions":true,"generation":2,"given_up":3,"host":"host-1","lease_id":"L",'
-        b'"offsets_filled":4,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
+        b'"offsets_filled":4,"pages":1,"pid":4711,"produce_latencies":[[0,0,0,0,0,0,0,0,0,0,0,0,0,0],0.0],'
         b'"rows":[["orders",0,10,12,0,9,950,"MIRRORING",null,null,12.5,true,5,5,7,8,9,3,800,0,2,null,null,null,null,0,0],'
         b'["orders",1,null,null,null,9,null,"FAILED","LOOP","round",0.0,false,null,null,null,null,null,null,null,0,null,9,'
         b"1.5,7.5,940,3,300]],"
         b'"taken":4,"throttled_ms":70,"time_ms":1000,"v":1}',
+    ),
+    (
+        PAGE,
+        b'["rows","m",0,1]',
+        b'{"attempt":1,"columns":["topic","partition","source_offset","source_high_watermark","source_log_start",'
+        b'"destination_offset","last_timestamp_ms","state","reason","message","bytes_per_second","begun","aligned_to",'
+        b'"lost_from","lost_until","again_from","again_until","last_epoch","source_seen_ms","retry_attempt","recovery",'
+        b'"failed_offset","records_per_second","offsets_per_second","caught_up_ms","records_copied","bytes_copied"],'
+        b'"generation":2,"lease_id":"L","rows":[["pay",0,3,3,0,3,null,"MIRRORING",null,null,0.0,false,null,null,null,null,'
+        b'null,null,null,0,null,null,null,null,null,0,0]],"v":1}',
     ),
     (
         CHANGE,

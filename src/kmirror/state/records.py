@@ -290,6 +290,14 @@ class ProgressRow(NamedTuple):
     bytes_copied: int = 0
 
 
+class LaneRun(NamedTuple):
+    """Name one run of a lane among those of all engines."""
+
+    lease_id: str
+    generation: int
+    attempt: int
+
+
 #: Upper bounds in seconds, inclusive, of the classes that requests are counted in; the last class has none.
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -333,11 +341,42 @@ class ProgressRecord:
     #: From request to answer, of fetches that brought records, the wait for records included; and of appends.
     fetch_latencies: Latencies = NONE_YET
     produce_latencies: Latencies = NONE_YET
+    #: How many `LaneRowsRecord`s of the same run belong to this: `rows` then holds only those that differ from them.
+    pages: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
         return ("progress", self.mirror, self.lane)
+
+    @property
+    def run(self) -> LaneRun:
+        return LaneRun(self.lease_id, self.generation, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRowsRecord:
+    """Keep rows of a lane's report that have not changed for a while, so that they are not stored with each report.
+
+    They are as old as the last report of the same run, which repeats them by not naming them.
+    """
+
+    mirror: str
+    lane: int
+    page: int
+    lease_id: str
+    generation: int
+    attempt: int
+    rows: tuple[ProgressRow, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return ("rows", self.mirror, self.lane, self.page)
+
+    @property
+    def run(self) -> LaneRun:
+        return LaneRun(self.lease_id, self.generation, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +456,7 @@ Record = (
     | TopicRecord
     | PartitionRecord
     | ProgressRecord
+    | LaneRowsRecord
     | LaneChangeRecord
     | EngineRecord
     | RightsRecord
@@ -446,7 +486,7 @@ def encode(record: Record) -> tuple[bytes, bytes]:
     """Return the record's key and value as they are stored."""
     key = record.key
     value: dict[str, Any] = {"v": SCHEMA_VERSION}
-    if isinstance(record, ProgressRecord):
+    if isinstance(record, ProgressRecord | LaneRowsRecord):
         value["columns"] = ProgressRow._fields
     elif isinstance(record, LaneChangeRecord):
         value["columns"] = COLUMNS
@@ -517,6 +557,7 @@ KINDS: Mapping[str, type[Record]] = {
     "topic": TopicRecord,
     "partition": PartitionRecord,
     "progress": ProgressRecord,
+    "rows": LaneRowsRecord,
     "change": LaneChangeRecord,
     "engine": EngineRecord,
     "rights": RightsRecord,
@@ -526,4 +567,4 @@ KINDS: Mapping[str, type[Record]] = {
     "history": HistoryRecord,
 }
 #: Rows are stored without their columns' names, which are stored once in `columns`.
-_ROWS = {"progress": "rows", "change": "taken", "history": "points"}
+_ROWS = {"progress": "rows", "rows": "rows", "change": "taken", "history": "points"}

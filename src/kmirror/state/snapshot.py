@@ -16,10 +16,12 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.events import Event
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryRecord
+from kmirror.state.lane_rows import joined
 from kmirror.state.records import (
     KINDS,
     EngineRecord,
     Key,
+    LaneRowsRecord,
     MirrorRecord,
     PartitionRecord,
     ProgressRecord,
@@ -93,6 +95,7 @@ class State:
     _topics: Mapping[str, tuple[TopicRecord, ...]] = field(default_factory=dict, repr=False)
     _partitions: Mapping[tuple[str, str], tuple[PartitionRecord, ...]] = field(default_factory=dict, repr=False)
     _progress: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict, repr=False)
+    _pages: Mapping[tuple[str, int], Mapping[int, LaneRowsRecord]] = field(default_factory=dict, repr=False)
     _groups: Mapping[str, tuple[GroupRecord, ...]] = field(default_factory=dict, repr=False)
     _history: Mapping[str, tuple[HistoryRecord, ...]] = field(default_factory=dict, repr=False)
 
@@ -104,6 +107,7 @@ class State:
         topics: defaultdict[str, list[TopicRecord]] = defaultdict(list)
         partitions: defaultdict[tuple[str, str], list[PartitionRecord]] = defaultdict(list)
         progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
+        pages: defaultdict[tuple[str, int], dict[int, LaneRowsRecord]] = defaultdict(dict)
         groups: defaultdict[str, list[GroupRecord]] = defaultdict(list)
         history: defaultdict[str, list[HistoryRecord]] = defaultdict(list)
         for record in map(checked, records):
@@ -117,6 +121,8 @@ class State:
                     partitions[record.mirror, record.topic].append(record)
                 case ProgressRecord():
                     progress[record.mirror].append(record)
+                case LaneRowsRecord():
+                    pages[record.mirror, record.lane][record.page] = record
                 case GroupRecord():
                     groups[record.mirror].append(record)
                 case HistoryRecord():
@@ -128,6 +134,7 @@ class State:
             {mirror: tuple(sorted(found, key=lambda topic: topic.topic)) for mirror, found in topics.items()},
             {names: tuple(sorted(found, key=lambda one: one.partition)) for names, found in partitions.items()},
             {mirror: tuple(sorted(found, key=lambda lane: lane.lane)) for mirror, found in progress.items()},
+            pages,
             {mirror: tuple(sorted(found, key=lambda group: group.group)) for mirror, found in groups.items()},
             {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
         )
@@ -156,7 +163,9 @@ class State:
         return self._get(EngineRecord, ("engine", mirror))
 
     def progress(self, mirror: str) -> tuple[ProgressRecord, ...]:
-        return self._progress.get(mirror, ())
+        """Return the last report of each lane, with the rows of all its partitions."""
+        reports = self._progress.get(mirror, ())
+        return tuple(joined(report, self._pages.get((mirror, report.lane), {})) for report in reports)
 
     def groups(self, mirror: str) -> tuple[GroupRecord, ...]:
         return self._groups.get(mirror, ())

@@ -23,8 +23,34 @@ LATE_SECONDS = 4.0
 
 
 @dataclass(slots=True)
+class _Voice:
+    """When what some partitions have in common was last reported on: the lane that last said all that it copies."""
+
+    heard_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a lane says of a partition's source: where it ends, and when it said so; None: lately."""
+
+    voice: _Voice
+    end: int | None
+    seen_at: float | None
+
+    @property
+    def known(self) -> tuple[float, int] | None:
+        """When the source said where it ends, and where; None where that is not known."""
+        if self.end is None:
+            return None
+        return (self.voice.heard_at - FRESH_SECONDS if self.seen_at is None else self.seen_at), self.end
+
+
+@dataclass(slots=True)
 class Health:
-    """Remember when what was last reported. The source monitor's thread reads it too, one value at a time."""
+    """Remember when what was last reported. The source monitor's thread reads it too, one value at a time.
+
+    A lane reports on all that it copies, and names what has changed: the others' rows are as old as its last report.
+    """
 
     began: float
     #: The lanes that no worker reports on, and since when that is so.
@@ -32,21 +58,28 @@ class Health:
     silent_partitions: frozenset[TopicPartition] = frozenset()
     #: True while the lanes do not report where the source ends.
     wants_ends: bool = False
-    #: By partition, when the source said where it ends, and where.
+    #: By partition, when the source told the source monitor where it ends, and where.
     _ends: dict[TopicPartition, tuple[float, int]] = field(default_factory=dict)
-    #: By partition, when its lane last reported where the copy ends.
-    _reported: dict[TopicPartition, float] = field(default_factory=dict)
+    #: By partition, what its lane says of the source; by lane, its voice.
+    _told: dict[TopicPartition, _Told] = field(default_factory=dict)
+    _voices: dict[int, _Voice] = field(default_factory=dict)
     #: What is copied and whose lane has had no answer from the source lately.
     _unseen: set[TopicPartition] = field(default_factory=set)
 
+    def hear(self, lane: int, at: float, *, says_all: bool) -> None:
+        """Note that a lane reports; `says_all`: what it does not name with this report it does not copy."""
+        if says_all or lane not in self._voices:
+            self._voices[lane] = _Voice(at)
+        else:
+            self._voices[lane].heard_at = at
+
     def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> None:
-        """Take what a lane says of the source."""
-        self._reported[partition] = at
-        fresh = row.source_seen_ms is None
-        age = FRESH_SECONDS if row.source_seen_ms is None else max(0, record.time_ms - row.source_seen_ms) / 1000
-        if row.source_offset is not None:
-            self.take_end(partition, row.source_offset, at - age)
-        if fresh or row.state is PartitionState.FAILED:
+        """Take what a lane that was heard says of the source."""
+        voice = self._voices.setdefault(record.lane, _Voice(at))
+        seen_ms = row.source_seen_ms
+        seen_at = None if seen_ms is None else at - max(0, record.time_ms - seen_ms) / 1000
+        self._told[partition] = _Told(voice, row.source_offset, seen_at)
+        if seen_ms is None or row.state is PartitionState.FAILED:
             self._unseen.discard(partition)
         else:
             self._unseen.add(partition)
@@ -57,11 +90,19 @@ class Health:
         if known is None or seen_at > known[0]:
             self._ends[partition] = seen_at, offset
 
+    def _end(self, partition: TopicPartition) -> tuple[float, int] | None:
+        """Return when the source last said where it ends, to the lane or to the source monitor, and where."""
+        told, known = self._told.get(partition), self._ends.get(partition)
+        heard = told.known if told is not None else None
+        if heard is None or known is None:
+            return heard or known
+        return max(heard, known, key=lambda one: one[0])
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget what was said of partitions."""
         for partition in partitions:
             self._ends.pop(partition, None)
-            self._reported.pop(partition, None)
+            self._told.pop(partition, None)
             self._unseen.discard(partition)
 
     def judge(self, silent: Mapping[int, float | None], partitions: Iterable[TopicPartition], *, late: bool) -> bool:
@@ -81,23 +122,24 @@ class Health:
 
     def lag(self, partition: TopicPartition, end: int | None, at: float) -> int | None:
         """Return how far a copy that ends there is behind what the source said lately; None: not known."""
-        seen_at, source_end = self._ends.get(partition, (0.0, 0))
-        if end is None or partition not in self._ends or at - seen_at > KNOWN_SECONDS:
+        known = self._end(partition)
+        if end is None or known is None or at - known[0] > KNOWN_SECONDS:
             return None
-        return max(0, source_end - end)
+        return max(0, known[1] - end)
 
     def source_ends(self) -> dict[TopicPartition, tuple[float, int]]:
         """Return by partition when the source said where it ends, and where."""
-        return self._ends.copy()
+        partitions = self._told.keys() | self._ends.keys()
+        return {partition: known for partition in partitions if (known := self._end(partition)) is not None}
 
     def reported_at(self) -> dict[TopicPartition, float]:
         """Return by partition when its lane last reported."""
-        return self._reported.copy()
+        return {partition: told.voice.heard_at for partition, told in self._told.items()}
 
     def known_at(self, partition: TopicPartition) -> float | None:
         """Return since when neither end of a copy is known any better; None: one of them was never known."""
-        seen, reported_at = self._ends.get(partition), self._reported.get(partition)
-        return None if seen is None or reported_at is None else min(seen[0], reported_at)
+        known, told = self._end(partition), self._told.get(partition)
+        return None if known is None or told is None else min(known[0], told.voice.heard_at)
 
 
 def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:

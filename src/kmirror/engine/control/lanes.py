@@ -368,6 +368,12 @@ class Lanes:
             self._doubt()
             self._overrules = False
 
+    def counts(self, record: ProgressRecord) -> bool:
+        """Tell whether a report that was heard is of the run of its lane that counts."""
+        handle = self._handles.get(record.lane)
+        run = (self._lease.lease_id, handle.generation, handle.attempt) if handle is not None else None
+        return run == record.run
+
     def heard(self, record: ProgressRecord) -> tuple[list[Word], list[Word]]:
         """Take a lane's report. Return what it says of partitions that it copies, and its last rows on released ones.
 

@@ -21,6 +21,7 @@ from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
 from kmirror.engine.control.history import History, Sample
 from kmirror.engine.control.journal import Journal, Level
+from kmirror.engine.control.lane_reports import LaneReports
 from kmirror.engine.control.lanes import LaneRunner, Lanes
 from kmirror.engine.control.orders import LaneOrders
 from kmirror.engine.control.partitions import MirrorPartitions
@@ -43,6 +44,7 @@ from kmirror.state.lease import Lease
 from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
+    LaneRowsRecord,
     MirrorRecord,
     PartitionState,
     ProgressRecord,
@@ -104,8 +106,17 @@ class MirrorEngine:
         self._stored = StoredRecords(mirror, (*state.records.values(), *state.unknown))
         self._priorities = Priorities()
         self.counters = Counters()
+        self._reports = LaneReports(lease.lease_id)
         self._heard: queue.SimpleQueue[
-            ProgressRecord | FeedTopic | MirrorRecord | Unknown | SourceReport | LoginReport | JobEvent | Exception
+            ProgressRecord
+            | LaneRowsRecord
+            | FeedTopic
+            | MirrorRecord
+            | Unknown
+            | SourceReport
+            | LoginReport
+            | JobEvent
+            | Exception
         ] = queue.SimpleQueue()
         self._side_jobs = SideJobs(side_jobs, self._view, self._heard.put)
         self._stop_threads = threading.Event()
@@ -341,11 +352,17 @@ class MirrorEngine:
             match heard:
                 case ProgressRecord():
                     self._take_progress(heard)
+                case LaneRowsRecord():
+                    self._reports.take_page(heard)
                 case FeedTopic():
-                    self._lanes.plan_now |= self._topics.take(heard)
+                    if self._topics.take(heard):
+                        self._lanes.plan_now = True
+                        self._reports.pass_on_all()
                 case MirrorRecord():
                     source = self._topics.record.source
-                    self._lanes.plan_now |= self._topics.take_mirror(heard)
+                    if self._topics.take_mirror(heard):
+                        self._lanes.plan_now = True
+                        self._reports.pass_on_all()
                     if heard.source != source:
                         self._login.ask()
                 case Unknown():
@@ -364,7 +381,10 @@ class MirrorEngine:
                     raise heard
 
     def _take_progress(self, record: ProgressRecord) -> None:
+        record, says_all = self._reports.take(record, at := now())
         words, last_words = self._lanes.heard(record)
+        if self._lanes.counts(record):
+            self._health.hear(record.lane, at, says_all=says_all)
         if record.lease_id == self._lease.lease_id:
             use = LaneUse(record.time_ms / 1000, record.fetched_bytes, record.throttled_ms / 1000)
             self._throttle_shares.take(record.lane, use)
@@ -374,8 +394,8 @@ class MirrorEngine:
             # a lane's late report on a released topic, or on its namesake, no longer counts
             if topic is None or not is_copied(topic) or assignment.destination_topic_id != topic.destination_topic_id:
                 continue
-            self._priorities.take(topic.source_topic, record, row, now())
-            if self.partitions.take_report(assignment.destination, record, row, now()):
+            self._priorities.take(topic.source_topic, record, row, at)
+            if self.partitions.take_report(assignment.destination, record, row, at):
                 self._want_rebuild(topic, row)
         for row, assignment in last_words:
             topic = self._topics.by_name.get(row.topic)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kmirror.state.records import (
     Key,
+    LaneRowsRecord,
     MirrorRecord,
     PartitionRecord,
     ProgressRecord,
@@ -48,7 +49,7 @@ class Replica:
         self._last_mirror: MirrorRecord | None = None
         self._unreadable: dict[Key, Unknown] = {}
 
-    def take(self, met: object) -> list[ProgressRecord | FeedTopic | MirrorRecord | Unknown]:
+    def take(self, met: object) -> list[ProgressRecord | LaneRowsRecord | FeedTopic | MirrorRecord | Unknown]:
         """Take the next record; return what is to be passed on now."""
         met = checked(met)
         if isinstance(met, MirrorRecord | TopicRecord | PartitionRecord | Removed):
@@ -58,7 +59,7 @@ class Replica:
                 if self._history is None:
                     return [met]
                 self._unreadable[met.key] = met
-            case ProgressRecord() if met.mirror == self._mirror:
+            case ProgressRecord() | LaneRowsRecord() if met.mirror == self._mirror:
                 return [met]
             case MirrorRecord() if met.name == self._mirror:
                 if self._history is None:

@@ -12,7 +12,7 @@ The engine's record also says which change of its work (`LaneChangeRecord`) the 
 here, one after another; while one is missing the lane may not write, and it ends when that stays so: a task that Spark
 starts again begins with the work that it was first given, and must not write to what it was to release since.
 
-The same thread writes the lane's progress there, about once a second while something moves.
+The lane's progress is written there by another thread, about once a second while something moves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import produce
@@ -32,6 +32,8 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.counts import Counts
+from kmirror.engine.lane.pages import Pages
+from kmirror.engine.lane.report import News
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
@@ -39,11 +41,13 @@ from kmirror.state.records import (
     EngineRecord,
     EngineState,
     LaneChangeRecord,
+    LaneRowsRecord,
+    LaneRun,
     ProgressRecord,
-    ProgressRow,
     Unknown,
     decode,
     encode,
+    encode_key,
 )
 from kmirror.words import counted
 
@@ -58,6 +62,8 @@ _LOOK_BACK = 200
 #: A change and the engine's record that names it are written together, and may still be read one after the other.
 _BEHIND_SECONDS = 3.0
 _PAUSE = 0.2
+#: Brokers take a batch of 1 MB at most, unless told otherwise.
+_BATCH_BYTES = 256 << 10
 
 
 class LaneControl:
@@ -68,7 +74,7 @@ class LaneControl:
         spec: LaneSpec,
         attempt: int,
         config: ClientConfig,
-        rows: Callable[[], Sequence[ProgressRow]],
+        news: Callable[[], News],
         broken: Callable[[Exception], None],
     ) -> None:
         self.spec = spec
@@ -82,13 +88,23 @@ class LaneControl:
         #: When our own first progress record was acknowledged: from then on every predecessor's time runs out.
         self.claimed_at: float | None = None
         self._client = ClusterClient(config)
-        self._rows = rows
-        self._reported: tuple[tuple[int, int], Sequence[ProgressRow]] | None = None
+        self._news = news
+        self._pages = Pages()
+        #: Set when another run of this lane has stored a page: it may be one of ours.
+        self._page_is_overwritten = False
+        #: True while something is new that no report has said; and what the last one said the lane goes by.
+        self._has_news = False
+        self._said_standing: tuple[int, int] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._host = socket.gethostname()
         self._engine_seen = now()
         self._tail = Tail(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
+        #: The keys of what is said to this lane: all else is read past.
+        kinds = (("engine", spec.mirror), *((kind, spec.mirror, spec.lane) for kind in ("change", "progress")))
+        self._keys = frozenset(encode_key(key) for key in kinds)
+        #: How the keys of this lane's pages begin, whatever their numbers.
+        self._page_prefix = encode_key(("rows", spec.mirror, spec.lane))[:-1] + b","
         self._owner: EngineRecord | None = None
         self._read_once = False
         #: Set by a lane that fills offsets by transactions; its successors have to know, see `said_so`.
@@ -203,6 +219,12 @@ class LaneControl:
     def _meet(self, record: Record) -> None:
         if record.key is None:
             return
+        if record.key.startswith(self._page_prefix):
+            page = decode(record.key, record.value)
+            self._page_is_overwritten |= not isinstance(page, LaneRowsRecord) or page.run != self._run
+            return
+        if record.key not in self._keys:
+            return
         met = decode(record.key, record.value)
         spec = self.spec
         if isinstance(met, EngineRecord) and met.mirror == spec.mirror:
@@ -237,12 +259,12 @@ class LaneControl:
     def _report_loop(self) -> None:
         written = 0.0
         while not self._stop.is_set():
-            seen = self._look()
-            is_news = self._reported != seen
+            standing = self._look()
             unsaid = self.fills_by_transactions and not self.said_so
-            if self.claimed_at is None or is_news or unsaid or now() - written > _SIGN_OF_LIFE_SECONDS:
+            is_news = self._has_news or standing != self._said_standing or unsaid
+            if self.claimed_at is None or is_news or now() - written > _SIGN_OF_LIFE_SECONDS:
                 try:
-                    self._report(seen)
+                    self._report(standing)
                     written = now()
                     if self.claimed_at is None:
                         self.claimed_at = written
@@ -253,25 +275,38 @@ class LaneControl:
             self._wake.wait(_PROGRESS_SECONDS)
             self._wake.clear()
 
-    def _look(self) -> tuple[tuple[int, int], Sequence[ProgressRow]]:
-        """Return what there is to say; the rows are at least as new as the change that they are said to go by."""
-        standing = self.standing()
-        return standing, self._rows()
+    def _look(self) -> tuple[int, int]:
+        """Take what is new of the partitions; return the changes that this goes by, or an earlier one."""
+        standing, news = self.standing(), self._news()
+        self._pages.take(news.changed, news.gone, now())
+        if self._page_is_overwritten:
+            self._page_is_overwritten = False
+            self._pages.say_again()
+        pages = self._pages.unsaid()
+        self._has_news = self._has_news or bool(news) or bool(pages)
+        return standing
 
-    def _report(self, seen: tuple[tuple[int, int], Sequence[ProgressRow]]) -> None:
-        """Write one progress record; raises KmirrorError or OutcomeUnknown when it was not, or perhaps not, written."""
-        spec, ((taken, given_up), rows) = self.spec, seen
+    @property
+    def _run(self) -> LaneRun:
+        return LaneRun(self.spec.lease_id, self.spec.generation, self.attempt)
+
+    def _report(self, standing: tuple[int, int]) -> None:
+        """Write one report behind the pages that it refers to.
+
+        Raises:
+            KmirrorError, OutcomeUnknown: not all of it was written, or perhaps not.
+        """
+        spec, (taken, given_up), run = self.spec, standing, self._run
         (fetched_bytes, throttled_seconds), counts = self.usage(), self.counts
-        record = ProgressRecord(
+        pages = self._pages.unsaid()
+        report = ProgressRecord(
             spec.mirror,
             spec.lane,
-            spec.lease_id,
-            spec.generation,
-            self.attempt,
+            *run,
             self._host,
             os.getpid(),
             now_ms(),
-            tuple(rows),
+            tuple(self._pages.loose.values()),
             self.fills_by_transactions,
             taken,
             given_up,
@@ -283,15 +318,33 @@ class LaneControl:
             counts.offsets_filled,
             counts.fetches.so_far,
             counts.appends.so_far,
+            self._pages.count,
         )
-        key, value = encode(record)
-        batch = make_batch([Record(0, now_ms(), key, value)])
-        append_to(self._report_client, STATE_PARTITION, memoryview(batch))
-        self._reported = seen
+        stored = [
+            LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()
+        ]
+        for some in _by_size([*map(encode, stored), encode(report)]):
+            batch = make_batch([Record(offset, now_ms(), *one) for offset, one in enumerate(some)])
+            append_to(self._report_client, STATE_PARTITION, memoryview(batch))
+        self._pages.said(pages)
+        self._has_news, self._said_standing = False, standing
         self.on_told(given_up)
-        if record.fills_by_transactions and not self.said_so:
+        if report.fills_by_transactions and not self.said_so:
             self.said_so = True
             self.on_change()
+
+
+def _by_size(encoded: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Put records together into batches that brokers take."""
+    some: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in encoded:
+        if some and size + len(value) > _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+        some.append((key, value))
+        size += len(value)
+    yield some
 
 
 def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryview) -> int:

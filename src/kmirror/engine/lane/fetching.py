@@ -7,6 +7,7 @@ after trouble with one, from the leaders.
 from __future__ import annotations
 
 import selectors
+from math import inf
 
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -49,7 +50,7 @@ def whole_batches(limit: int, batch_bytes: int | None) -> int:
 
 
 class Fetching:
-    """Fetch for one lane; used by its sending thread, but for `seen_at` and `usage`."""
+    """Fetch for one lane; used by its sending thread, but for `seen_at`, `answered_at` and `usage`."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -112,6 +113,11 @@ class Fetching:
             return seen
         is_asked_for = key not in link.held_back and not partition.source.is_put_off
         return max(seen, link.seen_at) if is_asked_for else seen
+
+    def answered_at(self) -> float:
+        """Return since when, at the earliest, a source broker has said nothing of the partitions it is asked for."""
+        links = tuple(self._work.sources.values())
+        return min((link.seen_at if link else -inf for link in links), default=-inf)
 
     def usage(self) -> tuple[int, float]:
         """Return the bytes fetched so far, and for how many seconds the throttle kept the lane from fetching."""
@@ -273,7 +279,7 @@ class Fetching:
             if partition is None or partition.source.valid_from_serial > link.serial:
                 continue
             if part.preferred_read_replica is not None and part.preferred_read_replica != link.node_id:
-                partition.source.ends_seen(part)
+                partition.ends_seen(part)
                 self._move_fetch(partition, part.preferred_read_replica, at + FOLLOWER_SECONDS)
                 continue
             if part.error_code or part.diverging_epoch:

@@ -241,7 +241,7 @@ class Fills:
                     self.lose(node_id, "no answer in time")
                 elif at >= self._work.control.deadline:
                     self.lose(node_id, "this lane's time is over")
-        for partition in self._work.partitions:
+        for partition in list(self._work.restless):
             if partition.trim_due is not None:
                 self.trim(partition)
             elif partition not in self._looking_beyond and partition.seems_to_end(at):

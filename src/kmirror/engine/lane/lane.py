@@ -25,15 +25,17 @@ from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.links import DestinationLink, SourceLink
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import Reports
+from kmirror.engine.lane.report import News, Reports
 from kmirror.engine.lane.rounds import Rounds
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import LaneResult, LaneSpec
-from kmirror.state.records import LaneChangeRecord, ProgressRow
+from kmirror.state.records import LaneChangeRecord
 
 _TICK = 0.1
 _LOOK_AROUND_SECONDS = 0.1
+#: So many times as long as it takes passes before the next look, however many partitions are restless.
+_LOOK_AROUND_RATIO = 10
 _STOP_SECONDS = 2.0
 
 
@@ -51,7 +53,7 @@ class Lane:
         self._background_requests = BackgroundRequests(
             spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + FETCH_BYTES // 2
         )
-        self.control = LaneControl(spec, attempt, destination_config, self._rows, self._broken)
+        self.control = LaneControl(spec, attempt, destination_config, self._news, self._broken)
         self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)
         #: Older claims may still be written under for a lane's time, counted from when ours was written.
         self._awaiting_claim = spec.predecessor_may_write or attempt > 0
@@ -62,8 +64,8 @@ class Lane:
         self._appending = Appending(self._work, self._fetching, self._fills)
         self._changes = Changes(self._work, self._fetching.release, self._appending.hang_up_on, self._begin)
         self._rounds = Rounds(self._background_requests, self._loop.post)
-        self._reports = Reports(self._fetching.seen_at)
-        self._looked_at = 0.0
+        self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
+        self._look_at = 0.0
         self._was_caught_up = False
         self.control.usage = self._fetching.usage
         self.control.on_change = lambda: self._loop.post(lambda _: None)
@@ -190,11 +192,10 @@ class Lane:
 
     def _look_around(self, at: float) -> None:
         """Begin what is due: inspections, time-outs, the news that everything is copied."""
-        if at - self._looked_at < _LOOK_AROUND_SECONDS:
+        if at < self._look_at:
             return
-        self._looked_at = at
         work = self._work
-        due = [p for p in work.partitions if p.due_for_inspection(at)]
+        due = [p for p in work.restless if p.due_for_inspection(at)]
         if due:
             for partition in due:
                 self._fetching.detach(partition)
@@ -209,13 +210,17 @@ class Lane:
         self._fills.look_around(at)
         self._changes.look_around(at)
         self._rounds.look_around(work.partitions, at)
-        caught_up = all(p.caught_up or p.retry.failure for p in work.partitions)
+        caught_up = all(p.caught_up or p.retry.failure for p in work.restless)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
         self._was_caught_up = caught_up
+        for partition in [p for p in work.restless if p.is_at_rest]:
+            del work.restless[partition]
+        took = now() - at
+        self._look_at = at + max(_LOOK_AROUND_SECONDS, _LOOK_AROUND_RATIO * took)
 
-    def _rows(self) -> list[ProgressRow]:
-        return self._reports.rows(self._work.all)
+    def _news(self) -> News:
+        return self._reports.look(self._work.all)
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:

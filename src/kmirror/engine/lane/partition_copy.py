@@ -54,6 +54,7 @@ class PartitionCopy:
         retry_timeout: float = 300.0,
         released: list[Frame] | None = None,
         counts: Counts | None = None,
+        restless: dict[PartitionCopy, None] | None = None,
     ) -> None:
         counts = counts or Counts()
         self.assignment = assignment
@@ -86,6 +87,9 @@ class PartitionCopy:
         #: Frames whose last batch is done with, for the shell to take back.
         self.released = released if released is not None else []
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        #: The partitions that have to be looked at now and then: all but those that stand still, see `is_at_rest`.
+        self._restless = restless if restless is not None else {}
+        self._stir()
 
     def __repr__(self) -> str:
         return f"<PartitionCopy {self.assignment.destination} {self.status.value} at {self.progress.acknowledged}>"
@@ -93,6 +97,16 @@ class PartitionCopy:
     @property
     def _is_busy(self) -> bool:
         return bool(self.in_flight) or self.fill.is_under_way or self.log_start.trim_is_under_way
+
+    def _stir(self) -> None:
+        """Be looked at from now on: this is, or may be, at rest no more."""
+        self._restless[self] = None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True while it has all that its source is known to have, and nothing happens before a fetch or a look brings
+        news; `_stir` is called whenever that may end."""
+        return self.caught_up and self.is_idle
 
     # -- inspection -----------------------------------------------------------------------------------------------
 
@@ -163,6 +177,7 @@ class PartitionCopy:
         """Look again at the log end when nothing that could change it can be on its way any more."""
         self._tell(f"nothing is sent before {until:.3f}: something may still be on its way")
         self._drop_queue()
+        self._stir()
         self.status = Status.WAITING
         self.retry.wake_at = until
 
@@ -177,6 +192,7 @@ class PartitionCopy:
         """Note that facts are gathered from now on: what was appended before is in them."""
         if self.status is Status.FAILED:
             self.retry.attempt += 1
+        self._stir()
         self.status = Status.INSPECTING
         self._memory.looked_at = now
 
@@ -222,7 +238,7 @@ class PartitionCopy:
             )
             self._interrupt(Trouble(Reason.SOURCE_DIVERGED, what), now)
             return
-        self.source.ends_seen(answer)
+        self.ends_seen(answer)
         self.source.log_start = answer.log_start_offset
         if len(answer.records):
             self.source.batches_seen(answer.records)
@@ -232,6 +248,11 @@ class PartitionCopy:
             self.source.nothing_since = None
         elif self.caught_up:
             self._got_on()
+
+    def ends_seen(self, answer: FetchedPartition) -> None:
+        """Take where the source ends, from a part of a Fetch answer."""
+        self._stir()
+        self.source.ends_seen(answer)
 
     def seems_to_end(self, now: float) -> bool:
         """Tell whether the source gives nothing more for a while, although its last stable offset is higher.
@@ -345,6 +366,8 @@ class PartitionCopy:
         """Send nothing more and take nothing in, for good; what is on its way is still answered."""
         self._tell(f"given up at {now:.3f}")
         self._drop_queue()
+        self._restless.pop(self, None)
+        self._restless = {}
         if self.status is not Status.FAILED:
             self.status = Status.DRAINING
 
@@ -452,6 +475,7 @@ class PartitionCopy:
     def _interrupt(self, trouble: Trouble, now: float) -> None:
         self.retry.trouble = trouble
         self._tell(f"interrupted: {trouble.message}")
+        self._stir()
         self._drop_queue()
         self.blocked_by = None
         self.status = Status.DRAINING
@@ -459,6 +483,7 @@ class PartitionCopy:
 
     def _look_again(self, now: float) -> None:
         """Look at the log afresh once nothing is on its way, without a pause."""
+        self._stir()
         self._drop_queue()
         self.status = Status.DRAINING
         self.advance(now)
@@ -492,6 +517,7 @@ class PartitionCopy:
     def _fail(self, failure: Fail, now: float) -> None:
         """Stop, and look again after a pause."""
         self._tell(f"failed: {failure}")
+        self._stir()
         self._drop_queue()
         self.retry.fail(failure, now)
         self.blocked_by = None

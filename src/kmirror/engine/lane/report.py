@@ -1,10 +1,16 @@
-"""What a lane says of its partitions: one row each, with the rates since the last time. For one thread at a time."""
+"""What a lane says of its partitions: one row each, with the rates since the last time. For one thread at a time.
+
+Most partitions of a wide mirror stand still: of those it is only looked whether anything has changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
@@ -39,79 +45,157 @@ class _Growth(NamedTuple):
         return _Growth(at, end, round(measured if self.per_second is None else (self.per_second + 3 * measured) / 4, 1))
 
 
-class Reports:
-    """Make rows. `seen_at` tells when the source was last asked about a partition, None if never."""
+#: Whatever a partition's row is made of, but for what time alone changes; rates and counts follow what is copied.
+_Print = tuple[object, ...]
 
-    def __init__(self, seen_at: Callable[[PartitionCopy], float | None]) -> None:
+
+class News(NamedTuple):
+    """What is new since the last look: rows that have changed, and partitions that the lane has no more."""
+
+    changed: Mapping[TopicPartition, ProgressRow]
+    gone: frozenset[TopicPartition]
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.gone)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was last reported of a partition, and what its rates are measured from."""
+
+    made_of: _Print
+    row: ProgressRow
+    speed: _Speed
+    #: How its source's end grows, and its destination's; None before that is known.
+    source_growth: _Growth | None
+    growth: _Growth | None
+    #: When its source was last seen to have no more than the destination.
+    caught_up_at: float | None
+    #: True while nothing but an event changes the row: it has all of its source, whose broker answers, and is still.
+    is_settled: bool
+
+
+class Reports:
+    """Make rows. `seen_at` tells when the source was last asked about a partition, None if never.
+
+    `answered_at` is the earliest moment at which any of the source's brokers was last asked that did answer.
+    """
+
+    def __init__(
+        self, seen_at: Callable[[PartitionCopy], float | None], answered_at: Callable[[], float] = lambda: -inf
+    ) -> None:
         self._seen_at = seen_at
-        self._speeds: dict[PartitionCopy, _Speed] = {}
-        #: By partition, when its source was last seen to have no more than the destination.
-        self._caught_up_at: dict[PartitionCopy, float] = {}
-        #: By partition, how its source's end grows, and its destination's.
-        self._source_growth: dict[PartitionCopy, _Growth] = {}
-        self._growth: dict[PartitionCopy, _Growth] = {}
+        self._answered_at = answered_at
+        self._known: dict[PartitionCopy, _Known] = {}
+        #: By place, the copy that is reported on: of two copies of one partition only the later one.
+        self._copies: dict[TopicPartition, PartitionCopy] = {}
+        #: When it was last looked, and what `answered_at` said then.
+        self._looked_at = self._answered_then = 0.0
         #: What the clock of moments has to be moved by to tell the time, in milliseconds.
         self._epoch_ms = now_ms() - now() * 1000
 
-    def rows(self, partitions: Iterable[PartitionCopy]) -> list[ProgressRow]:
-        """Return the state of these partitions; of two copies of one partition only the later one."""
-        at = now()
-        speeds: dict[PartitionCopy, _Speed] = {}
-        source_growth: dict[PartitionCopy, _Growth] = {}
-        growth: dict[PartitionCopy, _Growth] = {}
-        caught_up_at: dict[PartitionCopy, float] = {}
-        rows: dict[tuple[str, int], ProgressRow] = {}
-        for partition in partitions:
-            seen_at = self._seen_at(partition)
-            if (grown := self._source_grown(partition, seen_at)) is not None:
-                source_growth[partition] = grown
-            if (copied := self._grown(partition, at)) is not None:
-                growth[partition] = copied
-            speed = speeds[partition] = self._speed(partition, at)
-            is_caught_up = partition.caught_up
-            last = seen_at if is_caught_up else self._caught_up_at.get(partition)
-            if last is not None:
-                caught_up_at[partition] = last
-            rows[partition.assignment.destination] = row_of(partition)._replace(
-                source_seen_ms=None if seen_at is None or at - seen_at < FRESH_SECONDS else self._epoch(seen_at),
-                bytes_per_second=speed.bytes_per_second,
-                records_per_second=grown.per_second if grown else None,
-                offsets_per_second=copied.per_second if copied else None,
-                caught_up_ms=None if is_caught_up or last is None else self._epoch(last),
-            )
-        self._speeds, self._caught_up_at = speeds, caught_up_at
-        self._source_growth, self._growth = source_growth, growth
-        return list(rows.values())
+    def look(self, partitions: Iterable[PartitionCopy]) -> News:
+        """Return what is new; of two copies of one partition only the later one counts."""
+        at, copies = now(), {partition.assignment.destination: partition for partition in partitions}
+        changed: dict[TopicPartition, ProgressRow] = {}
+        # a broker that is silent makes its partitions' rows old, one by one
+        answered_at = min(at, self._answered_at())
+        may_rest = at - answered_at < FRESH_SECONDS
+        known = self._known
+        for place, partition in copies.items():
+            before, made_of = known.get(partition), _made_of(partition)
+            if may_rest and before is not None and before.is_settled and before.made_of == made_of:
+                continue
+            now_known = known[partition] = self._look_at(partition, before, made_of, at)
+            if before is None or before.row != now_known.row or self._copies.get(place) is not partition:
+                changed[place] = now_known.row
+        gone = self._copies.keys() - copies.keys()
+        if len(known) > len(copies):
+            current = set(copies.values())
+            self._known = {partition: one for partition, one in known.items() if partition in current}
+        self._copies, self._looked_at, self._answered_then = copies, at, answered_at
+        return News(changed, frozenset(gone))
 
-    def _speed(self, partition: PartitionCopy, at: float) -> _Speed:
-        """Return how fast a partition is copied, measured anew where that was some moments ago."""
-        copied, before = partition.progress.bytes_copied, self._speeds.get(partition)
-        if before is None:
-            return _Speed(at, copied)
-        seconds = at - before.at
-        if seconds < _RATE_SECONDS:
-            return before
-        return _Speed(at, copied, float(int((copied - before.bytes_copied) / seconds)))
+    def _look_at(self, partition: PartitionCopy, before: _Known | None, made_of: _Print, at: float) -> _Known:
+        if before is not None and before.is_settled:
+            before = self._since_last_look(before)
+        seen_at = self._seen_at(partition)
+        speed = _speed(partition, before.speed if before else None, at)
+        source_growth = _source_growth(partition, before.source_growth if before else None, seen_at)
+        growth = _growth(partition, before.growth if before else None, at)
+        is_caught_up = partition.caught_up
+        caught_up_at = seen_at if is_caught_up else before.caught_up_at if before else None
+        is_fresh = seen_at is not None and at - seen_at < FRESH_SECONDS
+        row = row_of(partition)._replace(
+            source_seen_ms=None if seen_at is None or is_fresh else self._epoch(seen_at),
+            bytes_per_second=speed.bytes_per_second,
+            records_per_second=source_growth.per_second if source_growth else None,
+            offsets_per_second=growth.per_second if growth else None,
+            caught_up_ms=None if is_caught_up or caught_up_at is None else self._epoch(caught_up_at),
+        )
+        is_still = speed.bytes_per_second == 0 == row.records_per_second == row.offsets_per_second
+        is_settled = is_still and is_caught_up and is_fresh
+        return _Known(made_of, row, speed, source_growth, growth, caught_up_at, is_settled)
 
-    def _grown(self, partition: PartitionCopy, at: float) -> _Growth | None:
-        """Return how a partition's copy grows; None where nothing is copied yet."""
-        end, before = partition.progress.acknowledged, self._growth.get(partition)
-        if end is None or not partition.progress.is_aligned:
-            return None
-        return _Growth(at, end) if before is None else before.until(at, end)
-
-    def _source_grown(self, partition: PartitionCopy, seen_at: float | None) -> _Growth | None:
-        """Return how a partition's source grows.
-
-        Time counts only while the source is seen: one that does not answer has not stopped growing.
-        """
-        end, before = partition.source.last_stable_offset, self._source_growth.get(partition)
-        if seen_at is None or end is None:
-            return before
-        return _Growth(seen_at, end) if before is None else before.until(seen_at, end)
+    def _since_last_look(self, known: _Known) -> _Known:
+        """Return what was known of a partition that stood still until the last look, as if it was looked at then."""
+        looked_at, answered_at = self._looked_at, self._answered_then
+        return replace(
+            known,
+            speed=known.speed._replace(at=looked_at),
+            source_growth=known.source_growth._replace(at=answered_at) if known.source_growth else None,
+            growth=known.growth._replace(at=looked_at) if known.growth else None,
+            caught_up_at=answered_at,
+        )
 
     def _epoch(self, at: float) -> int:
         return int(self._epoch_ms + at * 1000)
+
+
+def _made_of(partition: PartitionCopy) -> _Print:
+    source, progress, retry = partition.source, partition.progress, partition.retry
+    return (
+        partition.status,
+        partition.facts,
+        progress.acknowledged,
+        source.last_stable_offset,
+        source.high_watermark,
+        source.log_start,
+        source.is_put_off,
+        retry.trouble,
+        retry.failure,
+        partition.log_start.target,
+    )
+
+
+def _speed(partition: PartitionCopy, before: _Speed | None, at: float) -> _Speed:
+    """Return how fast a partition is copied, measured anew where that was some moments ago."""
+    copied = partition.progress.bytes_copied
+    if before is None:
+        return _Speed(at, copied)
+    seconds = at - before.at
+    if seconds < _RATE_SECONDS:
+        return before
+    return _Speed(at, copied, float(int((copied - before.bytes_copied) / seconds)))
+
+
+def _growth(partition: PartitionCopy, before: _Growth | None, at: float) -> _Growth | None:
+    """Return how a partition's copy grows; None where nothing is copied yet."""
+    end = partition.progress.acknowledged
+    if end is None or not partition.progress.is_aligned:
+        return None
+    return _Growth(at, end) if before is None else before.until(at, end)
+
+
+def _source_growth(partition: PartitionCopy, before: _Growth | None, seen_at: float | None) -> _Growth | None:
+    """Return how a partition's source grows.
+
+    Time counts only while the source is seen: one that does not answer has not stopped growing.
+    """
+    end = partition.source.last_stable_offset
+    if seen_at is None or end is None:
+        return before
+    return _Growth(seen_at, end) if before is None else before.until(seen_at, end)
 
 
 def row_of(copy: PartitionCopy) -> ProgressRow:

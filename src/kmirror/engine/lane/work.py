@@ -51,6 +51,8 @@ class Work:
         #: What is copied, and what is being released: replaced, never changed, because other threads read them.
         self.partitions: list[PartitionCopy] = []
         self.leaving: list[PartitionCopy] = []
+        #: Those of `partitions` that have to be looked at now and then; the sending thread's alone.
+        self.restless: dict[PartitionCopy, None] = {}
 
     @property
     def all(self) -> list[PartitionCopy]:
@@ -75,6 +77,7 @@ class Work:
                 retry_timeout=self.spec.retry_timeout_ms / 1000,
                 released=self.released,
                 counts=self.counts,
+                restless=self.restless,
             )
             for assignment in assignments
         ]

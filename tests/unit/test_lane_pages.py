@@ -1,0 +1,179 @@
+"""Reports name what changes, pages keep what stands still: whoever joins them has every row, as of the last report."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.lane_reports import ALL_SECONDS, LaneReports
+from kmirror.engine.lane.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
+from kmirror.state.lane_rows import by_place
+from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow, Record
+from kmirror.state.snapshot import State
+
+Rows = dict[TopicPartition, ProgressRow]
+
+
+def row(place: TopicPartition, offset: int) -> ProgressRow:
+    return ProgressRow(*place, offset, offset, 0, offset, None, PartitionState.MIRRORING)
+
+
+def places(count: int) -> list[TopicPartition]:
+    return [TopicPartition(f"t{number // 5}", number % 5) for number in range(count)]
+
+
+def rows(count: int, offset: int = 0) -> Rows:
+    return {place: row(place, offset) for place in places(count)}
+
+
+class Lane:
+    """A lane that stores what it reports, and who reads it: commands, and the engine."""
+
+    def __init__(self, generation: int = 1, log: dict[object, Record] | None = None) -> None:
+        self.generation = generation
+        self.pages = Pages()
+        self.at = 100.0
+        self.rows: Rows = {}
+        self.log = log if log is not None else {}
+        self.reports = LaneReports("L")
+        self.heard: Rows = {}
+        self.standing = (0, 0)
+        self.written = 0
+
+    def look(self, changed: Rows, gone: Iterable[TopicPartition] = ()) -> list[ProgressRow]:
+        """Report what is new; return what the engine is told."""
+        for place in gone:
+            del self.rows[place]
+        self.rows |= changed
+        self.pages.take(changed, gone, self.at)
+        return self.report()
+
+    def report(self) -> list[ProgressRow]:
+        run = "L", self.generation, 0
+        unsaid = self.pages.unsaid()
+        for number, kept in unsaid.items():
+            page = LaneRowsRecord("m", 0, number, *run, tuple(kept.values()))
+            self.log[page.key] = page
+            self.reports.take_page(page)
+        loose = tuple(self.pages.loose.values())
+        report = ProgressRecord(
+            "m", 0, *run, "host", 1, int(self.at * 1000), loose, *(False, *self.standing), pages=self.pages.count
+        )
+        self.log[report.key] = report
+        self.pages.said(unsaid)
+        self.written = len(report.rows) + sum(len(kept) for kept in unsaid.values())
+        told, is_all = self.reports.take(report, self.at)
+        if is_all:
+            self.heard = {}
+        self.heard |= by_place(told.rows)
+        return list(told.rows)
+
+    def read(self) -> Rows:
+        """Return what a command that begins now reads."""
+        (report,) = State.of(self.log.values()).progress("m")
+        return by_place(report.rows)
+
+
+def test_a_lane_of_few_partitions_names_all_of_them_with_each_report() -> None:
+    lane = Lane()
+    lane.look(rows(PAGE_ROWS))
+    lane.at += 10 * COLD_SECONDS
+    lane.look({})
+    assert lane.written == PAGE_ROWS
+    assert [record.key[0] for record in lane.log.values()] == ["progress"]
+
+
+def test_what_stands_still_is_stored_once_and_its_age_is_that_of_the_last_report() -> None:
+    lane = Lane()
+    lane.look(rows(2_500))
+    assert len(lane.pages.loose) <= MOST_LOOSE
+    lane.at += COLD_SECONDS
+    lane.look({})
+    lane.at += 2
+    assert lane.look({}) == []
+    assert lane.written == 0
+    (report,) = State.of(lane.log.values()).progress("m")
+    assert (len(report.rows), report.time_ms) == (2_500, 112_000)
+    busy = places(2_500)[7]
+    assert lane.look({busy: row(busy, 9)}) == [row(busy, 9)]
+    assert lane.written == 1
+    assert lane.read() == lane.rows
+    # it is as it was stored: named no more, and told once
+    assert lane.look({busy: row(busy, 0)}) == [row(busy, 0)]
+    assert lane.written == 0
+    assert lane.read() == lane.rows
+
+
+def test_all_is_told_again_when_the_lane_goes_by_another_change_when_asked_for_and_once_in_a_while() -> None:
+    lane = Lane()
+    lane.look(rows(300))
+    lane.at += COLD_SECONDS
+    assert lane.look({}) == []
+    lane.standing = (1, 0)
+    assert len(lane.look({})) == 300
+    assert lane.look({}) == []
+    lane.reports.pass_on_all()
+    assert len(lane.look({})) == 300
+    lane.at += ALL_SECONDS
+    assert len(lane.look({})) == 300
+    assert lane.look({}) == []
+
+
+def test_pages_of_another_run_say_nothing_until_they_are_stored_again() -> None:
+    lane = Lane()
+    lane.look(rows(300, 1))
+    lane.at += COLD_SECONDS
+    lane.look({})
+    later = Lane(2, lane.log)
+    later.look(rows(300, 2))
+    assert later.read() == later.rows, "the old pages are no more part of it"
+    later.at += COLD_SECONDS
+    later.look({})
+    lane.look({})
+    lane.pages.say_again()
+    lane.look({})
+    zombie = lane.log["rows", "m", 0, 1]
+    later.pages.say_again()
+    later.look({})
+    later.log[zombie.key] = zombie
+    assert len(later.read()) == 200, "not reported on, rather than as an old run saw it"
+    assert isinstance(zombie, LaneRowsRecord)
+    later.reports.take_page(zombie)
+    assert later.look({}) == []
+    later.pages.say_again()
+    later.look({})
+    assert later.read() == later.rows
+
+
+def test_a_page_that_is_not_known_to_be_stored_is_stored_again() -> None:
+    pages = Pages()
+    pages.take(rows(2_000), (), 0.0)
+    first = pages.unsaid()
+    assert pages.unsaid() == first
+    place = next(iter(first[0]))
+    pages.take({}, [place], 1.0)
+    pages.said(first)
+    (again,) = pages.unsaid().values()
+    assert again == {one: kept for one, kept in first[0].items() if one != place}
+
+
+def test_whoever_joins_reports_and_pages_has_what_the_lane_has() -> None:
+    """Random work: partitions that move, stand still, come and go; every reader agrees after each report."""
+    chance = random.Random(7)
+    for _ in range(6):
+        lane = Lane()
+        everything = places(chance.choice([90, 150, 400, 1_300]))
+        for _ in range(25):
+            lane.at += chance.choice([1, 1, 2, COLD_SECONDS])
+            here = list(lane.rows)
+            some = chance.choice([0, 3, 40, len(everything)])
+            changed = chance.sample(everything, min(some, len(everything)))
+            gone = chance.sample(here, min(chance.choice([0, 0, 5]), len(here)))
+            came = {place: row(place, chance.randrange(3)) for place in changed if place not in gone}
+            if came.keys() - lane.rows.keys() or gone:
+                lane.standing = (lane.standing[0] + 1, 0)
+            lane.look(came, gone)
+            assert lane.read() == lane.rows
+            assert lane.heard == lane.rows
+            assert len(lane.pages.loose) <= MOST_LOOSE
