@@ -32,12 +32,13 @@ def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file
 
 
 def new_log_file() -> Path:
-    """Return a file for Spark's own words, in the user's cache folder; the oldest ones there are deleted."""
+    """Return a file for Spark's own words, in the user's cache folder; old ones of ended runs are deleted."""
     folder = cache_folder(os.environ) / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     kept = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
     for old in kept[:-_KEPT_LOGS]:
-        old.unlink(missing_ok=True)
+        if not Path("/proc", old.stem.removeprefix("spark-")).exists():
+            old.unlink(missing_ok=True)
     return folder / f"spark-{os.getpid()}.log"
 
 
