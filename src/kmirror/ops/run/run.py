@@ -26,6 +26,7 @@ from kmirror.ops.results import VerbResult
 from kmirror.ops.run.all_mirrors import AllMirrors, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.last_group_sync import last_group_sync
+from kmirror.ops.run.memory import keep_memory_small
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.patience import Interrupted, Patience
 from kmirror.ops.run.request import RunRequest
@@ -62,6 +63,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
         raise UsageError("--mirror and --all exclude each other", "give one of them")
     if not request.all_mirrors and not request.mirrors:
         raise UsageError("--mirror is missing", "give --mirror M, or --all for every mirror of the destination")
+    keep_memory_small()
     began, log_file = now(), new_log_file()
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
