@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -25,12 +27,18 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRuntime]:
-    """A local Spark with four slots, shared by the tests of this module."""
-    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
+def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file into which the Spark of this module logs."""
+    return tmp_path_factory.mktemp("spark") / "spark.log"
+
+
+@pytest.fixture(scope="module")
+def spark(log_file: Path) -> Iterator[SparkRuntime]:
+    """A local Spark with four slots on a machine in India, shared by the tests of this module."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with SparkRuntime(SparkOptions(slots=4, log_file=log_file, app_name="test")) as runtime:
+        options = SparkOptions(slots=4, log_file=log_file, app_name="test")
+        with SparkRuntime(options, {**os.environ, "TZ": "Asia/Kolkata"}) as runtime:
             yield runtime
     finally:
         signal.signal(signal.SIGINT, before)
@@ -121,6 +129,11 @@ def test_it_says_where_it_runs(spark: SparkRuntime) -> None:
     assert spark.master == f"local[{max(4, cores)},4]"
     assert spark.application_id.startswith("local-")
     assert spark.slots == 4
+
+
+def test_its_log_has_the_times_of_ours(spark: SparkRuntime, log_file: Path) -> None:
+    times = re.findall(r"^(\S+Z) WARN \w+: ", log_file.read_text(), re.MULTILINE)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(times[0])) < timedelta(minutes=30)
 
 
 def test_signals_stay_the_callers(spark: SparkRuntime) -> None:

@@ -125,6 +125,7 @@ def settings(options: SparkOptions, folder: Path, archive: Path | None, address:
 def log_configuration() -> str:
     """Return a log4j2 configuration that sends warnings and errors to standard error, which is the log file.
 
+    Times are UTC and look like those of our own log, so that what belongs together is found.
     The root level is no higher than `warn`, or Spark would announce on its own what it changed it to.
     """
     return """\
@@ -133,7 +134,7 @@ appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+appender.console.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS'Z'}{UTC} %p %c{1}: %m%n%ex
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 """
