@@ -11,6 +11,7 @@ from kmirror.cli.copying import verified
 from kmirror.cli.output import JsonOutput, Output, TableOutput, output_for
 from kmirror.cli.screen import Screen
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
@@ -98,14 +99,13 @@ DIFFERENT_ROW = VerifyRow(
     different=True,
     notes=("look",),
 )
-OUTCOME = VerifyOutcome("m", ExitCode.OK, (EQUAL_ROW,), None, ("one was compacted",), {})
+OUTCOME = VerifyOutcome("m", ExitCode.OK, (EQUAL_ROW,), None, ("one was compacted",), Where.THREADS, 1, "in 1 thread")
 DIFFERENT = VerifyOutcome(
     "m",
     ExitCode.HISTORIES_DIFFER,
     (EQUAL_ROW, DIFFERENT_ROW),
     ErrorInfo(ExitCode.HISTORIES_DIFFER, "1 of 2 partitions differ", "look there"),
     (),
-    {},
 )
 
 
@@ -115,7 +115,7 @@ def test_verify() -> None:
     assert written(screen) == (
         "TOPIC   PARTITION  RESULT  RECORDS  MESSAGE\n"
         "orders          0  equal         7  equal up to offset 7\n"
-        "equal: 1 partition, 7 records, 1.2 KB compared in 1.5s\n",
+        "equal: 1 partition, 7 records, 1.2 KB compared in 1.5s, in 1 thread\n",
         "kmirror: warning: one was compacted\n",
     )
 

@@ -375,9 +375,9 @@ def test_a_source_that_dies_meanwhile(
     topic = twins.source.partition.topic
     pieces = tuple(Piece(topic, 0, topic, start, start + 50) for start in (0, 50))
     share = WorkUnit(twins.source.properties, twins.destination.properties, pieces)
-    assert [finding.comparison and finding.comparison.equal for finding in compare_share(share, 0)] == [True, True]
+    assert [finding.comparison and finding.comparison.equal for finding in compare_share(share)] == [True, True]
     mortal_cluster.kill(1)
-    for finding in compare_share(share, 0):
+    for finding in compare_share(share):
         assert finding.comparison is None
         assert isinstance(finding.trouble, UnreachableError)
         assert finding.trouble.reason is Reason.SOURCE_UNREACHABLE
@@ -392,7 +392,7 @@ def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
         'username="u" password="${env:KMIRROR_NO_SUCH_SECRET}";',
     }
     share = WorkUnit(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
-    (finding,) = compare_share(share, 0)
+    (finding,) = compare_share(share)
     assert finding.trouble
     assert finding.trouble.reason is Reason.SECRET_UNRESOLVED
 

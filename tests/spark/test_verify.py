@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.protocol.records import Record
+from kmirror.engine.bulk.ranges import cut_offsets
+from kmirror.engine.bulk.runner import Where
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.bulk import SparkChoice
 from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
-from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
-from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.ops.verify.results import VERIFY_PLAN, VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify import VerifyRequest, explain, verify
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair
@@ -31,6 +34,12 @@ BASE_TIME = 1_700_000_000_000
 
 def records(start: int, end: int) -> list[Record]:
     return [Record(i, BASE_TIME + i, b"k%d" % i, b"v%d" % i * 20) for i in range(start, end)]
+
+
+@pytest.fixture
+def on_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Spark do what is small, too."""
+    monkeypatch.setattr("kmirror.ops.bulk.SPARK_FROM_BYTES", 0)
 
 
 @pytest.fixture
@@ -73,6 +82,7 @@ def row_of(outcome: VerifyOutcome, topic: str, partition: int | None = 0) -> Ver
     return found
 
 
+@pytest.mark.usefixtures("on_spark")
 def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
     source, destination = mirror.source, mirror.destination
     whole = records(0, 300)
@@ -176,16 +186,19 @@ def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: Clust
 
     works = [view.what.partition(" ")[0] for view in mirror.views if view.is_over]
     assert works == ["looking", "starting", "comparing"]
+    assert (document["comparedIn"], document["tasks"]) == (evidence["comparedIn"], evidence["tasks"]) == ("SPARK", 1)
+    assert mirror.views[-1].what == f"comparing mirror {mirror.name} in 1 Spark task on local[2]"
     assert_grows(mirror.views)
     assert "DIFFERENT" in mirror.views[-1].note
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("on_spark")
 def test_a_large_partition_is_compared_in_pieces_at_once(
     mirror: RememberedMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
-    monkeypatch.setattr("kmirror.engine.compare.verification._SMALLEST_SHARE_BYTES", 100_000)
+    monkeypatch.setattr("kmirror.engine.bulk.ranges._SMALLEST_TASK_BYTES", 100_000)
     source, destination = mirror.source, mirror.destination
     topic = mirror.topic("large")
     log = [Record(i, BASE_TIME + i, b"k%d" % i, b"v" * 1000) for i in range(4000)]
@@ -198,6 +211,7 @@ def test_a_large_partition_is_compared_in_pieces_at_once(
     assert row.first_difference
     assert row.first_difference.offset == 2500
     assert 2500 < row.records < 4000
+    assert outcome.tasks == 8
 
     sampled = row_of(mirror.verify(master="local[2]", sample=0), topic)
     assert sampled.first_difference
@@ -205,7 +219,9 @@ def test_a_large_partition_is_compared_in_pieces_at_once(
     assert sampled.offsets == 2000
 
 
-def test_what_is_refused_before_spark_is_started(mirror: RememberedMirror, cluster_pair: ClusterPair) -> None:
+def test_what_is_refused_before_spark_is_started(
+    mirror: RememberedMirror, cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = mirror.topic("t")
     mirror.save()
     with Destination.open(mirror.destination.properties) as destination:
@@ -220,12 +236,26 @@ def test_what_is_refused_before_spark_is_started(mirror: RememberedMirror, clust
         with pytest.raises(UsageError, match="--sample -1"):
             ask(sample=-1)
         with pytest.raises(UsageError, match="not a Spark master"):
-            ask(master="nowhere")
+            ask(spark=SparkChoice("nowhere"))
         with pytest.raises(RefusedError, match="Spark Connect"):
-            ask(master="sc://somewhere")
+            ask(spark=SparkChoice("sc://somewhere"))
         # both topics are empty: there is nothing that Spark would be needed for
         outcome = ask(topics=TopicSelector.parse([topic]))
         assert (outcome.exit_code, outcome.rows[0].message) == (ExitCode.OK, "nothing to compare")
+        assert (outcome.where, outcome.tasks) == (None, 0)
+        # nor for what is small, nor to say how it would be shared out
+        for side in (mirror.source, mirror.destination):
+            side.append(topic, records(0, 20))
+        outcome = ask()
+        assert (outcome.where, outcome.rows[0].message) == (Where.THREADS, "equal up to offset 20")
+        monkeypatch.setattr("kmirror.ops.bulk.SPARK_FROM_BYTES", 0)
+        monkeypatch.setattr("kmirror.engine.bulk.ranges._SMALLEST_TASK_BYTES", 1)
+        spark = SparkChoice("local[2]")
+        planned = explain(destination, VerifyRequest(mirror.name, spark=spark), lambda _: None)
+        assert [(one.start, one.end) for one in planned] == cut_offsets(0, 20, 8)
+        assert [one.task for one in planned] == list(range(8))
+        assert {one.where for one in planned} == {Where.SPARK}
+        check("verify-plan", [VERIFY_PLAN.document(one) for one in planned])
         mirror.save(cluster_id="another")
         with pytest.raises(RefusedError, match="the source is now cluster") as changed:
             ask()

@@ -27,7 +27,7 @@ from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS
-from kmirror.ops.verify.results import COMPARING, VERIFY
+from kmirror.ops.verify.results import COMPARING, VERIFY, VERIFY_PLAN
 from kmirror.sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,6 +98,7 @@ DOCUMENTS = {
             object_of(RESULT),
         ),
         JsonDocument("verify", "Printed by `verify`", object_of(VERIFY)),
+        JsonDocument("verify-plan", "Printed by `verify --explain`", VERIFY_PLAN.type),
         JsonDocument(
             "sandbox",
             "Printed by `sandbox up` and `sandbox down`; where they fail, the document `result`",
@@ -138,6 +139,7 @@ _PRINTED = {
     ("config",): "config",
     ("check",): "check",
     ("verify",): "verify",
+    ("verify", "--explain"): "verify-plan",
     ("sandbox", "status"): "sandbox-status",
     ("sandbox", "up"): "sandbox",
     ("sandbox", "down"): "sandbox",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,8 @@ from kmirror.state.lease import EngineIdentity, Lease
 class Threads:
     """Run lanes, and whatever else an engine gives to Spark, in threads."""
 
-    slots = 2
+    slots = spare_slots = 2
+    driver_host = bind_address = "127.0.0.1"
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(8)
@@ -40,6 +41,12 @@ class Threads:
             self.lanes.append(lane)
             return self._pool.submit(lane.run)
         return self._pool.submit(function, argument, 0)
+
+    def map(
+        self, name: str, function: Callable[[Any, int], Any], arguments: Iterable[Any], at_once: int | None = None
+    ) -> Generator[Any, None, None]:
+        """Yield function(argument, 0) of all `arguments`."""
+        yield from self._pool.map(lambda argument: function(argument, 0), arguments)
 
     def cancel(self, name: str) -> None:
         """Let it end by itself."""

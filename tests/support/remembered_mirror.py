@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -13,6 +15,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.control import append_to
+from kmirror.ops.bulk import SparkChoice
 from kmirror.ops.context import Destination
 from kmirror.ops.verify.results import VerifyOutcome
 from kmirror.ops.verify.verify import VerifyRequest, verify
@@ -121,8 +124,9 @@ class RememberedMirror:
         with Destination.open(self.destination.properties) as destination:
             transact(destination.store, self.name, decide)
 
-    def verify(self, **request: object) -> VerifyOutcome:
+    def verify(self, master: str = "local[*]", log_file: Path | None = None, **request: Any) -> VerifyOutcome:
         """Run the verb."""
         self.views.clear()
+        asked = VerifyRequest(self.name, spark=SparkChoice(master, log_file=log_file), **request)
         with Destination.open(self.destination.properties) as destination:
-            return verify(destination, VerifyRequest(self.name, **request), self.views.append)  # type: ignore[arg-type]
+            return verify(destination, asked, self.views.append)

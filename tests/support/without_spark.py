@@ -8,8 +8,7 @@ seconds, not once a minute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 from kmirror.cli import run_log
 from kmirror.cli.main import entry_point
@@ -45,10 +44,6 @@ class ThreadRuntime(Threads):
     def stop(self) -> None:
         """Wait for what still runs: it has been told to end."""
         self._pool.shutdown(cancel_futures=True)
-
-    def map(self, name: str, function: Callable[[Any, int], Any], arguments: Iterable[Any]) -> Iterator[Any]:
-        """Yield function(argument, 0) of all `arguments`."""
-        yield from self._pool.map(lambda argument: function(argument, 0), arguments)
 
 
 if __name__ == "__main__":

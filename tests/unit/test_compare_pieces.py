@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.bulk.runner import Task
 from kmirror.engine.compare.difference import Difference, Kind, PartitionComparison, RecordSummary
 from kmirror.engine.compare.verification import (
     Extent,
@@ -26,9 +27,10 @@ from kmirror.engine.compare.verification import (
     shares,
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
+from kmirror.ops.bulk import slots_of
 from kmirror.ops.results import Outcome
 from kmirror.ops.verify.results import VERIFIED, Subject, VerifyRow, error_of, exit_code_of, row_of
-from kmirror.ops.verify.verify import slots_of
+from kmirror.work import Meter, WorkView
 
 MB = 1 << 20
 
@@ -140,17 +142,29 @@ class TestShares:
 
 
 class Inline:
-    """Runs each task when its result is asked for, as Spark with one slot would."""
+    """Runs each task when its result is asked for, as a runner with one slot would."""
+
+    slots = 1
 
     def __init__(self, answer: Callable[[Piece], Finding]) -> None:
         self.answer = answer
         self.compared: list[Piece] = []
+        self.views: list[WorkView] = []
 
-    def map(self, name: str, function: Callable[[WorkUnit, int], Any], arguments: Iterable[WorkUnit]) -> Iterator[Any]:
+    def run(self, name: str, function: Any, tasks: Iterable[Task[Any]], meter: Meter) -> Generator[Any, None, None]:
         assert function is compare_share
-        for share in arguments:
-            self.compared += share.pieces
-            yield tuple(self.answer(piece) for piece in pickle.loads(pickle.dumps(share)).pieces)
+        for task in tasks:
+            self.compared += task.argument.pieces
+            yield tuple(self.answer(piece) for piece in pickle.loads(pickle.dumps(task.argument)).pieces)
+            meter.add(task.units)
+
+    def compare(self, work: list[WorkUnit]) -> list[Finding]:
+        """Compare shares, and see that neither more nor less was to be done than is said."""
+        with Meter(self.views.append, "comparing", "offset", sum(share.offsets for share in work)) as meter:
+            found = list(compare_shares(self, work, meter))
+        last = self.views[-1]
+        assert last.done == last.total == sum(piece.end - piece.start for piece in self.compared)
+        return found
 
 
 def equal(piece: Piece) -> Finding:
@@ -170,7 +184,7 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
         for starts in ((20,), (30, 50), (40,), (30, 90))
     ]
     runtime = Inline(answer)
-    found = list(compare_shares(runtime, work))
+    found = runtime.compare(work)
     assert [piece.start for piece in runtime.compared if piece.partition == 0] == [20, 30, 50, 40, 30, 90]
     assert [piece.start for piece in runtime.compared if piece.partition == 1] == [20, 30, 50, 30]
     assert len(found) == 10
@@ -179,7 +193,7 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
 def test_a_piece_without_offsets_is_looked_at() -> None:
     runtime = Inline(equal)
     work = [WorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
-    assert len(list(compare_shares(runtime, work))) == len(runtime.compared) == 1
+    assert len(runtime.compare(work)) == len(runtime.compared) == 1
 
 
 def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
@@ -190,7 +204,7 @@ def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
 
     work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
-    found = list(compare_shares(runtime, work))
+    found = runtime.compare(work)
     assert [piece.start for piece in runtime.compared] == [0, 10]
     assert [finding.piece.start for finding in found if finding.trouble is gone] == [10, 20, 30, 40]
 
@@ -203,7 +217,7 @@ def test_other_trouble_concerns_one_piece() -> None:
 
     work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
-    assert sum(finding.trouble is not None for finding in compare_shares(runtime, work)) == 1
+    assert sum(finding.trouble is not None for finding in runtime.compare(work)) == 1
     assert len(runtime.compared) == 5
 
 

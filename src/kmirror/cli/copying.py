@@ -12,8 +12,8 @@ from kmirror.cli import tables
 from kmirror.cli.failures import explain
 from kmirror.cli.options import (
     MASTER,
+    SPARK_CONF,
     Call,
-    assignments_option,
     duration_option,
     file_option,
     mirror_option,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from kmirror.ops.results import VerbResult
     from kmirror.ops.verify.results import VerifyOutcome
     from kmirror.settings.patterns import TopicSelector
-
-_SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
 
 
 @verb(
@@ -52,7 +50,7 @@ _SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatab
     duration_option("--for", "Stop after this long, such as 30s or 8h.", name="for_ms"),
     click.Option(["--standby"], is_flag=True, help="Wait for the running engine to end, then copy."),
     click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
-    _SPARK_CONF,
+    SPARK_CONF,
     click.Option(
         ["--http"],
         metavar="[HOST:]PORT",
@@ -155,7 +153,8 @@ def run_verb(
         help="Compare only the start, the end and N random ranges of each partition.",
     ),
     MASTER,
-    _SPARK_CONF,
+    SPARK_CONF,
+    click.Option(["--explain"], is_flag=True, help="Show which ranges would be compared in which task, and exit."),
     report_option(),
     examples=(
         "kmirror verify --mirror dr --bootstrap-server b:9092",
@@ -171,14 +170,24 @@ def verify_verb(
     sample: int | None,
     master: str,
     spark_conf: dict[str, str],
+    explain: bool,
     report: str | None,
 ) -> int:
     if full and sample is not None:
         raise UsageError("--full and --sample exclude each other", "give one of them")
+    if explain and report is not None:
+        raise UsageError("--explain and --report exclude each other", "--explain compares nothing")
+    from kmirror.ops.bulk import SparkChoice
+    from kmirror.ops.verify.results import VERIFY_PLAN
     from kmirror.ops.verify.verify import VerifyRequest, verify
+    from kmirror.ops.verify.verify import explain as explained
 
+    request = VerifyRequest(mirror, topics, sample, SparkChoice(master, spark_conf))
+    if explain:
+        with call.destination() as destination:
+            call.output.rows(VERIFY_PLAN, explained(destination, request))
+        return 0
     evidence = Report.at(report) if report else None
-    request = VerifyRequest(mirror, topics, master, sample, spark_conf)
     began = time.monotonic()
     with call.destination() as destination, call.output.working() as watch:
         outcome = verify(destination, request, watch)
@@ -194,7 +203,8 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
     partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
     records = counted(sum(row.records for row in outcome.rows), "record")
     size = tables.size(sum(row.size_in_bytes for row in outcome.rows))
-    return f"{word}: {partitions}, {records}, {size} compared in {tables.elapsed(seconds)}"
+    where = f", {outcome.told}" if outcome.told else ""
+    return f"{word}: {partitions}, {records}, {size} compared in {tables.elapsed(seconds)}{where}"
 
 
 def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:

@@ -357,6 +357,10 @@ def _assignments(_: click.Context, param: click.Parameter, values: tuple[str, ..
     return found
 
 
+#: `--spark-conf KEY=VALUE`, for the same verbs.
+SPARK_CONF = assignments_option("--spark-conf", "Set a Spark property. Repeatable.")
+
+
 def _flag(param: click.Parameter) -> str:
     return param.opts[0]
 

@@ -1,36 +1,32 @@
-"""Verify many partitions in Spark: cut into pieces, compared in workers, put together again.
+"""Compare many partitions: cut into pieces, compared side by side in threads or in Spark, put together again.
 
-A piece is a range of one partition's offsets, a share is what one Spark task compares: one large piece or many small
+A piece is a range of one partition's offsets, a share is what one task compares: one large piece or many small
 ones. Partitions of compacted topics stay in one piece: what is missing there may be explained far after it.
 
-This module runs in workers: it knows Spark's runtime only by what it is given.
+This module runs in workers.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, put_together, task_bytes
+from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.work import Add, Meter, unwatched
 
-#: A task should run for about a second at least: each costs Spark some 60 ms, and two connections.
-_LARGEST_SHARE_BYTES = 256 << 20
-_SMALLEST_SHARE_BYTES = 8 << 20
-_SHARES_PER_SLOT = 4
-_MOST_PIECES_PER_SHARE = 100
+_MOST_SAMPLES_PER_SHARE = 100
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_OFFSETS = 1000
-#: What a record is thought to take where the broker does not tell how large a partition is.
-_USUAL_RECORD_BYTES = 1000
 _LOOK_SECONDS = 5.0
 _GONE = (Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
 
@@ -52,8 +48,12 @@ class Extent:
     @property
     def bytes_per_offset(self) -> float:
         """What an offset takes on average, at least one byte."""
-        size = self.size_in_bytes
-        return _USUAL_RECORD_BYTES if size is None else max(1.0, size / max(1, self.end - self.start))
+        return bytes_per_offset(self.size_in_bytes, self.end - self.start)
+
+    @property
+    def estimated_bytes(self) -> float:
+        """How large it is, or is thought to be."""
+        return self.bytes_per_offset * (self.end - self.start)
 
     @property
     def has_work(self) -> bool:
@@ -84,11 +84,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """What one Spark task compares, and how it reaches both clusters; the properties hold references, no secrets."""
+    """What one task compares, and how it reaches both clusters; the properties hold references, no secrets."""
 
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
     pieces: tuple[Piece, ...]
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets it compares."""
+        return sum(piece.end - piece.start for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +105,6 @@ class Finding:
     trouble: KmirrorError | None = None
 
 
-class Runtime(Protocol):
-    """What is asked of Spark."""
-
-    def map(
-        self, name: str, function: Callable[[WorkUnit, int], Any], arguments: Iterable[WorkUnit]
-    ) -> Iterator[Any]: ...
-
-
 def shares(
     extents: Iterable[Extent],
     slots: int,
@@ -116,12 +113,11 @@ def shares(
 ) -> list[WorkUnit]:
     """Cut everything into shares of about the same size, enough of them for all slots."""
     known = [extent for extent in extents if extent.has_work]
-    total = sum(extent.bytes_per_offset * (extent.end - extent.start) for extent in known)
-    size = min(_LARGEST_SHARE_BYTES, max(_SMALLEST_SHARE_BYTES, total / (slots * _SHARES_PER_SLOT)))
+    size = task_bytes(sum(extent.estimated_bytes for extent in known), slots)
     sized = [
         (piece, extent.bytes_per_offset * (piece.end - piece.start)) for extent in known for piece in cut(extent, size)
     ]
-    return _shared(sized, size, source_properties, destination_properties)
+    return [WorkUnit(source_properties, destination_properties, pieces) for pieces in put_together(sized, size)]
 
 
 def sampled_shares(
@@ -133,39 +129,30 @@ def sampled_shares(
 ) -> list[WorkUnit]:
     """Take head, tail and `count` random ranges of each partition, and share them out."""
     sized = [(piece, 1.0) for extent in extents if extent.has_work for piece in sample(extent, count, chosen)]
-    return _shared(sized, _MOST_PIECES_PER_SHARE, source_properties, destination_properties)
-
-
-def _shared(
-    sized: Iterable[tuple[Piece, float]], most: float, source: Mapping[str, str], destination: Mapping[str, str]
-) -> list[WorkUnit]:
-    made: list[WorkUnit] = []
-    pieces: list[Piece] = []
-    filled = 0.0
-    for piece, size in sized:
-        if pieces and (filled + size > most or len(pieces) == _MOST_PIECES_PER_SHARE):
-            made.append(WorkUnit(source, destination, tuple(pieces)))
-            pieces, filled = [], 0.0
-        pieces.append(piece)
-        filled += size
-    if pieces:
-        made.append(WorkUnit(source, destination, tuple(pieces)))
-    return made
+    together = put_together(sized, _MOST_SAMPLES_PER_SHARE)
+    return [WorkUnit(source_properties, destination_properties, pieces) for pieces in together]
 
 
 def cut(extent: Extent, size_in_bytes: float) -> list[Piece]:
     """Cut a partition into pieces of about the size given, one where it cannot be divided."""
-    offsets = extent.end - extent.start
-    wanted = round(extent.bytes_per_offset * offsets / size_in_bytes) if extent.divisible else 1
-    count = min(max(1, wanted), max(1, offsets))
-    rims = [extent.start + offsets * number // count for number in range(count + 1)]
-    return _from_destination_start(extent, [_piece(extent, *rim) for rim in pairwise(rims)])
+    wanted = round(extent.estimated_bytes / size_in_bytes) if extent.divisible else 1
+    pieces = [_piece(extent, *rims) for rims in cut_offsets(extent.start, extent.end, wanted)]
+    return _from_destination_start(extent, pieces)
+
+
+def sampled_bytes(extent: Extent, count: int) -> float:
+    """Return about how many bytes head, tail and `count` ranges are."""
+    return min(extent.estimated_bytes, (count + 2) * _sample_length(extent) * extent.bytes_per_offset)
+
+
+def _sample_length(extent: Extent) -> int:
+    few = max(1, min(_SAMPLE_OFFSETS, int(_SAMPLE_BYTES / extent.bytes_per_offset)))
+    return min(extent.end - extent.start, few)
 
 
 def sample(extent: Extent, count: int, chosen: random.Random) -> list[Piece]:
     """Return head, tail and `count` random ranges in order; ranges that meet are one."""
-    offsets = extent.end - extent.start
-    length = min(offsets, max(1, min(_SAMPLE_OFFSETS, int(_SAMPLE_BYTES / extent.bytes_per_offset))))
+    offsets, length = extent.end - extent.start, _sample_length(extent)
     starts = [extent.start, extent.end - length]
     starts += [extent.start + chosen.randrange(offsets - length + 1) for _ in range(count)]
     pieces: list[Piece] = []
@@ -185,8 +172,8 @@ def _from_destination_start(extent: Extent, pieces: list[Piece]) -> list[Piece]:
     return [pieces[0]._replace(destination_start=extent.destination_start), *pieces[1:]]
 
 
-def compare_shares(runtime: Runtime, all_shares: Iterable[WorkUnit]) -> Iterator[Finding]:
-    """Compare in Spark and yield findings as they come.
+def compare_shares(runner: Runner, all_shares: Iterable[WorkUnit], meter: Meter) -> Iterator[Finding]:
+    """Compare shares side by side and yield findings as they come; `meter` counts offsets.
 
     What follows a known difference is left out. When a whole cluster has stopped answering, nothing more is asked
     of it, and the rest is found to be that trouble.
@@ -195,27 +182,35 @@ def compare_shares(runtime: Runtime, all_shares: Iterable[WorkUnit]) -> Iterator
     gone: list[KmirrorError] = []
     left: list[Piece] = []
 
-    def open_shares() -> Iterator[WorkUnit]:
+    def open_shares() -> Iterator[Task[WorkUnit]]:
         for share in all_shares:
             pieces = tuple(piece for piece in share.pieces if piece.start < first.get(piece.destination, piece.end + 1))
             if gone:
                 left.extend(pieces)
-            elif pieces:
-                yield WorkUnit(share.source_properties, share.destination_properties, pieces)
+            known = () if gone else pieces
+            found = WorkUnit(share.source_properties, share.destination_properties, known)
+            if found.offsets < share.offsets:
+                meter.spare(share.offsets - found.offsets)
+            if known:
+                yield Task(found, found.offsets)
 
-    for findings in runtime.map("verify", compare_share, open_shares()):
-        for finding in findings:
-            if finding.comparison and (difference := finding.comparison.first_difference):
-                partition = finding.piece.destination
-                first[partition] = min(difference.offset, first.get(partition, difference.offset))
-            if finding.trouble is not None and finding.trouble.reason in _GONE:
-                gone.append(finding.trouble)
-            yield finding
+    with closing(runner.run("compare", compare_share, open_shares(), meter)) as answers:
+        for findings in answers:
+            for finding in findings:
+                if finding.comparison and (difference := finding.comparison.first_difference):
+                    partition = finding.piece.destination
+                    first[partition] = min(difference.offset, first.get(partition, difference.offset))
+                if finding.trouble is not None and finding.trouble.reason in _GONE:
+                    gone.append(finding.trouble)
+                yield finding
     yield from (Finding(piece, None, gone[0]) for piece in left)
 
 
-def compare_share(share: WorkUnit, attempt: int) -> tuple[Finding, ...]:
-    """Compare all pieces of a share: the body of one Spark task, at each attempt. What goes wrong is a finding too."""
+def compare_share(share: WorkUnit, progress: Add = unwatched) -> tuple[Finding, ...]:
+    """Compare all pieces of a share: the body of one task. What goes wrong is a finding too.
+
+    `progress` is given how many more offsets were compared.
+    """
     findings: list[Finding] = []
     with ExitStack() as stack:
         try:
@@ -229,7 +224,7 @@ def compare_share(share: WorkUnit, attempt: int) -> tuple[Finding, ...]:
                 findings.append(Finding(piece, None, gone))
                 continue
             try:
-                findings.append(Finding(piece, _compare_piece(source, destination, piece)))
+                findings.append(Finding(piece, _compare_piece(source, destination, piece, progress)))
             except (KmirrorError, OutcomeUnknown) as error:
                 if isinstance(error, OutcomeUnknown | UnreachableError):
                     gone = _silent(source, "source", Reason.SOURCE_UNREACHABLE) or _silent(
@@ -240,12 +235,14 @@ def compare_share(share: WorkUnit, attempt: int) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _compare_piece(source: ClusterClient, destination: ClusterClient, piece: Piece) -> PartitionComparison:
+def _compare_piece(
+    source: ClusterClient, destination: ClusterClient, piece: Piece, progress: Add
+) -> PartitionComparison:
     if piece.destination_start is not None:
         filler = filler_at_start(destination, piece.destination, piece.destination_start, piece.start)
         if filler is not None:
             return PartitionComparison(piece.start, piece.end, 0, 0, filler)
-    return compare_partition(source, destination, piece.source, piece.destination, piece.start, piece.end)
+    return compare_partition(source, destination, piece.source, piece.destination, piece.start, piece.end, progress)
 
 
 def _silent(client: ClusterClient, name: str, reason: Reason) -> KmirrorError | None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,6 +135,26 @@ class SparkRuntime:
         return min(self._options.slots, sum(executor.cores for executor in executors(self._running())))
 
     @property
+    def spare_slots(self) -> int:
+        """How many functions more could begin now."""
+        if self._local:
+            capacity = spark_conf.local_threads(self._options)
+        else:
+            capacity = sum(executor.cores for executor in executors(self._running()))
+        with self._lock:
+            return max(0, capacity - len(self._jobs))
+
+    @property
+    def driver_host(self) -> str:
+        """Where workers reach this process."""
+        return str(self._running().getConf().get("spark.driver.host"))
+
+    @property
+    def bind_address(self) -> str:
+        """The address of this machine that is."""
+        return str(self._running().getConf().get("spark.driver.bindAddress") or self.driver_host)
+
+    @property
     def is_lost(self) -> bool:
         """True when Spark's Java process has ended by itself: nothing can be run any more."""
         launched = self._launched
@@ -181,15 +201,18 @@ class SparkRuntime:
         thread.start()
         return job.future
 
-    def map(self, name: str, function: Callable[[A, int], R], arguments: Iterable[A]) -> Iterator[R]:
+    def map(
+        self, name: str, function: Callable[[A, int], R], arguments: Iterable[A], at_once: int | None = None
+    ) -> Generator[R, None, None]:
         """Yield function(argument, attempt) of all `arguments`, each as it comes; no more run at once than fit.
 
-        The first failure is raised and ends the others; closing the iterator ends them too.
+        `at_once` limits that further. The first failure is raised and ends the others; closing the iterator ends them
+        too.
         """
         waiting = enumerate(arguments)
         running: dict[Future[R], str] = {}
         done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
-        slots = max(1, self.slots)
+        slots = max(1, at_once or self.slots)
         try:
             while True:
                 for number, argument in itertools.islice(waiting, slots - len(running)):

@@ -74,9 +74,20 @@ def effective_master(options: SparkOptions) -> str:
     """
     if (local := _LOCAL.fullmatch(options.master)) is None:
         return options.master
+    return f"local[{local_threads(options)},{local['failures'] or TASK_FAILURES}]"
+
+
+def local_threads(options: SparkOptions) -> int:
+    """Return how many functions a local master runs at once."""
+    return max(cores_of(options.master) or 1, options.slots + options.later_slots)
+
+
+def cores_of(master: str) -> int | None:
+    """Return how many cores of this machine a local master is to use; None for any other master."""
+    if (local := _LOCAL.fullmatch(master)) is None:
+        return None
     threads = local["threads"] or "1"
-    cores = (os.cpu_count() or 1) if threads == "*" else int(threads)
-    return f"local[{max(cores, options.slots + options.later_slots)},{local['failures'] or TASK_FAILURES}]"
+    return (os.cpu_count() or 1) if threads == "*" else max(1, int(threads))
 
 
 def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:

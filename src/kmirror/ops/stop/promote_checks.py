@@ -95,9 +95,10 @@ def verify_trouble(
     Raises:
         RefusedError, UnreachableError: as `verify`.
     """
+    from kmirror.ops.bulk import SparkChoice
     from kmirror.ops.verify.verify import VerifyRequest, verify
 
-    request = VerifyRequest(mirror, TopicSelector(tuple(topics)), master, None, {})
+    request = VerifyRequest(mirror, TopicSelector(tuple(topics)), spark=SparkChoice(master))
     outcome = verify(destination, request, watch)
     found: dict[str, list[TopicResult]] = {}
     for row in outcome.rows:

@@ -26,6 +26,7 @@ from kmirror.columns import (
     object_of,
     one_of,
 )
+from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
 from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
@@ -188,6 +189,10 @@ class VerifyOutcome:
     rows: tuple[VerifyRow, ...]
     error: ErrorInfo | None
     warnings: tuple[str, ...]
+    #: Where contents were compared, None where there was nothing to compare; in how many tasks; and that in words.
+    where: Where | None = None
+    tasks: int = 0
+    told: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -195,6 +200,15 @@ class VerifyOutcome:
         return document(VERIFY, self)
 
 
+_RAN: tuple[Column[VerifyOutcome], ...] = (
+    Column(
+        "comparedIn",
+        one_of("where work is done", Where).null_when("there was nothing to compare"),
+        "threads of the command, or Spark",
+        lambda outcome: outcome.where,
+    ),
+    Column("tasks", COUNT, "in how many tasks", lambda outcome: outcome.tasks),
+)
 VERIFY: tuple[Column[VerifyOutcome], ...] = (
     Column("verb", TEXT, "verify", lambda _: "verify"),
     Column("mirror", TEXT, "the mirror", lambda outcome: outcome.mirror),
@@ -206,6 +220,48 @@ VERIFY: tuple[Column[VerifyOutcome], ...] = (
         lambda outcome: [VERIFIED.document(row) for row in outcome.rows],
     ),
     Column("error", ERROR_OR_NULL, "why not all is equal", lambda outcome: outcome.error and outcome.error.to_json()),
+    *_RAN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """A range of offsets that one task compares; its size is an estimate, None where it is not known."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    task: int
+    where: Where
+    size_in_bytes: int | None
+
+
+VERIFY_PLAN: Table[PlannedRange] = Table(
+    (
+        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic, "TOPIC"),
+        Column("partition", COUNT, "the partition", lambda row: row.partition, "PARTITION", is_number=True),
+        Column("startOffset", OFFSET, "the first offset of the range", lambda row: row.start, "START", is_number=True),
+        Column("endOffset", END, "the end of the range", lambda row: row.end, "END", is_number=True),
+        Column(
+            "sizeInBytes",
+            COUNT.null_when("brokers do not tell"),
+            "its size, about",
+            lambda row: row.size_in_bytes,
+            "BYTES",
+            is_number=True,
+        ),
+        Column("task", COUNT, "the task that compares it", lambda row: row.task, "TASK", is_number=True),
+        Column(
+            "comparedIn",
+            one_of("where work is done", Where),
+            "threads of the command, or Spark",
+            lambda row: row.where,
+            "WHERE",
+        ),
+    ),
+    "TOPIC PARTITION START END BYTES TASK WHERE",
+    "nothing to compare",
 )
 
 
@@ -253,6 +309,8 @@ COMPARING: tuple[Column[Comparing], ...] = (
         "why not all is equal",
         lambda work: work.outcome.error and work.outcome.error.to_json(),
     ),
+    Column("comparedIn", _RAN[0].type, "threads of the command, or Spark", lambda work: work.outcome.where),
+    Column("tasks", COUNT, "in how many tasks", lambda work: work.outcome.tasks),
 )
 
 

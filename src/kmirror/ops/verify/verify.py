@@ -1,17 +1,12 @@
-"""`verify`: compare source and destination record by record, on Spark."""
+"""`verify`: compare source and destination record by record."""
 
 from __future__ import annotations
 
-import os
-import random
-import re
-import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.log_dirs import partition_sizes
@@ -20,18 +15,26 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.columns import document
 from kmirror.engine.compare.difference import retention_note
-from kmirror.engine.compare.verification import Extent, Verdict, WorkUnit, compare_shares, sampled_shares, shares
-from kmirror.engine.compare.visible_log import compacted_topics
-from kmirror.errors import BrokerError, Reason, UsageError
-from kmirror.ops.context import Destination, now_ms, require_mirror
+from kmirror.engine.compare.verification import Extent, Piece, Verdict
+from kmirror.errors import Reason, UsageError
+from kmirror.ops.bulk import Bulk, SparkChoice
+from kmirror.ops.context import Destination, now_ms, require_mirror, source_client
 from kmirror.ops.evidence import DEED, Deed
 from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.rows import is_gone
+from kmirror.ops.verify.comparing import (
+    ComparisonPlan,
+    carry_out,
+    differing,
+    indivisible_topics,
+    plan_comparison,
+)
 from kmirror.ops.verify.results import (
     COMPARING,
     Comparing,
+    PlannedRange,
     Subject,
     VerifyOutcome,
     VerifyRow,
@@ -43,10 +46,8 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched
 
-_LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
 _MOST_SAMPLES = 100_000
 #: What comparing a topic takes, on either side.
 _NEEDED = ("READ", "DESCRIBE_CONFIGS")
@@ -58,12 +59,9 @@ class VerifyRequest:
 
     mirror: str
     topics: TopicSelector | None = None
-    master: str = "local[*]"
     #: Compare head, tail and so many random ranges of each partition instead of everything.
     sample: int | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
-    #: Where Spark's own words go; None for a file in the user's cache folder.
-    log_file: Path | None = None
+    spark: SparkChoice = field(default_factory=SparkChoice)
 
 
 def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwatched) -> VerifyOutcome:
@@ -76,30 +74,29 @@ def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwa
         RefusedError: no such mirror or topic, the source is another cluster, Spark does not start.
         UnreachableError: a cluster does not answer at all.
     """
-    if request.sample is not None and not 0 <= request.sample <= _MOST_SAMPLES:
-        raise UsageError(
-            f"--sample {request.sample} is not a number from 0 to {_MOST_SAMPLES}", "omit it to compare all"
-        )
-    from kmirror.engine.spark.conf import check as check_spark
+    with _Run(destination, request, watch) as run:
+        rows, plan = run.look()
+        if plan.shares:
+            with run.step("compare"):
+                run.compare(plan)
+        rows += [row_of(subject, run.verdicts.get(key, Verdict())) for key, subject in run.subjects.items()]
+        rows.sort(key=lambda row: (row.topic, row.partition if row.partition is not None else -1))
+        return run.outcome(rows, plan)
 
-    run = _Run(destination, request, watch)
-    state = destination.state()
-    mirror = require_mirror(state, request.mirror)
-    topics = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
-    options = run.spark_options(mirror)
-    check_spark(options, os.environ)
-    with run.step("look"), Meter(watch, f"looking at mirror {mirror.name}"):
-        here, there = _look(destination, mirror, topics)
-        logins = _Logins(destination.config, client_config(mirror.source))
-        rows, subjects = _subjects(state, mirror, topics, here, there, logins)
-        work = run.plan(mirror, topics, subjects)
-    run.begin(subjects)
-    if work:
-        with run.step("compare"):
-            run.compare(options, work)
-    rows += [row_of(subject, run.verdicts[key]) for key, subject in run.subjects.items()]
-    rows.sort(key=lambda row: (row.topic, row.partition if row.partition is not None else -1))
-    return run.outcome(mirror, rows)
+
+def explain(destination: Destination, request: VerifyRequest, watch: Watch = unwatched) -> list[PlannedRange]:
+    """Return what `verify` would compare in which task, and compare nothing.
+
+    Raises:
+        as `verify`; Spark is not started.
+    """
+    with _Run(destination, request, watch) as run:
+        _, plan = run.look()
+        return [
+            PlannedRange(piece.topic, piece.partition, piece.start, piece.end, task, plan.where, run.size_of(piece))
+            for task, share in enumerate(plan.shares)
+            for piece in share.pieces
+        ]
 
 
 def _look(
@@ -249,15 +246,33 @@ class _Run:
     """One verification under way: what is known of each partition, how long each step took."""
 
     def __init__(self, destination: Destination, request: VerifyRequest, watch: Watch) -> None:
+        if request.sample is not None and not 0 <= request.sample <= _MOST_SAMPLES:
+            raise UsageError(
+                f"--sample {request.sample} is not a number from 0 to {_MOST_SAMPLES}", "omit it to compare all"
+            )
+        self._state = destination.state()
+        self._mirror = require_mirror(self._state, request.mirror)
+        topics = self._state.topics(request.mirror)
+        self._topics = select_topics(topics, request.topics, f"of mirror {request.mirror}")
         self.subjects: dict[TopicPartition, Subject] = {}
         self.verdicts: dict[TopicPartition, Verdict] = {}
+        self._extents: dict[TopicPartition, Extent] = {}
         self._destination = destination
         self._request = request
         self._watch = watch
         self._began_ms = now_ms()
         #: Each step, and how many milliseconds it took.
         self._steps: list[tuple[str, int]] = []
-        self._sources: dict[str, str] = {}
+        self._sources = {topic.topic: topic.source_topic for topic in self._topics}
+        lanes = stored_settings(self._mirror.settings).copy_lanes
+        self._bulk = Bulk(request.spark, "verify", request.mirror, lanes, watch)
+
+    def __enter__(self) -> Self:
+        self._bulk.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bulk.__exit__(*error)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -266,92 +281,59 @@ class _Run:
         yield
         self._steps.append((name, round((time.monotonic() - began) * 1000)))
 
-    def spark_options(self, mirror: MirrorRecord) -> Any:
-        """Return what Spark is to be started with."""
-        from kmirror.engine.spark.conf import SparkOptions
-        from kmirror.ops.run.spark import new_log_file
+    def look(self) -> tuple[list[VerifyRow], ComparisonPlan]:
+        """Look at both clusters; return rows for what cannot be compared, and how the rest is."""
+        mirror = self._mirror
+        with self.step("look"), Meter(self._watch, f"looking at mirror {mirror.name}"):
+            here, there = _look(self._destination, mirror, self._topics)
+            logins = _Logins(self._destination.config, client_config(mirror.source))
+            rows, subjects = _subjects(self._state, mirror, self._topics, here, there, logins)
+            self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
+            return rows, self._plan([subject for subject in subjects if subject.has_work])
 
-        request = self._request
-        return SparkOptions(
-            slots=slots_of(request.master, stored_settings(mirror.settings).copy_lanes),
-            log_file=request.log_file or new_log_file(),
-            app_name=f"kmirror verify {request.mirror} on {socket.gethostname()}",
-            master=request.master,
-            conf=dict(request.spark_conf),
-            preload=("kmirror.engine.compare.verification",),
-        )
-
-    def plan(self, mirror: MirrorRecord, topics: Sequence[TopicRecord], subjects: Sequence[Subject]) -> list[WorkUnit]:
-        """Decide what is compared in which task."""
-        client = self._destination.client
-        self._sources = {topic.topic: topic.source_topic for topic in topics}
-        some = [subject for subject in subjects if subject.has_work]
-        if not some:
-            return []
-        sizes = partition_sizes(client, [TopicPartition(subject.topic, subject.partition) for subject in some])
-        try:
-            indivisible = compacted_topics(client, dict.fromkeys(subject.topic for subject in some))
-        except BrokerError:
-            # what may be compacted is treated as if it were
-            indivisible = frozenset(subject.topic for subject in some)
-        extents = [
-            Extent(
-                subject.topic,
-                subject.partition,
-                self._sources[subject.topic],
-                subject.start,
-                subject.end,
-                sizes.get(TopicPartition(subject.topic, subject.partition)),
-                subject.topic not in indivisible,
-                subject.destination_start,
+    def _plan(self, subjects: Sequence[Subject]) -> ComparisonPlan:
+        source_properties, destination = self._mirror.source, self._destination
+        if not subjects:
+            return plan_comparison(self._bulk, (), source_properties, destination.properties)
+        sizes = partition_sizes(destination.client, [TopicPartition(one.topic, one.partition) for one in subjects])
+        with source_client(source_properties) as source:
+            pairs = dict.fromkeys((self._sources[one.topic], one.topic) for one in subjects)
+            indivisible = indivisible_topics(source, destination.client, pairs)
+        for one in subjects:
+            place = TopicPartition(one.topic, one.partition)
+            self._extents[place] = Extent(
+                one.topic,
+                one.partition,
+                self._sources[one.topic],
+                one.start,
+                one.end,
+                sizes.get(place),
+                one.topic not in indivisible,
+                one.destination_start,
             )
-            for subject in some
-        ]
-        ends = mirror.source, self._destination.properties
-        if self._request.sample is not None:
-            return sampled_shares(extents, self._request.sample, random.Random(), *ends)
-        return shares(extents, slots_of(self._request.master, stored_settings(mirror.settings).copy_lanes), *ends)
+        extents, sample = list(self._extents.values()), self._request.sample
+        return plan_comparison(self._bulk, extents, source_properties, destination.properties, sample)
 
-    def begin(self, subjects: Sequence[Subject]) -> None:
-        """Take note of what is compared."""
-        self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
-        self.verdicts = {key: Verdict() for key in self.subjects}
+    def size_of(self, piece: Piece) -> int | None:
+        """Return about how many bytes a piece is; None where brokers do not tell the size of its partition."""
+        extent = self._extents[piece.destination]
+        return None if extent.size_in_bytes is None else round(extent.bytes_per_offset * (piece.end - piece.start))
 
-    def compare(self, options: Any, work: Sequence[WorkUnit]) -> None:
-        """Start Spark and take its findings."""
-        from kmirror.engine.spark.application import SparkRuntime
+    def compare(self, plan: ComparisonPlan) -> None:
+        """Compare as planned."""
+        what = f"comparing mirror {self._request.mirror}"
+        self.verdicts = carry_out(self._bulk, plan, what, self._watch, differing)
 
-        mirror = self._request.mirror
-        offsets = sum(piece.end - piece.start for share in work for piece in share.pieces)
-        with ExitStack() as stack:
-            with Meter(self._watch, f"starting Spark to compare mirror {mirror}"):
-                spark = stack.enter_context(SparkRuntime(options))
-            meter = stack.enter_context(Meter(self._watch, f"comparing mirror {mirror}", "offset", offsets))
-            differing = set()
-            for finding in compare_shares(spark, work):
-                verdict = self.verdicts[finding.piece.destination]
-                verdict.take(finding)
-                if verdict.first_difference is not None:
-                    differing.add(finding.piece.destination)
-                note = f"{counted(len(differing), 'partition')} DIFFERENT" if differing else ""
-                meter.add(finding.piece.end - finding.piece.start if finding.comparison else 0, note)
-
-    def outcome(self, mirror: MirrorRecord, rows: Sequence[VerifyRow]) -> VerifyOutcome:
+    def outcome(self, rows: Sequence[VerifyRow], plan: ComparisonPlan) -> VerifyOutcome:
         """Sum up."""
+        mirror, tasks = self._mirror, len(plan.shares)
         code = exit_code_of(rows)
         warnings = () if rows else (f"mirror {mirror.name} has no topics yet: nothing was compared",)
         error = error_of(rows, code)
         shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
-        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings)
+        where = plan.where if tasks else None
+        told = self._bulk.told(plan.where, tasks) if tasks else ""
+        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings, where, tasks, told)
         deed = Deed("verify", self._destination, mirror, self._began_ms)
-        work = Comparing(outcome, tuple(self._steps), self._request.master, self._request.sample)
+        work = Comparing(outcome, tuple(self._steps), self._bulk.master, self._request.sample)
         return replace(outcome, evidence=document(DEED, deed) | document(COMPARING, work))
-
-
-def slots_of(master: str, lanes: int) -> int:
-    """Return how many tasks run at once: one a core on this machine, as many as there are lanes on a cluster."""
-    local = _LOCAL.fullmatch(master)
-    if local is None:
-        return lanes
-    threads = local[1] or "1"
-    return (os.cpu_count() or 1) if threads == "*" else max(1, int(threads))

@@ -1,0 +1,102 @@
+"""Compare partitions of two clusters that are held to be the same: plan it, and have it done side by side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.bulk.runner import Where
+from kmirror.engine.compare.verification import (
+    Extent,
+    Verdict,
+    WorkUnit,
+    compare_shares,
+    sampled_bytes,
+    sampled_shares,
+    shares,
+)
+from kmirror.engine.compare.visible_log import compacted_topics
+from kmirror.errors import BrokerError
+from kmirror.ops.bulk import Bulk
+from kmirror.words import counted
+from kmirror.work import Meter, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlan:
+    """What is compared where, in which tasks, and about how many bytes of one side that is."""
+
+    where: Where
+    shares: tuple[WorkUnit, ...] = ()
+    size_in_bytes: float = 0.0
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets are compared."""
+        return sum(share.offsets for share in self.shares)
+
+
+def plan_comparison(
+    bulk: Bulk,
+    extents: Sequence[Extent],
+    source_properties: Mapping[str, str],
+    destination_properties: Mapping[str, str],
+    sample: int | None = None,
+) -> ComparisonPlan:
+    """Decide where these are compared, and in which tasks; with `sample` head, tail and so many ranges of each."""
+    ends = source_properties, destination_properties
+    if sample is not None:
+        size = sum(sampled_bytes(extent, sample) for extent in extents)
+        return ComparisonPlan(bulk.where(size), tuple(sampled_shares(extents, sample, random.Random(), *ends)), size)
+    size = sum(extent.estimated_bytes for extent in extents)
+    where = bulk.where(size)
+    return ComparisonPlan(where, tuple(shares(extents, bulk.slots(where), *ends)), size)
+
+
+def carry_out(
+    bulk: Bulk,
+    plan: ComparisonPlan,
+    what: str,
+    watch: Watch,
+    note: Callable[[Mapping[TopicPartition, Verdict]], str | None] = lambda _: None,
+) -> dict[TopicPartition, Verdict]:
+    """Compare as planned; return what was found of each partition of the destination.
+
+    `watch` is shown how it goes, with what `note` makes of the verdicts so far.
+    """
+    verdicts: dict[TopicPartition, Verdict] = {}
+    if not plan.shares:
+        return verdicts
+    runner = bulk.runner(plan.where)
+    named = f"{what} {bulk.told(plan.where, len(plan.shares))}"
+    with Meter(watch, named, "offset", plan.offsets) as meter:
+        for finding in compare_shares(runner, plan.shares, meter):
+            verdicts.setdefault(finding.piece.destination, Verdict()).take(finding)
+            meter.add(0, note(verdicts))
+    return verdicts
+
+
+def differing(verdicts: Mapping[TopicPartition, Verdict]) -> str | None:
+    """Count the partitions that were found to differ, for who watches; None while there are none."""
+    count = sum(verdict.first_difference is not None for verdict in verdicts.values())
+    return f"{counted(count, 'partition')} DIFFERENT" if count else None
+
+
+def indivisible_topics(
+    source: ClusterClient, destination: ClusterClient, pairs: Iterable[tuple[str, str]]
+) -> frozenset[str]:
+    """Return those destination topics of (source, destination) pairs that must be compared in one piece.
+
+    One side is compacted: what is missing there may be explained far after it. Where the settings may not be read, what
+    may be compacted is treated as if it were.
+    """
+    all_pairs = list(pairs)
+    try:
+        theirs = compacted_topics(source, dict.fromkeys(there for there, _ in all_pairs))
+        ours = compacted_topics(destination, dict.fromkeys(here for _, here in all_pairs))
+    except BrokerError:
+        return frozenset(here for _, here in all_pairs)
+    return frozenset(here for there, here in all_pairs if here in ours or there in theirs)
