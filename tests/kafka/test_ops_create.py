@@ -7,7 +7,9 @@ import pytest
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config, show_config
+from kmirror.ops.mirrors.convert import create_from_link, create_from_mm2
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.results import VerbResult
 from kmirror.sandbox.ports import free_ports
 from tests.support.clusters import ClusterPair
 from tests.support.mirrors import outcomes, properties_of
@@ -37,6 +39,66 @@ def test_create_stores_references_settings_and_the_sources_cluster_id(
     assert stored.source_cluster_id == cluster_pair.source.cluster_id
     (event,) = destination.store.read_events(name)
     assert (event.what, event.result, event.actor) == ("create", "OK", stored.created_by)
+
+
+def test_a_file_of_mirrormaker_2_becomes_the_mirrors_that_lead_here(
+    destination: Destination, source: dict[str, str], name: str
+) -> None:
+    here, there = f"{name}-here", f"{name}-there"
+    file = {
+        "clusters": f"{there}, {here}, gone",
+        f"{there}.bootstrap.servers": source["bootstrap.servers"],
+        f"{here}.bootstrap.servers": destination.bootstrap_server,
+        "gone.bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}",
+        **{f"{flow}.enabled": "true" for flow in (f"{there}->{here}", f"{here}->{there}", f"{there}->gone")},
+        f"{there}->{here}.topics": "orders.*",
+        "tasks.max": "4",
+        "offset.lag.max": "7",
+    }
+
+    def keys(done: VerbResult) -> dict[str, tuple[str | None, str]]:
+        return {row.fate.key: (row.mirror, row.fate.became) for row in done.keys}
+
+    refused = create_from_mm2(destination, {**file, f"{there}.ssl.key.password": PASSWORD, "transforms": "x"}, {})
+    assert refused.exit_code == ExitCode.REFUSED
+    assert {key for key, (_, became) in keys(refused).items() if became == "REFUSED"} == {
+        "transforms",
+        f"{there}.ssl.key.password",
+    }
+    assert PASSWORD not in str(refused.to_json())
+    dry = create_from_mm2(destination, file, {}, dry_run=True)
+    assert (dry.exit_code, dry.mirror) == (0, f"{there}-to-{here}")
+    assert destination.state().mirror(dry.mirror) is None
+    done = create_from_mm2(destination, file, {"topic.prefix": ""}, mirror=name)
+    assert outcomes(done) == {None: "DONE"}
+    assert keys(done)["tasks.max"] == (name, "TAKEN")
+    assert keys(done)["offset.lag.max"] == (name, "NO_MEANING")
+    # --config goes before what the file and its defaults say
+    assert keys(done)["replication.policy.class"] == (name, "NO_MEANING")
+    assert {keys(done)[f"{flow}.enabled"] for flow in (f"{here}->{there}", f"{there}->gone")} == {(None, "NO_MEANING")}
+    assert "not known whether gone is this destination" in str(done.to_json())
+    stored = destination.state().mirror(name)
+    assert stored is not None
+    assert stored.source == source
+    assert (stored.settings["topics.include"], stored.settings["copy.lanes"]) == ("orders.*", "4")
+    with pytest.raises(RefusedError, match=f"its target is not {there}") as caught:
+        create_from_mm2(destination, {**file, f"{here}->{there}.enabled": "false"}, {}, target=there)
+    assert "--target ALIAS" in str(caught.value.hint)
+
+
+def test_a_file_of_a_cluster_link_becomes_a_mirror_of_the_clusters_it_names(
+    destination: Destination, source: dict[str, str], name: str, cluster_pair: ClusterPair
+) -> None:
+    file = {**source, "link.mode": "DESTINATION", "cluster.link.paused": "true"}
+    ids = {"source.cluster.id": cluster_pair.source.cluster_id, "dest.cluster.id": cluster_pair.destination.cluster_id}
+    for wrong in ids:
+        other = create_from_link(destination, name, {**file, **ids, wrong: "other"}, {})
+        assert other.exit_code == ExitCode.REFUSED
+        assert f"but {wrong}=other" in str(other.error)
+    assert outcomes(create_from_link(destination, name, {**file, **ids}, {})) == {None: "DONE"}
+    stored = destination.state().mirror(name)
+    assert stored is not None
+    assert (stored.paused, stored.settings) == (True, {"sync.group.offsets.enabled": "false"})
 
 
 def test_a_dry_run_of_create_changes_nothing(destination: Destination, source: dict[str, str], name: str) -> None:

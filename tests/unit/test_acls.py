@@ -170,9 +170,26 @@ def test_filters_are_confluent_s() -> None:
     assert str(AclFilters()) == ""
 
 
+def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
+    filters = parse_acl_filters("acls.include", "topic;orders-.*;read, *;*;*;*;User:app-.*")
+    assert str(filters) == "TOPIC;orders-.*;READ,*;*;*;*;User:app-.*"
+    assert parse_acl_filters("acls.include", str(filters)) == filters
+    (one,) = acls("topic", "orders-eu", "x", "READ")
+    assert filters.takes(one)
+    assert not filters.takes(one._replace(resource_name="x-orders-eu"))
+    assert not filters.takes(one._replace(operation="WRITE"))
+    assert filters.takes(*acls("group", "g", "app-1", "WRITE"))
+    assert not filters.takes(*acls("group", "g", "an-app-1", "READ"))
+    assert parse_acl_filters("acls.include", "*") == AclFilters()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("TOPIC;a;READ;ALLOW;User:a;more", "is not a rule"),
+        ("TOPIC;;READ", "is not a rule"),
+        ("TOPIC;a[", "pattern a. is not understood"),
+        ("FLOWER;a", "resource type=FLOWER is not known"),
         ("{", "acls.include is not JSON"),
         ("[]", "not an object with a list aclFilters"),
         ('{"aclFilters":{}}', "not an object with a list aclFilters"),

@@ -38,6 +38,7 @@ def test_defaults() -> None:
         replication_factor=-1,
         refresh_interval_seconds=10,
         sync_topic_configs_enabled=True,
+        topic_properties_include=TopicSelector((".*",)),
         topic_properties_exclude=TopicSelector(),
         retry_timeout_ms=300_000,
         follow_log_start=True,
@@ -67,6 +68,7 @@ def test_every_setting_is_read() -> None:
             "replication.factor": "3",
             "refresh.interval.seconds": " 60 ",
             "sync.topic.configs.enabled": "FALSE",
+            "topic.properties.include": "m.*",
             "topic.properties.exclude": r"min.insync.replicas, leader\..*",
             "retry.timeout.ms": "0",
             "follow.log.start": "False",
@@ -93,6 +95,7 @@ def test_every_setting_is_read() -> None:
         replication_factor=3,
         refresh_interval_seconds=60,
         sync_topic_configs_enabled=False,
+        topic_properties_include=TopicSelector(("m.*",)),
         topic_properties_exclude=TopicSelector(("min.insync.replicas", r"leader\..*")),
         retry_timeout_ms=0,
         follow_log_start=False,
@@ -378,8 +381,10 @@ def test_rows_of_the_docs() -> None:
         "allowed": "1 – 86400",
         "default": "10",
         "changeable": "yes",
-        "aliases": "topic.config.sync.ms",
-        "help": "How often the engine checks the source for new topics, partitions and topic settings.",
+        "aliases": "topic.config.sync.ms, acl.sync.ms, refresh.topics.interval.seconds,"
+        " sync.topic.configs.interval.seconds, sync.topic.acls.interval.seconds, mirror.metadata.refresh.interval.ms",
+        "help": "How often the engine checks the source for new topics, partitions, topic settings and ACLs. Of several"
+        " names for it the shortest interval counts.",
     }
     assert rows["topic.prefix"]["changeable"] == "no"
     assert all(row["help"].endswith(".") for row in rows.values())

@@ -71,7 +71,7 @@ def test_what_is_written_reads_the_same_again() -> None:
         (document(ALL, ("", "LITERAL", "INCLUDE")), "filter 2 has no name"),
         (document(("a", "REGEX", "INCLUDE")), "patternType=REGEX is not LITERAL or PREFIXED"),
         (document(("a", "LITERAL", "ALLOW")), "filterType=ALLOW is not INCLUDE or EXCLUDE"),
-        (document(("*", "PREFIXED", "INCLUDE")), "* stands for every topic when it is LITERAL"),
+        (document(("*", "PREFIXED", "INCLUDE")), "* stands for everything when it is LITERAL"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(text: str, message: str) -> None:

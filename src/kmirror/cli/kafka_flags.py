@@ -107,7 +107,8 @@ class Request:
     @property
     def needs_mirror(self) -> bool:
         """Tell whether the verb cannot do without `--mirror`."""
-        return any("--mirror" in param.opts and param.required for param in command_of(self.verb).params)
+        named = any("--mirror" in param.opts and param.required for param in command_of(self.verb).params)
+        return named or self.verb == "create"
 
     def arguments(self, mirror: str | None, topics: Sequence[str]) -> list[str]:
         """Return kmirror's arguments for one mirror (None: for all) and these topics."""

@@ -25,9 +25,13 @@ def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> Sta
     "create",
     "Create a mirror: store its source, filters and settings.\n\nFILE is a Java properties file with the client"
     " properties of the source and the settings of the mirror. Write secrets as references such as ${env:NAME};"
-    " plaintext secrets are refused.",
-    mirror_option(new=True),
-    file_option("--mirror-config", "Connection to the source and mirror settings.", required=True),
+    " plaintext secrets are refused.\n\nA file of MirrorMaker 2 or of a cluster link is taken as it is: a row for each"
+    " key says what became of it. Of a MirrorMaker 2 file each enabled flow to this destination becomes a mirror.",
+    mirror_option(required=False, new=True),
+    file_option("--mirror-config", "Connection to the source and mirror settings."),
+    file_option("--from-mm2", "Configuration of MirrorMaker 2 (connect-mirror-maker.properties)."),
+    file_option("--from-link", "Configuration of a Confluent cluster link."),
+    click.Option(["--target"], metavar="ALIAS", help="With --from-mm2: the destination's alias. Default: ask each."),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
     click.Option(["--if-not-exists"], is_flag=True, help="Succeed if an identical mirror already exists."),
     examples=(
@@ -36,17 +40,46 @@ def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> Sta
         " --bootstrap-server b:9092",
         "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092"
         " --command-config admin.properties --dry-run",
+        "kmirror create --from-mm2 mm2.properties --bootstrap-server b:9092 --dry-run",
+        "kmirror create --mirror dr --from-link link.properties --bootstrap-server b:9092",
     ),
     changes=True,
     dry_run=True,
 )
-def create_verb(call: Call, mirror: str, mirror_config: str, config: dict[str, str], if_not_exists: bool) -> int:
+def create_verb(
+    call: Call,
+    mirror: str | None,
+    mirror_config: str | None,
+    from_mm2: str | None,
+    from_link: str | None,
+    target: str | None,
+    config: dict[str, str],
+    if_not_exists: bool,
+) -> int:
     from kmirror.cluster.security.properties import read_properties
+    from kmirror.errors import UsageError
+    from kmirror.ops.mirrors.convert import create_from_link, create_from_mm2
     from kmirror.ops.mirrors.create import create
 
-    properties = read_properties(mirror_config)
+    files = [file for file in (mirror_config, from_mm2, from_link) if file is not None]
+    if len(files) != 1:
+        raise UsageError(
+            "one of --mirror-config, --from-mm2 and --from-link is needed" if not files else "several files are given",
+            "give one of --mirror-config FILE, --from-mm2 FILE and --from-link FILE",
+        )
+    if mirror is None and from_mm2 is None:
+        raise UsageError("--mirror is missing", "give --mirror M; with --from-mm2 mirrors are named after their flows")
+    if target is not None and from_mm2 is None:
+        raise UsageError("--target requires --from-mm2", "leave it out")
+    properties = read_properties(files[0])
+    how = {"if_not_exists": if_not_exists, "dry_run": call.dry_run}
     with call.destination() as destination:
-        done = create(destination, mirror, properties, config, if_not_exists=if_not_exists, dry_run=call.dry_run)
+        if from_mm2 is not None:
+            done = create_from_mm2(destination, properties, config, mirror=mirror, target=target, **how)
+        elif from_link is not None:
+            done = create_from_link(destination, mirror or "", properties, config, **how)
+        else:
+            done = create(destination, mirror or "", properties, config, **how)
         remember_names(destination)
     call.output.result(done)
     return done.exit_code

@@ -91,8 +91,11 @@ class TableOutput:
     verbosity: int = 0
 
     def result(self, result: VerbResult, headline: str | None = None) -> None:
+        from kmirror.ops.converted_keys import KEYS
         from kmirror.ops.results import PARTITION_RESULTS, RESULTS, Outcome
 
+        if result.keys:
+            self._table(KEYS, result.keys)
         about_topics = [row for row in result.results if row.topic is not None]
         if result.totals is not None:
             about_topics = self._stopped(result.totals, about_topics)

@@ -298,7 +298,7 @@ class TopicRebuilder:
         seen_ms = found.first_source_seen_ms.get(name)
         if name in found.untold:
             told, seen_ms = as_first_source(told, record), record.first_source_seen_ms
-        exclude = stored_settings(mirror.settings).topic_properties_exclude
+        exclude = stored_settings(mirror.settings).properties_left_out
         plan = settings_for(told, None if isinstance(known, int) else known, exclude)
         return replace(plan, first_source_seen_ms=seen_ms)
 

@@ -28,6 +28,7 @@ from kmirror.columns import (
     one_of,
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
+from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
 from kmirror.words import one_line
@@ -367,6 +368,8 @@ class VerbResult:
     warnings: tuple[str, ...] = ()
     #: What was lost in all, for verbs that stop topics; people are then shown only the rows that need a look.
     totals: StopTotals | None = None
+    #: What became of the keys of another tool's file.
+    keys: tuple[KeyRow, ...] = ()
 
     @classmethod
     def of(
@@ -424,6 +427,13 @@ RESULT: tuple[Column[VerbResult], ...] = (
         list_of(object_of(GROUP_RESULTS)),
         "how it ended for committed offsets",
         lambda done: [row.to_json() for row in done.groups],
+    ),
+    Column(
+        "keys",
+        KEYS.type,
+        "what became of each key of the file",
+        lambda done: [KEYS.document(row) for row in done.keys],
+        only=Only("`create --from-mm2` and `create --from-link`", lambda done: done.keys),
     ),
     Column("error", ERROR_OR_NULL, "why not all is done", lambda done: done.error and done.error.to_json()),
 )

@@ -1,9 +1,15 @@
-"""Which of the source's ACLs are taken over: the JSON filters of Confluent's cluster links (`acl.filters`).
+"""Which of the source's ACLs are taken over, as Confluent's cluster links (`acl.filters`) or Kafka's own cluster
+mirroring (KIP-1279, `mirror.acl.include`) write it.
 
     {"aclFilters": [{"resourceFilter": {"resourceType": "topic", "patternType": "prefixed", "name": "orders-"},
                      "accessFilter": {"principal": "User:app", "operation": "read", "permissionType": "allow"}}]}
 
 Whatever a filter leaves out, or says `any` of, it does not ask for; an ACL is taken that one of the filters takes.
+
+    TOPIC;orders-.*, GROUP;*;READ;ALLOW;User:app
+
+is a list of rules: resource type; name; operation; permission; principal. `*` asks for nothing, and so does what is
+left out at the end. Name and principal are regular expressions that match the whole.
 """
 
 from __future__ import annotations
@@ -13,11 +19,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kmirror.errors import UsageError
+from kmirror.settings.patterns import TopicSelector, split_patterns
 
 _HINT = (
     'write {"aclFilters": [{"resourceFilter": {"resourceType": "topic", "patternType": "any"}, '
     '"accessFilter": {"operation": "any", "permissionType": "any"}}]}, or leave it empty for all'
 )
+_RULE_HINT = "write rules such as TOPIC;orders-.*;READ;ALLOW;User:app separated by commas, with * for any"
+_EXPRESSIONS = frozenset({"resource_name", "principal"})
 _RESOURCE_KEYS = {"resourceType": "resource_type", "name": "resource_name", "patternType": "pattern_type"}
 _ACCESS_KEYS = {
     "principal": "principal",
@@ -53,32 +62,73 @@ class AclFilter:
         asked = ((one.name, getattr(self, one.name)) for one in fields(self))
         return all(wanted is None or getattr(binding, name) == wanted for name, wanted in asked)
 
+    def __str__(self) -> str:
+        parts = {
+            part: {
+                name: value.lower() if attribute in _WORDS else value
+                for name, attribute in known.items()
+                if (value := getattr(self, attribute)) is not None
+            }
+            for part, known in (("resourceFilter", _RESOURCE_KEYS), ("accessFilter", _ACCESS_KEYS))
+        }
+        return json.dumps(parts, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class AclRule:
+    """One rule; None asks for nothing, `resource_name` and `principal` are regular expressions."""
+
+    resource_type: str | None = None
+    resource_name: str | None = None
+    operation: str | None = None
+    permission: str | None = None
+    principal: str | None = None
+
+    def takes(self, binding: Any) -> bool:
+        """Tell whether it takes an ACL, an object with attributes of these names."""
+        for one in fields(self):
+            wanted, found = getattr(self, one.name), getattr(binding, one.name)
+            if wanted is None or wanted == found:
+                continue
+            if one.name not in _EXPRESSIONS or not TopicSelector((wanted,)).matches(found):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        given = [getattr(self, one.name) or "*" for one in fields(self)]
+        while len(given) > 1 and given[-1] == "*":
+            given.pop()
+        return ";".join(given)
+
 
 @dataclass(frozen=True, slots=True)
 class AclFilters:
-    """The filters of a mirror; without any it takes every ACL on what is mirrored."""
+    """The filters of a mirror, all of one kind; without any it takes every ACL on what is mirrored."""
 
-    filters: tuple[AclFilter, ...] = ()
+    filters: tuple[AclFilter, ...] | tuple[AclRule, ...] = ()
 
     def takes(self, binding: Any) -> bool:
         """Tell whether an ACL is to be taken over."""
         return not self.filters or any(one.takes(binding) for one in self.filters)
 
     def __str__(self) -> str:
-        """Return the JSON as one can write it again; empty for no filter."""
-        if not self.filters:
-            return ""
-        return json.dumps({"aclFilters": [_written(one) for one in self.filters]}, separators=(",", ":"))
+        """Return the JSON or the rules as one can write them again; empty for no filter."""
+        if not self.filters or isinstance(self.filters[0], AclRule):
+            return ",".join(map(str, self.filters))
+        return '{"aclFilters":[' + ",".join(map(str, self.filters)) + "]}"
 
 
 def parse_acl_filters(key: str, text: str) -> AclFilters:
-    """Read the filters; `key` is the setting that errors begin with.
+    """Read the filters or rules; `key` is the setting that errors begin with.
 
     Raises:
-        UsageError: it is not such JSON; says where.
+        UsageError: it is neither such JSON nor rules; says where.
     """
     if not text:
         return AclFilters()
+    if not text.startswith(("{", "[", '"')):
+        rules = tuple(dict.fromkeys(_rule(key, one) for one in text.split(",")))
+        return AclFilters(() if rules == (AclRule(),) else rules)
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -87,6 +137,22 @@ def parse_acl_filters(key: str, text: str) -> AclFilters:
     if not isinstance(filters, list) or document:
         raise UsageError(f"{key} is not an object with a list aclFilters and nothing else", _HINT)
     return AclFilters(tuple(dict.fromkeys(_filter(key, one) for one in filters)))
+
+
+def _rule(key: str, text: str) -> AclRule:
+    given = [part.strip() for part in text.split(";")]
+    names = [one.name for one in fields(AclRule)]
+    if len(given) > len(names) or "" in given:
+        raise UsageError(f"{key}: {text.strip()!r} is not a rule", _RULE_HINT)
+    values: dict[str, str] = {}
+    for name, part in zip(names, given, strict=False):
+        if part == "*":
+            continue
+        if name in _EXPRESSIONS:
+            values[name] = split_patterns(part, key)[0]
+        elif (word := _word(f"{key}: {name.replace('_', ' ')}", name, part)) is not None:
+            values[name] = word
+    return AclRule(**values)
 
 
 def _filter(key: str, given: Any) -> AclFilter:
@@ -117,17 +183,6 @@ def _word(where: str, attribute: str, value: str) -> str | None:
     if match is None:
         raise UsageError(f"{where}={value} is not known", f"it is one of: any, {', '.join(words).lower()}")
     return match
-
-
-def _written(one: AclFilter) -> dict[str, dict[str, str]]:
-    parts: dict[str, dict[str, str]] = {}
-    for part, known in (("resourceFilter", _RESOURCE_KEYS), ("accessFilter", _ACCESS_KEYS)):
-        parts[part] = {
-            name: value.lower() if attribute in _WORDS else value
-            for name, attribute in known.items()
-            if (value := getattr(one, attribute)) is not None
-        }
-    return parts
 
 
 def _shown(value: Any) -> str:

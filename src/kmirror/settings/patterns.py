@@ -89,6 +89,18 @@ class TopicSelector:
         return ",".join(self.patterns)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Select what `include` does not match, and what `exclude` does."""
+
+    include: TopicSelector = TopicSelector((".*",))
+    exclude: TopicSelector = TopicSelector()
+
+    def matches(self, name: str) -> bool:
+        """Tell whether a name is left out."""
+        return not self.include.matches(name) or self.exclude.matches(name)
+
+
 def is_plain_name(pattern: str) -> bool:
     """Tell whether a pattern is a topic's name rather than a regular expression."""
     return _PLAIN_NAME.fullmatch(pattern) is not None

@@ -20,8 +20,9 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.settings.client_keys import is_client_key, meant_client_key, refusal_of
 from kmirror.settings.durations import parse_timestamp
-from kmirror.settings.patterns import TopicSelector, split_patterns
-from kmirror.settings.topic_filters import TopicFilters
+from kmirror.settings.other_tools import foreign_key, nearest_foreign_key
+from kmirror.settings.patterns import LeftOut, TopicSelector, split_patterns
+from kmirror.settings.topic_filters import TopicFilters, group_patterns
 
 _LONGEST_PREFIX = 100
 _EPOCH = datetime(1970, 1, 1)
@@ -67,6 +68,8 @@ class Alias:
 
     key: str
     translate: Callable[[str, str], str] = lambda _, text: text
+    #: Where several such names are given, the lowest value counts: what others do at two intervals is one here.
+    lowest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ class Setting:
     help: str
     changeable: bool
     aliases: tuple[Alias, ...]
+
+    def lowest_of(self, key: str, one: str, other: str) -> str | None:
+        """Return the value that counts of two that were given; None where they contradict each other."""
+        counts = any(alias.lowest for alias in self.aliases if alias.key == key)
+        return min((one, other), key=int) if counts else None
 
 
 def _row(key: str, kind: Kind, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
@@ -189,6 +197,17 @@ def _replication_factor(key: str, text: str) -> int:
     return -1 if text == "-1" else int(_integer(1, 32_767).read(key, text))
 
 
+def _start_of_consumers(key: str, text: str) -> str:
+    """Translate what MirrorMaker 2's consumers do without an offset, which is what a new topic begins with."""
+    if text.lower() in ("earliest", "latest"):
+        return text
+    raise UsageError(f"invalid value {key}={text}", "use earliest or latest; start.from says where a topic begins")
+
+
+def _divergence_policy(key: str, text: str) -> str:
+    return "auto" if _boolean().read(key, text) else "fail"
+
+
 def _seconds_of_milliseconds(key: str, text: str) -> str:
     """Round up to whole seconds."""
     return str(-(-int(_integer(0, 86_400_000, "milliseconds").read(key, text)) // 1000))
@@ -203,9 +222,16 @@ class Settings:
         _patterns(),
         TopicSelector(),
         "Source topics to mirror. `add` extends this list.",
+        Alias("topics"),
+        Alias("mirror.topics.include"),
     )
     topics_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
-        "topics.exclude", _patterns(), TopicSelector(), "Source topics never to mirror. Overrides all other filters."
+        "topics.exclude",
+        _patterns(),
+        TopicSelector(),
+        "Source topics never to mirror. Overrides all other filters.",
+        Alias("topics.blacklist"),
+        Alias("mirror.topics.exclude"),
     )
     auto_create_mirror_topics_enable: bool = _row(
         "auto.create.mirror.topics.enable",
@@ -233,6 +259,7 @@ class Settings:
         StartFrom(),
         "Where to start copying a topic. Resolved once, when the topic is added.",
         Alias("mirror.start.offset.spec", _start_offset_spec),
+        Alias("consumer.auto.offset.reset", _start_of_consumers),
     )
     replication_factor: int = _row(
         "replication.factor",
@@ -244,8 +271,14 @@ class Settings:
         "refresh.interval.seconds",
         _integer(1, 86_400, "seconds"),
         10,
-        "How often the engine checks the source for new topics, partitions and topic settings.",
-        Alias("topic.config.sync.ms", _seconds_of_milliseconds),
+        "How often the engine checks the source for new topics, partitions, topic settings and ACLs. Of several names"
+        " for it the shortest interval counts.",
+        Alias("topic.config.sync.ms", _seconds_of_milliseconds, lowest=True),
+        Alias("acl.sync.ms", _seconds_of_milliseconds, lowest=True),
+        Alias("refresh.topics.interval.seconds", lowest=True),
+        Alias("sync.topic.configs.interval.seconds", lowest=True),
+        Alias("sync.topic.acls.interval.seconds", lowest=True),
+        Alias("mirror.metadata.refresh.interval.ms", _seconds_of_milliseconds, lowest=True),
     )
     sync_topic_configs_enabled: bool = _row(
         "sync.topic.configs.enabled",
@@ -253,12 +286,21 @@ class Settings:
         True,
         "Apply later changes of source topic settings to mirror topics. `add` always copies the current settings.",
     )
+    topic_properties_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
+        "topic.properties.include",
+        _patterns(),
+        TopicSelector((".*",)),
+        "Topic settings to copy from the source.",
+        Alias("topic.config.sync.include"),
+    )
     topic_properties_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "topic.properties.exclude",
         _patterns(),
         TopicSelector(),
-        "Topic settings not to copy from the source.",
+        "Topic settings not to copy from the source. Overrides topic.properties.include.",
         Alias("config.properties.exclude"),
+        Alias("config.properties.blacklist"),
+        Alias("mirror.topic.properties.exclude"),
     )
     retry_timeout_ms: int = _row(
         "retry.timeout.ms",
@@ -306,18 +348,23 @@ class Settings:
         "If the source's history was rewritten (such as by an unclean election): the topic is FAILED until"
         " `recover --accept-divergence`, or records that the source no longer has are archived, the topic is"
         " rebuilt and an event is recorded.",
+        Alias("mirror.support.unclean.leader.election", _divergence_policy),
     )
     groups_include: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "groups.include",
         _patterns(),
         TopicSelector((".*",)),
         "Consumer and share groups whose offsets are synced (source names).",
+        Alias("groups"),
+        Alias("mirror.groups.include"),
     )
     groups_exclude: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "groups.exclude",
         _patterns(),
         TopicSelector(("console-consumer-.*", "connect-.*", "__.*")),
         "Groups whose offsets are never synced. Overrides groups.include.",
+        Alias("groups.blacklist"),
+        Alias("mirror.groups.exclude"),
     )
     sync_group_offsets_enabled: bool = _row(
         "sync.group.offsets.enabled",
@@ -351,9 +398,11 @@ class Settings:
     )
     acls_include: AclFilters = _row(  # noqa: RUF009 - the row is a field
         "acls.include",
-        Kind("JSON", '{"aclFilters":[…]}', parse_acl_filters),
+        Kind("list", 'rules such as TOPIC;orders-.*;READ, or {"aclFilters":[…]}', parse_acl_filters),
         AclFilters(),
-        "ACLs to sync, in Confluent's aclFilters format. Empty: all.",
+        "ACLs to sync: rules as in Kafka's cluster mirroring (type;name;operation;permission;principal), or Confluent's"
+        " JSON. Empty: all.",
+        Alias("mirror.acl.include"),
         Alias("acl.filters"),
     )
     read_only: str = _row(
@@ -368,6 +417,9 @@ class Settings:
         _integer(1, 256),
         2,
         "Number of Spark tasks that copy in parallel. Partitions are distributed among them.",
+        Alias("tasks.max"),
+        Alias("num.cluster.link.fetchers"),
+        Alias("mirror.num.replica.fetchers"),
     )
     copy_merge_batches: str = _row(
         "copy.merge.batches",
@@ -381,6 +433,7 @@ class Settings:
         _byte_rate(65_536, 1 << 40),
         0,
         "Limit on the bytes per second that the mirror fetches from its source, shared among its lanes. 0: no limit.",
+        Alias("mirror.replication.throttled.rate"),
     )
     priority_topics: TopicSelector = _row(  # noqa: RUF009 - the row is a field
         "priority.topics",
@@ -406,6 +459,11 @@ class Settings:
         return self.groups_include.matches(group) and not self.groups_exclude.matches(group)
 
     @property
+    def properties_left_out(self) -> LeftOut:
+        """What selects the topic settings that are not taken over."""
+        return LeftOut(self.topic_properties_include, self.topic_properties_exclude)
+
+    @property
     def group_prefix(self) -> str:
         """What the names of groups at the destination begin with."""
         return self.topic_prefix if self.group_prefix_enable else ""
@@ -428,6 +486,8 @@ SETTINGS: tuple[Setting, ...] = tuple(
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _ALIASES = {alias.key: (setting, alias) for setting in SETTINGS for alias in setting.aliases}
+#: Confluent's filters of groups, which are two settings here.
+GROUP_FILTERS = "consumer.offset.group.filters"
 
 
 def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict[str, str], dict[str, str]]:
@@ -442,8 +502,29 @@ def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict
     for key, value in connection.items():
         if refused := refusal_of(key, value):
             raise UsageError(f"{key}={value} has no effect on a mirror: {refused[0]}", refused[1])
-    rest = {key: value for key, value in properties.items() if key not in connection}
+    rest = {key: value for key, value in properties.items() if key not in connection and not _is_met(key, value)}
     return connection, canonical(rest, complete=complete)
+
+
+def _is_met(key: str, value: str) -> bool:
+    """Tell whether another tool's key asks for what a mirror does in any case."""
+    foreign = foreign_key(key)
+    return foreign is not None and foreign.is_met_by(value)
+
+
+def _expanded(raw: Mapping[str, str]) -> Mapping[str, str]:
+    """Return settings with the one name that stands for two of them replaced."""
+    if GROUP_FILTERS not in raw:
+        return raw
+    both = dict(
+        zip(
+            ("groups.include", "groups.exclude"), group_patterns(GROUP_FILTERS, raw[GROUP_FILTERS].strip()), strict=True
+        )
+    )
+    for key in both:
+        if key in raw:
+            raise UsageError(f"{key} and {GROUP_FILTERS} contradict each other: both select groups", f"keep only {key}")
+    return {key: text for key, text in (*raw.items(), *both.items()) if key != GROUP_FILTERS}
 
 
 def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str]:
@@ -455,7 +536,7 @@ def canonical(raw: Mapping[str, str], *, complete: bool = True) -> dict[str, str
         UsageError: as `parse_settings`.
     """
     settings = parse_settings(raw, complete=complete)
-    given = {setting_of(key).key for key in raw}
+    given = {setting_of(key).key for key in _expanded(raw)}
     return {
         setting.key: setting.kind.write(getattr(settings, setting.attribute))
         for setting in SETTINGS
@@ -474,11 +555,13 @@ def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings
     """
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
-    for key, text in raw.items():
+    for key, text in _expanded(raw).items():
         setting = setting_of(key)
         alias = _ALIASES[key][1] if key in _ALIASES else None
         value = setting.kind.read(key, (alias.translate(key, text.strip()) if alias else text).strip())
-        if setting.attribute in values and values[setting.attribute] != value:
+        if alias and alias.lowest and _is_lowest(written_as.get(setting.key)):
+            value = min(value, values[setting.attribute])
+        elif setting.attribute in values and values[setting.attribute] != value:
             raise UsageError(
                 f"{written_as[setting.key]} and {key} contradict each other: they are the same setting",
                 f"keep only {setting.key}",
@@ -489,6 +572,10 @@ def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings
     if complete:
         _check_contradictions(settings)
     return settings
+
+
+def _is_lowest(key: str | None) -> bool:
+    return key in _ALIASES and _ALIASES[key][1].lowest
 
 
 def stored_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings:
@@ -506,6 +593,11 @@ def unknown_settings(raw: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(key for key in raw if key not in _BY_KEY and key not in _ALIASES))
 
 
+def is_setting(key: str) -> bool:
+    """Tell whether a key is a setting, under our name for it or another's."""
+    return key in _BY_KEY or key in _ALIASES or key == GROUP_FILTERS
+
+
 def setting_of(key: str) -> Setting:
     """Return the row of a key or alias.
 
@@ -516,8 +608,10 @@ def setting_of(key: str) -> Setting:
         return _BY_KEY[key]
     if key in _ALIASES:
         return _ALIASES[key][0]
+    if foreign := foreign_key(key):
+        raise UsageError(f"{key} is no setting of a mirror: {foreign.why}", foreign.instead)
     near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
-    meant = near[0] if near else meant_client_key(key)
+    meant = near[0] if near else meant_client_key(key) or nearest_foreign_key(key)
     raise UsageError(
         f"unknown setting {key}",
         f"did you mean {meant}?" if meant else f"use one of: {', '.join(_BY_KEY)}; or a Kafka client property",

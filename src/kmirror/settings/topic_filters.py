@@ -1,21 +1,23 @@
-"""Filters of topics as Confluent's cluster links write them: one JSON document of names and prefixes.
+"""Filters of topics and of groups as Confluent's cluster links write them: one JSON document of names and prefixes.
 
 `{"topicFilters": [{"name": "orders", "patternType": "PREFIXED", "filterType": "INCLUDE"}]}`: a LITERAL name is that
 topic alone, or every topic where it is `*`; a PREFIXED one is every topic whose name begins so. A topic is taken when a
-filter includes it and none excludes it; their order means nothing.
+filter includes it and none excludes it; their order means nothing. Filters of groups are the same under `groupFilters`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from kmirror.errors import UsageError
+from kmirror.settings.patterns import is_plain_name
 
-_EXAMPLE = '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
+_EXAMPLE = '{"%s":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
+_TOPICS, _GROUPS = "topicFilters", "groupFilters"
 _ALL = "*"
 _FIELDS = ("name", "patternType", "filterType")
 _PATTERN_TYPES = ("LITERAL", "PREFIXED")
@@ -44,7 +46,7 @@ class TopicFilters:
     filters: tuple[TopicFilter, ...] = ()
 
     @classmethod
-    def parse(cls, key: str, text: str) -> TopicFilters:
+    def parse(cls, key: str, text: str, field: str = _TOPICS) -> TopicFilters:
         """Return the filters of a JSON document, nothing for an empty text; `key` is the setting that errors name.
 
         Raises:
@@ -53,16 +55,18 @@ class TopicFilters:
         if not text:
             return cls()
         try:
-            document = json.loads(text, object_pairs_hook=_object(key))
+            document = json.loads(text, object_pairs_hook=_object)
+            if not isinstance(document, dict):
+                raise _FilterError("a JSON object is wanted")
+            _require_fields(document, (field,), "the document")
+            entries = document[field]
+            if not isinstance(entries, list):
+                raise _FilterError(f"{field} is not a list")
+            filters = [_filter(entry, f"filter {number}") for number, entry in enumerate(entries, 1)]
+        except _FilterError as error:
+            raise UsageError(f"{key}: {error}", f"write it as {_EXAMPLE % field}") from None
         except (ValueError, RecursionError) as error:
-            raise _refused(key, f"this is not JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise _refused(key, "a JSON object is wanted")
-        _require_fields(key, document, ("topicFilters",), "the document")
-        entries = document["topicFilters"]
-        if not isinstance(entries, list):
-            raise _refused(key, "topicFilters is not a list")
-        filters = [_filter(key, entry, f"filter {number}") for number, entry in enumerate(entries, 1)]
+            raise UsageError(f"{key}: this is not JSON: {error}", f"write it as {_EXAMPLE % field}") from None
         return cls(tuple(dict.fromkeys(filters)))
 
     def matches(self, topic: str) -> bool:
@@ -94,46 +98,63 @@ class TopicFilters:
         return json.dumps({"topicFilters": entries}, separators=(",", ":"), ensure_ascii=False)
 
 
-def _object(key: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise _refused(key, f"a field is given twice: {', '.join(name for name, _ in pairs)}")
-        return found
+def group_patterns(key: str, text: str) -> tuple[str, str]:
+    """Return the lists of groups that filters include and exclude, as `groups.include` and `groups.exclude` have them.
 
-    return read
+    Raises:
+        UsageError: as `TopicFilters.parse`.
+    """
+    filters = TopicFilters.parse(key, text, _GROUPS).filters
+    included = [_pattern(one) for one in filters if one.includes]
+    return ",".join(included), ",".join(_pattern(one) for one in filters if not one.includes)
 
 
-def _filter(key: str, entry: object, where: str) -> TopicFilter:
+def _pattern(one: TopicFilter) -> str:
+    if one.name == _ALL:
+        return ".*"
+    if is_plain_name(one.name) and not one.is_prefix:
+        return one.name
+    escaped = re.sub(r"[!-,./:-@[-^`{-~]", r"\\\g<0>", one.name)
+    return escaped + (".*" if one.is_prefix else "")
+
+
+class _FilterError(Exception):
+    """What is wrong with filters."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _FilterError(f"a field is given twice: {', '.join(name for name, _ in pairs)}")
+    return found
+
+
+def _filter(entry: object, where: str) -> TopicFilter:
     if not isinstance(entry, dict):
-        raise _refused(key, f"{where} is not a JSON object")
-    _require_fields(key, entry, _FIELDS, where)
+        raise _FilterError(f"{where} is not a JSON object")
+    _require_fields(entry, _FIELDS, where)
     name = entry["name"]
     if not isinstance(name, str) or not name.strip():
-        raise _refused(key, f"{where} has no name")
-    pattern_type = _word(key, entry, "patternType", _PATTERN_TYPES, where)
-    filter_type = _word(key, entry, "filterType", _FILTER_TYPES, where)
+        raise _FilterError(f"{where} has no name")
+    pattern_type = _word(entry, "patternType", _PATTERN_TYPES, where)
+    filter_type = _word(entry, "filterType", _FILTER_TYPES, where)
     if pattern_type == "PREFIXED" and name == _ALL:
-        raise _refused(key, f"{where}: * stands for every topic when it is LITERAL, and begins no topic's name")
+        raise _FilterError(f"{where}: * stands for everything when it is LITERAL, and begins no name")
     return TopicFilter(name.strip(), pattern_type == "PREFIXED", filter_type == "INCLUDE")
 
 
-def _require_fields(key: str, found: dict[str, Any], wanted: tuple[str, ...], where: str) -> None:
+def _require_fields(found: dict[str, Any], wanted: tuple[str, ...], where: str) -> None:
     for name in found:
         if name not in wanted:
             near = get_close_matches(name, wanted, n=1)
-            raise _refused(key, f"{where} has an unknown field {name}{f', is {near[0]} meant?' if near else ''}")
+            raise _FilterError(f"{where} has an unknown field {name}{f', is {near[0]} meant?' if near else ''}")
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise _refused(key, f"{where} lacks {', '.join(missing)}")
+        raise _FilterError(f"{where} lacks {', '.join(missing)}")
 
 
-def _word(key: str, entry: dict[str, Any], name: str, words: tuple[str, ...], where: str) -> str:
+def _word(entry: dict[str, Any], name: str, words: tuple[str, ...], where: str) -> str:
     value = entry[name]
     if not isinstance(value, str) or value.upper() not in words:
-        raise _refused(key, f"{where}: {name}={value} is not {' or '.join(words)}")
+        raise _FilterError(f"{where}: {name}={value} is not {' or '.join(words)}")
     return value.upper()
-
-
-def _refused(key: str, why: str) -> UsageError:
-    return UsageError(f"{key}: {why}", f"write it as {_EXAMPLE}")

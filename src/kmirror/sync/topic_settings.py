@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
-from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.patterns import LeftOut, TopicSelector
 from kmirror.state.records import TopicRecord
 
 _ENDLESS = str((1 << 63) - 1)
@@ -64,6 +64,7 @@ _NEVER = frozenset(
 )
 _NEVER_PREFIXES = ("remote.", "local.retention.")
 _NOTHING = TopicSelector()
+_LEFT_OUT = "left out by topic.properties.include or topic.properties.exclude"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class ComparedSetting:
 
 
 def settings_for(
-    source: TopicSettings, known: Collection[str] | None, exclude: TopicSelector = _NOTHING
+    source: TopicSettings, known: Collection[str] | None, exclude: LeftOut | TopicSelector = _NOTHING
 ) -> SettingsPlan:
     """Return the settings of a new mirror topic.
 
@@ -201,7 +202,7 @@ def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> d
 
 
 def sync_settings(
-    topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: TopicSelector = _NOTHING
+    topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: LeftOut | TopicSelector = _NOTHING
 ) -> SettingsSync:
     """Return what a mirror topic needs to follow its source's settings; `present` are the mirror topic's own."""
     plan = settings_for(source, present, exclude)
@@ -263,7 +264,7 @@ def compare_settings(
     topic: TopicRecord,
     source: TopicSettings | None,
     present: TopicSettings,
-    exclude: TopicSelector = _NOTHING,
+    exclude: LeftOut | TopicSelector = _NOTHING,
     *,
     is_synced: bool = True,
 ) -> list[ComparedSetting]:
@@ -316,7 +317,7 @@ def _standing(
     here: TopicSetting | None,
     plan: SettingsPlan,
     sync: SettingsSync,
-    exclude: TopicSelector,
+    exclude: LeftOut | TopicSelector,
     *,
     is_synced: bool,
 ) -> tuple[SettingState, str]:
@@ -326,13 +327,13 @@ def _standing(
         if here.value != HELD_BACK[key]:
             return SettingState.PENDING, f"must be {HELD_BACK[key]} while the topic is mirrored; {when}"
         if exclude.matches(key):
-            return SettingState.HELD_BACK, "listed in topic.properties.exclude: removed here when mirroring stops"
+            return SettingState.HELD_BACK, f"{_LEFT_OUT}: removed here when mirroring stops"
         why = "could change or delete copied records"
         return SettingState.HELD_BACK, f"{why}: the source's value is applied when mirroring stops"
     if is_local(key):
         return SettingState.NEVER, "belongs to the cluster, not to the data: it is never synced"
     if exclude.matches(key):
-        return SettingState.EXCLUDED, "listed in topic.properties.exclude"
+        return SettingState.EXCLUDED, _LEFT_OUT
     if here is None:
         return SettingState.UNKNOWN_HERE, "the destination has no such setting"
     if key in sync.changes:

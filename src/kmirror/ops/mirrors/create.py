@@ -15,6 +15,7 @@ from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import Destination, actor, change, cluster_id_of, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import parse_settings, split
 from kmirror.state.events import Event
@@ -45,21 +46,20 @@ def create(
         UnreachableError: a cluster does not answer or refuses us, or a secret's reference has no value here.
     """
     check_name(mirror)
-    source, settings = checked_properties({**properties, **(overrides or {})})
+    given = {**properties, **(overrides or {})}
+    once = {key: given.pop(key).strip() for key in AT_CREATION & given.keys()}
+    source, settings = checked_properties(given)
+    is_paused = _is_true(PAUSED, once.get(PAUSED, "false"))
+    _require_cluster(DESTINATION_CLUSTER_ID, once, "the destination", destination.cluster_id)
     existing = destination.state().mirror(mirror)
     if existing is not None:
         _require_same(existing, source, settings, if_not_exists)
         return _result(mirror, Outcome.NOOP, f"mirror {mirror} already exists and is identical", dry_run)
     require_supported(destination.client, "the destination", Role.DESTINATION)
     require_possible(destination, parse_settings(settings))
-    record = MirrorRecord(
-        mirror,
-        source,
-        settings,
-        source_cluster_id=source_cluster_id(destination, source),
-        created_by=actor(),
-        created_at_ms=now_ms(),
-    )
+    cluster_id = source_cluster_id(destination, source)
+    _require_cluster(SOURCE_CLUSTER_ID, once, "the source", cluster_id)
+    record = MirrorRecord(mirror, source, settings, cluster_id, actor(), now_ms(), paused=is_paused)
     if dry_run:
         return _result(mirror, Outcome.DONE, f"would create {_said(record)}", dry_run)
 
@@ -128,6 +128,17 @@ def source_cluster_id(destination: Destination, source: Mapping[str, str]) -> st
     return found
 
 
+def _require_cluster(key: str, given: Mapping[str, str], what: str, found: str) -> None:
+    if given.get(key, found) != found:
+        raise RefusedError(f"{what} is cluster {found}, but {key}={given[key]}", f"correct {key}, or the address")
+
+
+def _is_true(key: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"invalid value {key}={text}", "use true or false")
+    return text.lower() == "true"
+
+
 def _require_same(existing: MirrorRecord, source: Mapping[str, str], settings: Mapping[str, str], wanted: bool) -> None:
     if not wanted:
         raise RefusedError(
@@ -154,7 +165,7 @@ def _is_same(key: str, before: str | None, after: str | None) -> bool:
 def _said(record: MirrorRecord) -> str:
     place = f"mirror {record.name} of cluster {record.source_cluster_id} at {record.source['bootstrap.servers']}"
     settings = ", ".join(f"{key}={value}" for key, value in sorted(record.settings.items()))
-    return f"{place}, with {settings}" if settings else place
+    return (f"{place}, with {settings}" if settings else place) + (", paused" if record.paused else "")
 
 
 def _result(mirror: str, outcome: Outcome, message: str, dry_run: bool) -> VerbResult:

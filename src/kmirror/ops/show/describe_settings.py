@@ -130,7 +130,7 @@ def _rows(
         topic,
         None if isinstance(there, int) else there,
         here,
-        settings.topic_properties_exclude,
+        settings.properties_left_out,
         is_synced=settings.sync_topic_configs_enabled,
     )
     for one in compared:

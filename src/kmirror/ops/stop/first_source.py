@@ -83,7 +83,7 @@ class FirstSource:
         found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
         if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.untold:
             return None
-        exclude = stored_settings(self._mirror.settings).topic_properties_exclude
+        exclude = stored_settings(self._mirror.settings).properties_left_out
         plan = settings_for(found, None, exclude)
         return replace(topic, deferred=dict(plan.deferred), inherited=plan.inherited)
 

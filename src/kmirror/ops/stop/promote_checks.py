@@ -70,7 +70,7 @@ def settings_trouble(
         wanted, present = there.get(topic.source_topic, 0), here.get(topic.topic, 0)
         if isinstance(wanted, int) or isinstance(present, int):
             trouble[topic.topic] = "settings: they cannot be read on both sides"
-        elif changes := sync_settings(topic, wanted, present, settings.topic_properties_exclude).changes:
+        elif changes := sync_settings(topic, wanted, present, settings.properties_left_out).changes:
             trouble[topic.topic] = f"settings: {', '.join(sorted(changes))} differ from the source's"
     return trouble
 

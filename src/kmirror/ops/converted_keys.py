@@ -1,0 +1,54 @@
+"""Rows that say what became of each key of another tool's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kmirror.columns import TEXT, Column, Table, one_of
+from kmirror.settings.conversion import Became, KeyFate
+from kmirror.words import UNKNOWN, one_line
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """Say what became of one key, for one mirror; for none of them where `mirror` is None."""
+
+    mirror: str | None
+    fate: KeyFate
+
+
+def rows_of(mirror: str | None, fates: Iterable[KeyFate]) -> Iterator[KeyRow]:
+    """Yield a row for each fate."""
+    return (KeyRow(mirror, fate) for fate in fates)
+
+
+KEYS: Table[KeyRow] = Table(
+    (
+        Column(
+            "mirror",
+            TEXT.null_when("it concerns no mirror that is made"),
+            "the mirror",
+            lambda row: row.mirror,
+            "MIRROR",
+            cell=lambda row: row.mirror or UNKNOWN,
+        ),
+        Column("key", TEXT, "the key as the file has it", lambda row: row.fate.key, "KEY"),
+        Column("became", one_of("became", Became), "what became of it", lambda row: row.fate.became, "BECAME"),
+        Column(
+            "message",
+            TEXT,
+            "as what it is taken, or why it is not",
+            lambda row: row.fate.said,
+            "MEANING",
+            cell=lambda row: one_line(": ".join(filter(None, (row.fate.said, row.fate.hint)))),
+        ),
+        Column(
+            "hint",
+            TEXT.null_when("there is nothing to do"),
+            "what to do instead",
+            lambda row: row.fate.hint,
+        ),
+    ),
+    "MIRROR KEY BECAME MEANING",
+)

@@ -1,0 +1,159 @@
+"""`create --from-mm2` and `create --from-link`: make mirrors of another tool's file, and say what became of its keys.
+
+A key that is refused stands in the way of all: nothing is created, and the rows say what to do about each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.properties import literal_secrets
+from kmirror.errors import ExitCode, KmirrorError, RefusedError, UnreachableError, UsageError
+from kmirror.ops.context import Destination, cluster_id_of
+from kmirror.ops.converted_keys import KeyRow, rows_of
+from kmirror.ops.mirrors.create import check_name, create
+from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
+from kmirror.settings.cluster_links import link_conversion
+from kmirror.settings.conversion import Became, Conversion, KeyFate
+from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
+from kmirror.settings.table import is_setting, setting_of
+from kmirror.words import counted
+
+#: A cluster of the file that says nothing for so long is not asked again.
+_ASK_S = 5.0
+_SECRET = "plaintext secrets are not stored"
+_SECRET_HINT = "write ${env:NAME}, ${file:PATH:KEY} or ${dir:PATH:KEY} in its place"
+
+
+def create_from_link(
+    destination: Destination,
+    mirror: str,
+    properties: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    if_not_exists: bool = False,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Make a mirror of a cluster link's file. Raises as `create`, but for keys: rows tell of those."""
+    found = _checked(link_conversion(properties), overrides)
+    return _created(destination, {mirror: found}, overrides, (), if_not_exists=if_not_exists, dry_run=dry_run)
+
+
+def create_from_mm2(
+    destination: Destination,
+    properties: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    mirror: str | None = None,
+    target: str | None = None,
+    if_not_exists: bool = False,
+    dry_run: bool = False,
+) -> VerbResult:
+    """Make a mirror of each enabled flow of a MirrorMaker 2 file whose target is this destination.
+
+    `target` is the destination's alias in the file; without it each target is asked for its cluster id. `mirror` names
+    the one mirror that there is; else they are named after their flows.
+
+    Raises:
+        UsageError: the file is another one, or has no such alias.
+        RefusedError: no enabled flow leads here, or several and `mirror` names one.
+        KmirrorError: as `create`.
+    """
+    file = MirrorMakerFile(properties)
+    if target is not None and target not in file.clusters:
+        raise UsageError(f"{target} is no cluster of this file", f"its clusters are {', '.join(file.clusters)}")
+    why_not = {alias: _why_not(destination, file, alias, target) for alias in {flow.target for flow in file.flows}}
+    flows = [replace(flow, why_not=flow.why_not or why_not[flow.target]) for flow in file.flows]
+    chosen = [flow for flow in flows if flow.why_not is None]
+    if not chosen:
+        told = "; ".join(f"{flow.name}: {flow.why_not}" for flow in flows) or "the file has no flow A->B.enabled=true"
+        raise RefusedError(
+            f"no flow of the file is to be mirrored to this destination: {told}",
+            "--target ALIAS says which cluster of the file this destination is",
+        )
+    if mirror is not None and len(chosen) > 1:
+        raise RefusedError(
+            f"--mirror names one mirror, but these flows lead here: {', '.join(flow.name for flow in chosen)}",
+            "leave --mirror out: mirrors are then named after their flows, such as A-to-B",
+        )
+    found = {mirror or flow.mirror: _checked(file.conversion(flow), overrides) for flow in chosen}
+    return _created(
+        destination, found, overrides, _rest(file, flows, found), if_not_exists=if_not_exists, dry_run=dry_run
+    )
+
+
+def _created(
+    destination: Destination,
+    found: Mapping[str, Conversion],
+    overrides: Mapping[str, str],
+    rest: Sequence[KeyRow],
+    *,
+    if_not_exists: bool,
+    dry_run: bool,
+) -> VerbResult:
+    keys = (*(row for name, one in found.items() for row in rows_of(name, one.fates)), *rest)
+    names = ",".join(found)
+    for name in found:
+        check_name(name)
+    if refused := [fate.key for one in found.values() for fate in one.refused]:
+        message = f"nothing was created: {counted(len(refused), 'key')} refused: {', '.join(dict.fromkeys(refused))}"
+        error = ErrorInfo(ExitCode.REFUSED, message, "correct the file as the rows say, and run the command again")
+        return VerbResult("create", names, dry_run, ExitCode.REFUSED, error=error, keys=keys)
+    rows: list[TopicResult] = []
+    # what would be refused is found before the first of several mirrors is made
+    for is_rehearsal in [True] if dry_run else [True, False]:
+        rows = []
+        for name, one in found.items():
+            try:
+                done = create(
+                    destination,
+                    name,
+                    {**one.properties, **one.at_creation},
+                    overrides,
+                    if_not_exists=if_not_exists,
+                    dry_run=is_rehearsal,
+                )
+                rows += done.results
+            except KmirrorError as error:
+                if isinstance(error, UnreachableError) and not rows:
+                    raise
+                rows.append(TopicResult(None, None, Outcome.REFUSED, error.message, error.reason, hint=error.hint))
+        if any(row.result is Outcome.REFUSED for row in rows):
+            break
+    return replace(VerbResult.of("create", names, rows, dry_run=dry_run), keys=keys)
+
+
+def _checked(conversion: Conversion, overrides: Mapping[str, str]) -> Conversion:
+    """Return a conversion without what --config says otherwise, and with secrets refused that stand there in clear."""
+    said = {setting_of(key).key if is_setting(key) else key: key for key in overrides}
+    for key, written in said.items():
+        if key in conversion.properties:
+            conversion = conversion.without([key], f"--config {written} goes before it")
+    return conversion.refusing(literal_secrets(conversion.properties), _SECRET, _SECRET_HINT)
+
+
+def _why_not(destination: Destination, file: MirrorMakerFile, alias: str, target: str | None) -> str | None:
+    """Return why flows to a cluster of the file do not lead to this destination; None where they do."""
+    if target is not None:
+        return None if alias == target else f"its target is not {target}"
+    try:
+        with ClusterClient(client_config(file.login(alias))) as client:
+            found = cluster_id_of(client, _ASK_S)
+    except KmirrorError as error:
+        return f"it is not known whether {alias} is this destination: {error.message}"
+    return None if found == destination.cluster_id else f"{alias} is cluster {found}, not this destination"
+
+
+def _rest(file: MirrorMakerFile, flows: Iterable[Flow], found: Mapping[str, Conversion]) -> list[KeyRow]:
+    """Return rows for the keys that concern none of the mirrors."""
+    fates = [fate for flow in flows if flow.why_not is not None for fate in file.without(flow, flow.why_not)]
+    told = {fate.key for one in found.values() for fate in one.fates} | {fate.key for fate in fates}
+    fates += [
+        KeyFate(key, Became.NO_MEANING, "it is about clusters, or flows, of which no mirror is made")
+        for key in file.properties
+        if key not in told and key != "clusters"
+    ]
+    return list(rows_of(None, fates))

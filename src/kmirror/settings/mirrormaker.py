@@ -1,0 +1,190 @@
+"""MirrorMaker 2's own files, `connect-mirror-maker.properties`: clusters, flows between them, and whose a key is. Pure.
+
+    clusters = A, B
+    A.bootstrap.servers = a:9092        how a cluster is reached; also A.consumer.…, A.admin.…
+    A->B.enabled = true                 a flow, and what is true of it alone
+    replication.factor = 3              what is true of every flow that says nothing else
+
+Where a file is silent MirrorMaker 2's defaults hold, which are not kmirror's: they are taken over, and it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from kmirror.errors import UsageError
+from kmirror.settings.client_keys import is_client_key
+from kmirror.settings.conversion import Became, Conversion, Given, KeyFate, convert
+from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
+
+_NOTE = ": MirrorMaker 2's default, the file does not set it"
+#: Where the two tools' defaults differ: what is mirrored, and what is written.
+_DEFAULTS = {
+    "topics": (("topics", "mirror.topics.include", "topics.include"), ".*"),
+    "topics.exclude": (("topics.exclude", "topics.blacklist"), r"mm2.*\.internal,.*\.replica,__.*"),
+    "sync.group.offsets.enabled": (("sync.group.offsets.enabled",), "false"),
+}
+_POLICY, _SEPARATOR = "replication.policy.class", "replication.policy.separator"
+#: Of the keys for one client those of the consumer go first: it reads the records.
+_SOURCE_CLIENTS = ("source.consumer.", "consumer.", "source.cluster.", "source.admin.", "admin.", "source.")
+_TARGET_CLIENTS = ("target.", "producer.", "source.producer.")
+_ALIASES = ("source.cluster.alias", "target.cluster.alias")
+#: `consumer.` is part of the name: what a topic begins with.
+_OWN = ("consumer.auto.offset.reset", "consumer.poll.timeout.ms", *_ALIASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One direction of a file; `why_not` says why no mirror is made of it, None where one may be."""
+
+    source: str
+    target: str
+    why_not: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The flow as the file writes it."""
+        return f"{self.source}->{self.target}"
+
+    @property
+    def mirror(self) -> str:
+        """The name of its mirror, where none is given."""
+        return f"{self.source}-to-{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorMakerFile:
+    """Read the properties of one file."""
+
+    properties: Mapping[str, str]
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The aliases of its clusters.
+
+        Raises:
+            UsageError: there are none; the file is another one.
+        """
+        found = tuple(name for part in self.properties.get("clusters", "").split(",") if (name := part.strip()))
+        if not found:
+            raise UsageError(
+                "clusters is missing: this is no file of MirrorMaker 2",
+                "give what connect-mirror-maker.sh is started with; a connector's file is converted with clusters,"
+                " A.bootstrap.servers and A->B.enabled added",
+            )
+        return found
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """The flows that are enabled or that the file has keys of, in its clusters' order."""
+        pairs = [Flow(source, target) for source in self.clusters for target in self.clusters if source != target]
+        named = [flow for flow in pairs if any(key.startswith(f"{flow.name}.") for key in self.properties)]
+        return tuple(
+            flow if self._of(flow, "enabled") == "true" else replace(flow, why_not=f"{flow.name}.enabled is not true")
+            for flow in named
+        )
+
+    def login(self, alias: str) -> dict[str, str]:
+        """Return the client properties with which a cluster is reached."""
+        return dict(convert(one for one in self._given(Flow(alias, "")) if is_client_key(one.key)).properties)
+
+    def conversion(self, flow: Flow) -> Conversion:
+        """Return the mirror that a flow describes, and what became of each key that concerns it."""
+        given = list(self._given(flow))
+        written = {one.key for one in given}
+        for key, (names, value) in _DEFAULTS.items():
+            if not written & set(names):
+                given.append(Given(key, key, value, _NOTE))
+        naming = {one.key: one for one in given if one.key in (_POLICY, _SEPARATOR)}
+        found = convert(one for one in given if one.key not in naming)
+        prefix, named = self._prefix(flow, naming)
+        enabled = KeyFate(f"{flow.name}.enabled", Became.TAKEN, "this mirror")
+        fates = (enabled, *found.fates, *named, *self._left_out(flow))
+        return Conversion({**found.properties, **prefix}, found.at_creation, fates)
+
+    def without(self, flow: Flow, why: str) -> Iterator[KeyFate]:
+        """Yield what became of the keys of a flow of which no mirror is made."""
+        for written in self.properties:
+            if written.startswith(f"{flow.name}."):
+                yield KeyFate(written, Became.NO_MEANING, f"{flow.name} is left out: {why}")
+
+    def _of(self, flow: Flow, key: str) -> str | None:
+        value = self.properties.get(f"{flow.name}.{key}")
+        return None if value is None else value.strip().lower()
+
+    def _given(self, flow: Flow) -> Iterator[Given]:
+        """Yield the keys that concern a flow, each as what it means for it, once."""
+        ranked: dict[str, tuple[int, Given]] = {}
+        for written, value in self.properties.items():
+            key, rank = self._meaning(written, flow)
+            if key is not None and (key not in ranked or rank < ranked[key][0]):
+                ranked[key] = (rank, Given(written, key, value))
+        chosen = {one.written for _, one in ranked.values()}
+        for written in self.properties:
+            if written in chosen:
+                yield next(one for _, one in ranked.values() if one.written == written)
+
+    def _left_out(self, flow: Flow) -> Iterator[KeyFate]:
+        """Yield what became of keys that a more particular key goes before, and of those of clients not needed."""
+        chosen = {one.key: one.written for one in self._given(flow)}
+        for written in self.properties:
+            key, _ = self._meaning(written, flow)
+            if key is not None and chosen[key] != written:
+                yield KeyFate(written, Became.NO_MEANING, f"{chosen[key]} goes before it")
+            elif key is None and written.startswith(f"{flow.source}."):
+                yield KeyFate(written, Became.NO_MEANING, "nothing is written to the source")
+            elif key is None and self._is_of_target(written, flow):
+                yield KeyFate(
+                    written, Became.NO_MEANING, "--bootstrap-server and --command-config name the destination"
+                )
+
+    def _is_of_target(self, written: str, flow: Flow) -> bool:
+        ours = written.removeprefix(f"{flow.name}.")
+        return written.startswith(f"{flow.target}.") or ("->" not in ours and ours.startswith(_TARGET_CLIENTS))
+
+    def _meaning(self, written: str, flow: Flow) -> tuple[str | None, int]:
+        """Return what a key means for a flow, None where it is not about it; the lower number goes before."""
+        if written == "clusters":
+            return None, 0
+        if "->" in written:
+            ours = written.removeprefix(f"{flow.name}.")
+            return (None, 0) if ours in {written, "enabled"} else self._client(ours, 0)
+        owner = next((alias for alias in self.clusters if written.startswith(f"{alias}.")), None)
+        if owner is None:
+            return self._client(written, 20)
+        return self._client(written.removeprefix(f"{owner}."), 10) if owner == flow.source else (None, 0)
+
+    @staticmethod
+    def _client(key: str, rank: int) -> tuple[str | None, int]:
+        if key in _OWN:
+            return key, rank
+        if key.startswith(_TARGET_CLIENTS):
+            return None, 0
+        for place, begin in enumerate(_SOURCE_CLIENTS):
+            if key.startswith(begin):
+                inner = key.removeprefix(begin)
+                return ("consumer.auto.offset.reset" if inner == "auto.offset.reset" else inner), rank + place
+        return key, rank + len(_SOURCE_CLIENTS) // 3
+
+    def _prefix(self, flow: Flow, naming: Mapping[str, Given]) -> tuple[dict[str, str], list[KeyFate]]:
+        """Return the prefix of mirror topics' names, and what became of the keys that say so."""
+        policy, separator = naming.get(_POLICY), naming.get(_SEPARATOR)
+        name = policy.value.strip() if policy else DEFAULT_POLICY[0]
+        if name not in DEFAULT_POLICY:
+            return {}, [
+                fate for one in naming.values() for fate in _policy_fate(one, is_identity=name in IDENTITY_POLICY)
+            ]
+        prefix = f"{flow.source}{separator.value.strip() if separator else '.'}"
+        said = f"topic.prefix={prefix}"
+        fates = [KeyFate(one.written, Became.TAKEN, said, properties=("topic.prefix",)) for one in naming.values()]
+        if policy is None:
+            fates.append(KeyFate(_POLICY, Became.TAKEN, said + _NOTE, properties=("topic.prefix",)))
+        return {"topic.prefix": prefix}, fates
+
+
+def _policy_fate(given: Given, *, is_identity: bool) -> Iterator[KeyFate]:
+    if is_identity:
+        yield KeyFate(given.written, Became.DEFAULT, "mirror topics have their sources' names")
+    else:
+        yield from convert([given]).fates

@@ -1,0 +1,233 @@
+"""Keys of MirrorMaker 2, of Confluent's cluster links and of Kafka's own cluster mirroring that are no settings here.
+
+Keys that have the meaning of a setting are its aliases (`settings.table`). All others are here, each with why it has no
+meaning and what to do instead. A value that asks for what a mirror does anyway is accepted; a converter leaves out what
+is `harmless`, and refuses the rest, which would have made the copy another one.
+
+The names are those of Kafka 4.3 (`MirrorSourceConfig`, `MirrorCheckpointConfig`, `MirrorHeartbeatConfig`,
+`MirrorMakerConfig`, Connect's workers), Confluent Platform 8 and KIP-1279.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+_REMOVE = "remove it"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """One key of another tool: why it is no setting, what to do instead, and the values that a mirror meets anyway."""
+
+    why: str
+    instead: str = _REMOVE
+    met_by: tuple[str, ...] = ()
+    harmless: bool = False
+
+    def is_met_by(self, value: str) -> bool:
+        """Tell whether a value asks for what a mirror does in any case."""
+        return value.strip().lower() in (one.lower() for one in self.met_by)
+
+
+def _harmless(why: str, keys: str) -> dict[str, ForeignKey]:
+    return dict.fromkeys(keys.split(), ForeignKey(why, harmless=True))
+
+
+def _mirror_class(name: str) -> tuple[str, ...]:
+    return name, f"org.apache.kafka.connect.mirror.{name}"
+
+
+IDENTITY_POLICY = _mirror_class("IdentityReplicationPolicy")
+DEFAULT_POLICY = _mirror_class("DefaultReplicationPolicy")
+
+_FETCHES = "the size and the waits of fetches are chosen for the copy"
+_WORKERS = "there are no Connect workers: `kmirror run` copies on Spark"
+_INTERNAL = "kmirror's own topics, and those it writes for MirrorMaker 2's clients, get the brokers' default"
+_BYTES = "records are copied byte for byte"
+_BYTE_ARRAYS = ("org.apache.kafka.connect.converters.ByteArrayConverter", "")
+_CONVERTED = ForeignKey(_BYTES, "remove it; convert records in a program that reads the mirror topic", _BYTE_ARRAYS)
+_PATTERNS = "topics, groups and topic settings are chosen by lists of names and regular expressions"
+_BROKERS = "brokers of the destination need no settings: `kmirror run` copies beside them"
+_LOCAL_LOGIN = "the login to the destination is the command's"
+
+FOREIGN: dict[str, ForeignKey] = {
+    # MirrorMaker 2: which topics, groups and names
+    "replication.policy.class": ForeignKey(
+        "a mirror topic's name is topic.prefix and the source topic's name",
+        "remove it, and set topic.prefix for names other than the source's",
+        IDENTITY_POLICY,
+    ),
+    "replication.policy.separator": ForeignKey(
+        "a mirror topic's name is topic.prefix and the source topic's name",
+        "remove it, and set topic.prefix with the separator at its end",
+    ),
+    "topic.filter.class": ForeignKey(
+        _PATTERNS, "remove it, and set topics.include and topics.exclude", _mirror_class("DefaultTopicFilter")
+    ),
+    "group.filter.class": ForeignKey(
+        _PATTERNS, "remove it, and set groups.include and groups.exclude", _mirror_class("DefaultGroupFilter")
+    ),
+    "config.property.filter.class": ForeignKey(
+        _PATTERNS, "remove it, and set topic.properties.exclude", _mirror_class("DefaultConfigPropertyFilter")
+    ),
+    "forwarding.admin.class": ForeignKey(
+        "topics, settings and ACLs are changed by Kafka's own requests",
+        "remove it; where another system creates topics, create them there and use `kmirror add --adopt`",
+        ("org.apache.kafka.clients.admin.ForwardingAdmin",),
+    ),
+    "refresh.topics.enabled": ForeignKey(
+        "topics that match a regular expression are taken when they appear",
+        "remove it, and list plain names in topics.include: nothing is discovered then",
+        ("true",),
+    ),
+    "refresh.groups.enabled": ForeignKey(
+        "groups are looked up at each sync", "remove it, and list the groups in groups.include", ("true",)
+    ),
+    **_harmless("groups are looked up at each sync of offsets", "refresh.groups.interval.seconds"),
+    "use.defaults.from": ForeignKey(
+        "settings that a source topic does not set itself are not copied, except those that decide which records stay",
+        "remove it, and set them on the source topics",
+        ("target",),
+    ),
+    # MirrorMaker 2: what is written besides
+    **_harmless("offsets are the same on both clusters: nothing has to be translated", "offset.lag.max"),
+    "offset-syncs.topic.location": ForeignKey(
+        "kmirror writes nothing to the source", "remove it, or write target", ("target",), harmless=True
+    ),
+    **_harmless(
+        _INTERNAL,
+        "offset-syncs.topic.replication.factor checkpoints.topic.replication.factor"
+        " heartbeats.topic.replication.factor",
+    ),
+    **_harmless("heartbeats of other flows are topics like others here", "heartbeats.replication.enabled"),
+    **dict.fromkeys(
+        ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled"),
+        ForeignKey(
+            "MirrorMaker 2's own topics are not written",
+            "remove it; offsets are the same on both clusters, so programs need not translate them",
+            ("false",),
+        ),
+    ),
+    **_harmless(
+        "MirrorMaker 2's own topics are not written",
+        "emit.checkpoints.interval.seconds emit.heartbeats.interval.seconds",
+    ),
+    # MirrorMaker 2: Connect's connectors and workers
+    "enabled": ForeignKey("a mirror that exists is enabled", "remove it, and use `kmirror pause`", ("true",)),
+    **_harmless("a mirror has the name that it is created with", "name"),
+    **_harmless(
+        _WORKERS,
+        "connector.class connector.plugin.version tasks.max.enforce config.action.reload plugin.path plugin.discovery"
+        " dedicated.mode.enable.internal.rest listeners admin.listeners response.http.headers.config"
+        " access.control.allow.origin access.control.allow.methods header.converter.plugin.version"
+        " key.converter.plugin.version value.converter.plugin.version scheduled.rebalance.max.delay.ms"
+        " rebalance.timeout.ms worker.sync.timeout.ms worker.unsync.backoff.ms task.shutdown.graceful.timeout.ms"
+        " connector.client.config.override.policy topic.tracking.enable topic.tracking.allow.reset"
+        " connect.protocol header.converter offset.flush.interval.ms offset.flush.timeout.ms",
+    ),
+    **_harmless(
+        "every record is copied exactly once",
+        "exactly.once.source.support exactly.once.support transaction.boundary transaction.boundary.interval.ms"
+        " offsets.storage.topic",
+    ),
+    **_harmless("time-outs are those of the client: default.api.timeout.ms", "admin.timeout.ms"),
+    **_harmless(_FETCHES, "consumer.poll.timeout.ms"),
+    **_harmless("metrics are served by `kmirror run --http`", "metric.names.formats"),
+    "key.converter": _CONVERTED,
+    "value.converter": _CONVERTED,
+    "errors.tolerance": ForeignKey("a mirror leaves out no record", _REMOVE, ("none",)),
+    # Confluent: direction
+    "link.mode": ForeignKey(
+        "a mirror is made at the destination, and one mirror is one direction",
+        "create the mirror at the destination, without link.mode; for both directions one on each cluster",
+        ("DESTINATION",),
+    ),
+    "connection.mode": ForeignKey(
+        "kmirror connects to the source",
+        "remove it, and run kmirror where it reaches both clusters",
+        ("OUTBOUND",),
+    ),
+    **_harmless("kmirror connects to the source", "remote.link.connection.mode reverse.connection.setup.timeout.ms"),
+    # Confluent: fetching, and whether the source answers
+    **_harmless(
+        _FETCHES,
+        "fetch.response.max.bytes fetch.response.min.bytes fetch.wait.max.ms fetch.backoff.ms replica.fetch.max.bytes"
+        " replica.fetch.min.bytes replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.fetch.backoff.ms"
+        " replica.socket.timeout.ms replica.socket.receive.buffer.bytes",
+    ),
+    **_harmless(
+        "a source that does not answer is shown as SOURCE_UNAVAILABLE after ten seconds",
+        "availability.check.ms availability.check.consecutive.failure.threshold",
+    ),
+    # Apache Kafka's cluster mirroring
+    **dict.fromkeys(
+        (
+            "mirror.failed.retry.initial.backoff.ms",
+            "mirror.failed.retry.max.backoff.ms",
+            "mirror.failed.retry.max.attempts",
+        ),
+        ForeignKey(
+            "a FAILED partition is inspected again for as long as the engine runs",
+            "remove it; retry.timeout.ms says how long transient errors are retried before",
+            harmless=True,
+        ),
+    ),
+}
+
+#: Families of keys, by what they begin with; a longer beginning goes before a shorter one.
+FAMILIES: dict[str, ForeignKey] = {
+    "transforms": ForeignKey(_BYTES, "remove it; change records in a program that writes to another topic", ("",)),
+    "predicates": ForeignKey(_BYTES, "remove it; choose records in a program that writes to another topic", ("",)),
+    "key.converter.": ForeignKey(_BYTES, harmless=True),
+    "value.converter.": ForeignKey(_BYTES, harmless=True),
+    "header.converter.": ForeignKey(_BYTES, harmless=True),
+    "errors.": ForeignKey("nothing is converted, so no record can fail to be", harmless=True),
+    "topic.creation.": ForeignKey("mirror topics are created like their sources", harmless=True),
+    "offset.storage.": ForeignKey(_WORKERS, harmless=True),
+    "status.storage.": ForeignKey(_WORKERS, harmless=True),
+    "config.storage.": ForeignKey(_WORKERS, harmless=True),
+    "listeners.": ForeignKey(_WORKERS, harmless=True),
+    "admin.listeners.": ForeignKey(_WORKERS, harmless=True),
+    "rest.": ForeignKey(_WORKERS, harmless=True),
+    "inter.worker.": ForeignKey(_WORKERS, harmless=True),
+    "metrics.": ForeignKey("metrics are served by `kmirror run --http`", harmless=True),
+    "producer.": ForeignKey("records are appended by kmirror's own requests", harmless=True),
+    "consumer.": ForeignKey("a mirror has one connection to its source", "write it without consumer."),
+    "admin.": ForeignKey("a mirror has one connection to its source", "write it without admin."),
+    "offset-syncs.": ForeignKey(_INTERNAL, harmless=True),
+    "local.": ForeignKey(_LOCAL_LOGIN, "give it with --command-config, under the key without local."),
+    "password.encoder.": ForeignKey(
+        "secrets are references, resolved where they are used", "write ${env:NAME} or ${file:PATH:KEY}", harmless=True
+    ),
+    "confluent.": ForeignKey("it belongs to Confluent Server's brokers", harmless=True),
+    "mirror.": ForeignKey(_BROKERS, harmless=True),
+}
+
+#: What `create` does once with keys of cluster links; no settings, because they are about one moment.
+SOURCE_CLUSTER_ID, DESTINATION_CLUSTER_ID, PAUSED = "source.cluster.id", "dest.cluster.id", "cluster.link.paused"
+_AT_CREATION = {
+    SOURCE_CLUSTER_ID: ForeignKey("the mirror keeps the cluster id of its source", "it is given when it is created"),
+    DESTINATION_CLUSTER_ID: ForeignKey("it is checked when a mirror is created", "give --expect-cluster-id"),
+    PAUSED: ForeignKey("a mirror is paused by commands", "use `kmirror pause` and `kmirror resume`"),
+}
+AT_CREATION = frozenset(_AT_CREATION)
+
+
+def foreign_key(key: str) -> ForeignKey | None:
+    """Return the row of another tool's key, None where none is known."""
+    found = FOREIGN.get(key) or _AT_CREATION.get(key)
+    if found is not None:
+        return found
+    families = sorted((begin for begin in FAMILIES if key.startswith(begin)), key=len)
+    return FAMILIES[families[-1]] if families else None
+
+
+def nearest_foreign_key(key: str) -> str | None:
+    """Return the key that a mistyped one was probably meant to be, None where nothing is near."""
+    return _nearest(key, FOREIGN)
+
+
+def _nearest(key: str, known: Iterable[str]) -> str | None:
+    return next(iter(get_close_matches(key.lower(), list(known), n=1, cutoff=0.85)), None)

@@ -1,0 +1,240 @@
+"""What becomes of the files of MirrorMaker 2 and of Confluent's links: each key is told of, and none is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kmirror.cluster.security.properties import parse_properties, read_properties
+from kmirror.errors import UsageError
+from kmirror.settings.cluster_links import link_conversion
+from kmirror.settings.conversion import Became, Conversion, Given, convert
+from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
+from kmirror.settings.other_tools import FAMILIES, FOREIGN
+from kmirror.settings.table import canonical, is_setting, parse_settings, split
+
+SAMPLE = Path(__file__).parent.parent / "support" / "other_tools" / "connect-mirror-maker.properties"
+FLOW = Flow("A", "B")
+#: The keys that Kafka 4.3 declares for MirrorMaker 2, without those of its clients.
+MIRROR_MAKER_KEYS = """
+    name connector.class tasks.max tasks.max.enforce key.converter value.converter header.converter transforms
+    predicates config.action.reload errors.retry.timeout errors.retry.delay.max.ms errors.tolerance errors.log.enable
+    errors.log.include.messages enabled admin.timeout.ms replication.policy.class
+    replication.policy.separator forwarding.admin.class
+    topics topics.exclude config.properties.exclude topic.filter.class config.property.filter.class
+    consumer.poll.timeout.ms refresh.topics.enabled refresh.topics.interval.seconds sync.topic.configs.enabled
+    sync.topic.configs.interval.seconds sync.topic.acls.enabled sync.topic.acls.interval.seconds replication.factor
+    offset-syncs.topic.replication.factor offset.lag.max offset-syncs.topic.location emit.offset-syncs.enabled
+    heartbeats.replication.enabled metric.names.formats groups groups.exclude group.filter.class refresh.groups.enabled
+    refresh.groups.interval.seconds emit.checkpoints.enabled emit.checkpoints.interval.seconds
+    sync.group.offsets.enabled sync.group.offsets.interval.seconds checkpoints.topic.replication.factor
+    emit.heartbeats.enabled emit.heartbeats.interval.seconds heartbeats.topic.replication.factor use.defaults.from
+    exactly.once.source.support offset.storage.topic status.storage.topic config.storage.topic listeners
+    dedicated.mode.enable.internal.rest
+""".split()  # noqa: SIM905 - as they are listed
+LINK_KEYS = """
+    acl.filters acl.sync.enable acl.sync.ms auto.create.mirror.topics.enable auto.create.mirror.topics.filters
+    availability.check.ms availability.check.consecutive.failure.threshold cluster.link.paused cluster.link.prefix
+    cluster.link.retry.timeout.ms connection.mode consumer.group.prefix.enable consumer.offset.group.filters
+    consumer.offset.sync.enable consumer.offset.sync.ms dest.cluster.id link.mode local.security.protocol
+    mirror.start.offset.spec num.cluster.link.fetchers remote.link.connection.mode replica.fetch.max.bytes
+    fetch.response.max.bytes fetch.wait.max.ms source.cluster.id topic.config.sync.include topic.config.sync.ms
+    reverse.connection.setup.timeout.ms confluent.tenant.prefix
+    mirror.topics.include mirror.topics.exclude mirror.groups.include mirror.groups.exclude mirror.acl.include
+    mirror.topic.properties.exclude mirror.metadata.refresh.interval.ms mirror.num.replica.fetchers
+    mirror.failed.retry.max.attempts mirror.replication.throttled.rate mirror.support.unclean.leader.election
+""".split()  # noqa: SIM905 - as they are listed
+
+
+def fates(found: Conversion) -> dict[str, tuple[Became, str]]:
+    """Return what became of each key, and what is said of it."""
+    return {fate.key: (fate.became, fate.said) for fate in found.fates}
+
+
+def mm2(text: str, flow: Flow = FLOW) -> Conversion:
+    """Return what becomes of a flow of a file with these lines more."""
+    known = "clusters=A,B\nA.bootstrap.servers=a:1\nB.bootstrap.servers=b:1\nA->B.enabled=true\n"
+    return MirrorMakerFile(parse_properties(known + text)).conversion(flow)
+
+
+def one(key: str, value: str) -> tuple[Became, str]:
+    """Return what becomes of one key."""
+    return fates(convert([Given(key, key, value)]))[key]
+
+
+def test_kafkas_own_sample_becomes_two_mirrors() -> None:
+    file = MirrorMakerFile(read_properties(SAMPLE))
+    assert file.flows == (Flow("A", "B"), Flow("B", "A"))
+    assert file.login("B") == {"bootstrap.servers": "B_host1:9092, B_host2:9092, B_host3:9092"}
+    found = file.conversion(FLOW)
+    assert found.refused == ()
+    assert dict(found.properties) == {
+        "bootstrap.servers": "A_host1:9092, A_host2:9092, A_host3:9092",
+        "topics.include": ".*",
+        "topics.exclude": r"mm2.*\.internal,.*\.replica,__.*",
+        "replication.factor": "1",
+        "sync.group.offsets.enabled": "false",
+        "topic.prefix": "A.",
+    }
+    split(found.properties)
+    said = fates(found)
+    assert said["A->B.topics"] == (Became.TAKEN, "topics.include=.*")
+    assert said["replication.policy.class"][1].startswith("topic.prefix=A.: MirrorMaker 2's default")
+    assert said["offset.storage.replication.factor"][0] is Became.NO_MEANING
+    # whatever is not told of here is told of the other flow
+    other = {fate.key for fate in file.without(Flow("B", "A"), "why")}
+    assert {*said, *other, "clusters"} >= {*file.properties}
+
+
+def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first() -> None:
+    found = mm2(
+        "topics=all\nA->B.topics=orders.*,users\nB->A.topics=x\nC.ssl.truststore.location=/c\n"
+        "ssl.truststore.type=PEM\nA.ssl.truststore.type=JKS\nA.consumer.ssl.truststore.location=/a\n"
+        "B.ssl.truststore.location=/b\nA.producer.acks=1\nA.admin.ssl.truststore.location=/admin\n"
+        "A->B.consumer.auto.offset.reset=latest\nA.consumer.max.poll.records=5\n"
+        "replication.policy.class=org.apache.kafka.connect.mirror.IdentityReplicationPolicy\n"
+    )
+    assert dict(found.properties) == {
+        "bootstrap.servers": "a:1",
+        "topics.include": "orders.*,users",
+        "ssl.truststore.type": "JKS",
+        "ssl.truststore.location": "/a",
+        "start.from": "latest",
+        "topics.exclude": r"mm2.*\.internal,.*\.replica,__.*",
+        "sync.group.offsets.enabled": "false",
+    }
+    said = fates(found)
+    assert said["topics"] == (Became.NO_MEANING, "A->B.topics goes before it")
+    assert said["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location goes before it"
+    assert said["A.producer.acks"] == (Became.NO_MEANING, "nothing is written to the source")
+    assert said["B.ssl.truststore.location"][1] == "--bootstrap-server and --command-config name the destination"
+    assert said["A.consumer.max.poll.records"][0] is Became.NO_MEANING
+    assert said["replication.policy.class"][0] is Became.DEFAULT
+    assert said["C.ssl.truststore.location"] == (Became.REFUSED, "not a key that is known")
+    assert "B->A.topics" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix"),
+    [
+        ("replication.policy.separator=_", "A_"),
+        ("replication.policy.class=DefaultReplicationPolicy\nA->B.replication.policy.separator=-", "A-"),
+        ("replication.policy.class=IdentityReplicationPolicy\nreplication.policy.separator=_", None),
+    ],
+)
+def test_names_of_mirror_topics_are_those_of_its_policy(text: str, prefix: str | None) -> None:
+    assert mm2(text).properties.get("topic.prefix") == prefix
+
+
+def test_what_would_make_another_copy_is_refused_with_what_to_do() -> None:
+    found = mm2(
+        "replication.policy.class=com.example.Mine\ntransforms=drop\nkey.converter=org.example.Json\nwibble=1\n"
+        "topics.exclud=x\nA.consumer.isolation.level=read_uncommitted\nrefresh.topics.interval.seconds=-1\n"
+        "topic.filter.class=com.example.Filter\nconfig.providers=vault\nrefresh.topics.enabled=false"
+    )
+    refused = {fate.key: f"{fate.said}: {fate.hint}" for fate in found.refused}
+    assert list(refused) == [
+        *("transforms", "key.converter", "wibble", "topics.exclud", "A.consumer.isolation.level"),
+        *("refresh.topics.interval.seconds", "topic.filter.class", "config.providers", "refresh.topics.enabled"),
+        "replication.policy.class",
+    ]
+    assert "set topics.include and topics.exclude" in refused["topic.filter.class"]
+    assert "did you mean topics.exclude?" in refused["topics.exclud"]
+    assert "committed records only" in refused["A.consumer.isolation.level"]
+    assert "topic.prefix" in refused["replication.policy.class"]
+    assert all(fate.hint for fate in found.refused)
+
+
+def test_flows_that_are_not_enabled_are_told_and_a_file_of_another_kind_is_refused() -> None:
+    file = MirrorMakerFile({"clusters": "A, B", "B->A.topics": "x", "A->B.enabled": " TRUE "})
+    assert [(flow.name, flow.why_not) for flow in file.flows] == [
+        ("A->B", None),
+        ("B->A", "B->A.enabled is not true"),
+    ]
+    with pytest.raises(UsageError, match="no file of MirrorMaker 2"):
+        _ = MirrorMakerFile({"bootstrap.servers": "a:1"}).flows
+
+
+def test_a_links_file_becomes_a_mirror() -> None:
+    found = link_conversion(
+        parse_properties(
+            "bootstrap.servers=a:1\nlink.mode=DESTINATION\nconnection.mode=outbound\ncluster.link.prefix=left.\n"
+            "consumer.offset.sync.enable=true\nacl.sync.ms=3000\ntopic.config.sync.ms=20000\ncluster.link.paused=true\n"
+            'consumer.offset.group.filters={"groupFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"},'
+            '{"name":"app.x+","patternType":"PREFIXED","filterType":"EXCLUDE"},'
+            '{"name":"tmp","patternType":"LITERAL","filterType":"EXCLUDE"}]}\n'
+            "dest.cluster.id=D\ntopic.config.sync.include=retention.ms,cleanup.policy\nreplica.fetch.max.bytes=1\n"
+        )
+    )
+    assert found.refused == ()
+    assert dict(found.properties) == {
+        "bootstrap.servers": "a:1",
+        "topic.prefix": "left.",
+        "sync.group.offsets.enabled": "true",
+        "refresh.interval.seconds": "3",
+        "groups.include": ".*",
+        "groups.exclude": r"app\.x\+.*,tmp",
+        "topic.properties.include": "retention.ms,cleanup.policy",
+    }
+    assert dict(found.at_creation) == {"cluster.link.paused": "true", "dest.cluster.id": "D"}
+    said = fates(found)
+    assert said["topic.config.sync.ms"] == (
+        Became.TAKEN,
+        "refresh.interval.seconds=3: the shortest of these intervals counts",
+    )
+    assert said["link.mode"][0] is Became.DEFAULT
+    settings = parse_settings({key: value for key, value in found.properties.items() if is_setting(key)})
+    assert [g for g in ("a", "app.x+1", "app.xx", "tmp") if settings.selects_group(g)] == ["a", "app.xx"]
+    assert [k for k in ("retention.ms", "segment.ms") if settings.properties_left_out.matches(k)] == ["segment.ms"]
+
+
+def test_a_links_defaults_are_told() -> None:
+    assert fates(link_conversion({}))["consumer.offset.sync.enable"][1].startswith("sync.group.offsets.enabled=false")
+    found = link_conversion({"consumer.offset.sync.enable": "true"})
+    assert found.properties["groups.include"] == ""
+    assert "no group is synced" in fates(found)["consumer.offset.group.filters"][1]
+
+
+@pytest.mark.parametrize("key", [*MIRROR_MAKER_KEYS, *LINK_KEYS])
+def test_no_key_of_the_other_tools_is_unknown(key: str) -> None:
+    assert one(key, "something")[1] != "not a key that is known"
+    if not is_setting(key):
+        with pytest.raises(UsageError, match="is no setting of a mirror: ") as refusal:
+            split({key: "something"})
+        assert refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "became"),
+    [
+        ("link.mode", "SOURCE", Became.REFUSED),
+        ("connection.mode", "INBOUND", Became.REFUSED),
+        ("local.sasl.mechanism", "PLAIN", Became.REFUSED),
+        ("key.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", Became.DEFAULT),
+        ("transforms.drop.type", "x", Became.REFUSED),
+        ("groups", ".*", Became.DEFAULT),
+        ("tasks.max", "8", Became.TAKEN),
+        ("mirror.acl.include", "TOPIC;orders-.*;READ", Became.TAKEN),
+        ("mirror.coordinator.threads", "2", Became.NO_MEANING),
+        ("mirror.support.unclean.leader.election", "true", Became.TAKEN),
+        ("consumer.auto.offset.reset", "none", Became.REFUSED),
+    ],
+)
+def test_what_becomes_of_a_key(key: str, value: str, became: Became) -> None:
+    assert one(key, value)[0] is became
+
+
+def test_a_mirrors_own_file_may_hold_what_is_met_anyway_and_is_told_the_rest() -> None:
+    assert split({"bootstrap.servers": "a:1", "link.mode": "DESTINATION"}) == ({"bootstrap.servers": "a:1"}, {})
+    with pytest.raises(UsageError, match=r"link\.mode is no setting of a mirror: a mirror is made at the destination"):
+        split({"link.mode": "SOURCE"})
+    with pytest.raises(UsageError, match=r"groups\.include and consumer.offset.group.filters contradict"):
+        canonical({"groups.include": "a", "consumer.offset.group.filters": ""})
+    with pytest.raises(UsageError, match="contradict each other"):
+        canonical({"refresh.interval.seconds": "5", "acl.sync.ms": "1000"})
+
+
+def test_no_foreign_key_is_a_setting() -> None:
+    assert [key for key in FOREIGN if is_setting(key)] == []
+    assert all(row.why and row.instead for row in (*FOREIGN.values(), *FAMILIES.values()))
