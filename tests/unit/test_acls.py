@@ -177,7 +177,7 @@ def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
     (one,) = acls("topic", "orders-eu", "x", "READ")
     assert filters.takes(one)
     assert not filters.takes(one._replace(resource_name="x-orders-eu"))
-    assert not filters.takes(one._replace(operation="WRITE"))
+    assert not filters.takes(*acls("topic", "orders-eu", "x", "WRITE"))
     assert filters.takes(*acls("group", "g", "app-1", "WRITE"))
     assert not filters.takes(*acls("group", "g", "an-app-1", "READ"))
     assert parse_acl_filters("acls.include", "*") == AclFilters()

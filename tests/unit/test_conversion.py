@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kmirror.cluster.acl_commands import Grant
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.errors import UsageError
+from kmirror.ops.check.rights import destination_grants, source_grants
 from kmirror.settings.cluster_links import link_conversion
 from kmirror.settings.conversion import Became, Conversion, Given, convert
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
@@ -76,6 +78,8 @@ def test_kafkas_own_sample_becomes_two_mirrors() -> None:
         "replication.factor": "1",
         "sync.group.offsets.enabled": "false",
         "topic.prefix": "A.",
+        "source.cluster.alias": "A",
+        "target.cluster.alias": "B",
     }
     split(found.properties)
     said = fates(found)
@@ -84,7 +88,8 @@ def test_kafkas_own_sample_becomes_two_mirrors() -> None:
     assert said["offset.storage.replication.factor"][0] is Became.NO_MEANING
     # whatever is not told of here is told of the other flow
     other = {fate.key for fate in file.without(Flow("B", "A"), "why")}
-    assert {*said, *other, "clusters"} >= {*file.properties}
+    assert {*said, *other} >= {*file.properties}
+    assert said["emit.checkpoints.enabled"][0] is Became.NO_MEANING
 
 
 def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first() -> None:
@@ -103,6 +108,8 @@ def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first(
         "start.from": "latest",
         "topics.exclude": r"mm2.*\.internal,.*\.replica,__.*",
         "sync.group.offsets.enabled": "false",
+        "source.cluster.alias": "A",
+        "target.cluster.alias": "B",
     }
     said = fates(found)
     assert said["topics"] == (Became.NO_MEANING, "A->B.topics goes before it")
@@ -154,6 +161,18 @@ def test_flows_that_are_not_enabled_are_told_and_a_file_of_another_kind_is_refus
     ]
     with pytest.raises(UsageError, match="no file of MirrorMaker 2"):
         _ = MirrorMakerFile({"bootstrap.servers": "a:1"}).flows
+
+
+def test_the_rights_for_mirrormaker_2s_topics_are_those_of_what_is_enabled() -> None:
+    settings = parse_settings({"emit.checkpoints.enabled": "true", "source.cluster.alias": "A"})
+    assert Grant("--topic A.checkpoints.internal", ("CREATE", "WRITE")) in destination_grants(settings, [])
+    assert not [grant for grant in destination_grants(parse_settings({}), []) if "internal" in str(grant)]
+    only = {"sync.group.offsets.enabled": "false"}
+    reads = [
+        Grant("--group '*'", ("DESCRIBE",)) in source_grants(parse_settings({**only, **more}), [])
+        for more in ({}, {"emit.checkpoints.enabled": "true"})
+    ]
+    assert reads == [False, True]
 
 
 def test_a_links_file_becomes_a_mirror() -> None:

@@ -52,6 +52,13 @@ def test_defaults() -> None:
         sync_group_offsets_enabled=True,
         sync_group_offsets_interval_seconds=10,
         group_prefix_enable=False,
+        source_cluster_alias="source",
+        target_cluster_alias="target",
+        emit_offset_syncs_enabled=False,
+        emit_checkpoints_enabled=False,
+        emit_checkpoints_interval_seconds=60,
+        emit_heartbeats_enabled=False,
+        emit_heartbeats_interval_seconds=1,
         copy_lanes=2,
         throttle_bytes_per_second=0,
         metrics_per_partition=False,
@@ -82,6 +89,13 @@ def test_every_setting_is_read() -> None:
             "sync.group.offsets.enabled": "false",
             "sync.group.offsets.interval.seconds": "3",
             "group.prefix.enable": "true",
+            "source.cluster.alias": "A",
+            "target.cluster.alias": "B",
+            "emit.offset-syncs.enabled": "true",
+            "emit.checkpoints.enabled": "true",
+            "emit.checkpoints.interval.seconds": "5",
+            "emit.heartbeats.enabled": "true",
+            "emit.heartbeats.interval.seconds": "9",
             "copy.lanes": "8",
             "throttle.bytes.per.second": "70000",
             "metrics.per.partition": "true",
@@ -109,6 +123,13 @@ def test_every_setting_is_read() -> None:
         sync_group_offsets_enabled=False,
         sync_group_offsets_interval_seconds=3,
         group_prefix_enable=True,
+        source_cluster_alias="A",
+        target_cluster_alias="B",
+        emit_offset_syncs_enabled=True,
+        emit_checkpoints_enabled=True,
+        emit_checkpoints_interval_seconds=5,
+        emit_heartbeats_enabled=True,
+        emit_heartbeats_interval_seconds=9,
         copy_lanes=8,
         throttle_bytes_per_second=70_000,
         metrics_per_partition=True,
@@ -293,6 +314,15 @@ def test_either_kind_of_filters_chooses_topics_and_the_exclude_list_wins() -> No
     assert settings.discovers
     assert parse_settings({"topics.include": "a.*"}).discovers
     assert not parse_settings({"topics.exclude": "a.*"}).discovers
+
+
+@pytest.mark.parametrize("key", ["emit.checkpoints.enabled", "sync.group.offsets.enabled"])
+def test_offset_syncs_cannot_be_disabled_for_what_needs_them_in_mirrormaker_2(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"^emit\.offset-syncs\.enabled=false and {key}=true contradict"):
+        parse_settings({key: "true", "emit.offset-syncs.enabled": "false"})
+    assert parse_settings({key: "true"}).emit_offset_syncs_enabled is False
+    assert parse_settings({key: "true", "emit.offset-syncs.enabled": "true"})
+    assert parse_settings({"emit.offset-syncs.enabled": "false"}).sync_group_offsets_enabled
 
 
 def test_settings_that_others_will_join_may_be_incomplete() -> None:

@@ -19,6 +19,7 @@ from kmirror.settings.conversion import Became, Conversion, Given, KeyFate, conv
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
 
 _NOTE = ": MirrorMaker 2's default, the file does not set it"
+_NOT_EMITTED = "the file does not set it, and it is false here: offsets are equal; --config sets it for old clients"
 #: Where the two tools' defaults differ: what is mirrored, and what is written.
 _DEFAULTS = {
     "topics": (("topics", "mirror.topics.include", "topics.include"), ".*"),
@@ -96,11 +97,21 @@ class MirrorMakerFile:
         for key, (names, value) in _DEFAULTS.items():
             if not written & set(names):
                 given.append(Given(key, key, value, _NOTE))
+        given += [
+            Given("clusters", key, alias)
+            for key, alias in (("source.cluster.alias", flow.source), ("target.cluster.alias", flow.target))
+            if key not in written
+        ]
         naming = {one.key: one for one in given if one.key in (_POLICY, _SEPARATOR)}
         found = convert(one for one in given if one.key not in naming)
         prefix, named = self._prefix(flow, naming)
         enabled = KeyFate(f"{flow.name}.enabled", Became.TAKEN, "this mirror")
-        fates = (enabled, *found.fates, *named, *self._left_out(flow))
+        silent = [
+            KeyFate(key, Became.NO_MEANING, _NOT_EMITTED)
+            for key in ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled")
+            if key not in written
+        ]
+        fates = (enabled, *found.fates, *named, *silent, *self._left_out(flow))
         return Conversion({**found.properties, **prefix}, found.at_creation, fates)
 
     def without(self, flow: Flow, why: str) -> Iterator[KeyFate]:

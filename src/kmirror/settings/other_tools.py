@@ -102,17 +102,8 @@ FOREIGN: dict[str, ForeignKey] = {
         " heartbeats.topic.replication.factor",
     ),
     **_harmless("heartbeats of other flows are topics like others here", "heartbeats.replication.enabled"),
-    **dict.fromkeys(
-        ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled"),
-        ForeignKey(
-            "MirrorMaker 2's own topics are not written",
-            "remove it; offsets are the same on both clusters, so programs need not translate them",
-            ("false",),
-        ),
-    ),
     **_harmless(
-        "MirrorMaker 2's own topics are not written",
-        "emit.checkpoints.interval.seconds emit.heartbeats.interval.seconds",
+        "MirrorMaker 2's own topics have a dot in their names", "replication.policy.internal.topic.separator.enabled"
     ),
     # MirrorMaker 2: Connect's connectors and workers
     "enabled": ForeignKey("a mirror that exists is enabled", "remove it, and use `kmirror pause`", ("true",)),

@@ -193,6 +193,18 @@ def _topic_prefix() -> Kind:
     return Kind("string", f"at most {_LONGEST_PREFIX} topic name characters", read)
 
 
+def _alias() -> Kind:
+    def read(key: str, text: str) -> str:
+        if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_PREFIX}}}", text):
+            raise UsageError(
+                f"{key}={text} is not a cluster's alias",
+                f"use 1 to {_LONGEST_PREFIX} letters, digits, dots, underscores and hyphens",
+            )
+        return text
+
+    return Kind("string", f"1 – {_LONGEST_PREFIX} topic name characters", read)
+
+
 def _replication_factor(key: str, text: str) -> int:
     return -1 if text == "-1" else int(_integer(1, 32_767).read(key, text))
 
@@ -396,6 +408,46 @@ class Settings:
         " when mirroring stops.",
         Alias("acl.sync.enable"),
     )
+    source_cluster_alias: str = _row(
+        "source.cluster.alias", _alias(), "source", "What MirrorMaker 2's clients call the source. For emit.* only."
+    )
+    target_cluster_alias: str = _row(
+        "target.cluster.alias",
+        _alias(),
+        "target",
+        "What MirrorMaker 2's clients call the destination. For emit.* only.",
+    )
+    emit_offset_syncs_enabled: bool = _row(
+        "emit.offset-syncs.enabled",
+        _boolean(),
+        False,
+        "Write MirrorMaker 2's offset syncs to mm2-offset-syncs.<source alias>.internal on the destination.",
+    )
+    emit_checkpoints_enabled: bool = _row(
+        "emit.checkpoints.enabled",
+        _boolean(),
+        False,
+        "Write MirrorMaker 2's checkpoints to <source alias>.checkpoints.internal on the destination, for programs that"
+        " use RemoteClusterUtils.",
+    )
+    emit_checkpoints_interval_seconds: int = _row(
+        "emit.checkpoints.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        60,
+        "How often the engine writes offset syncs and checkpoints, where they are enabled.",
+    )
+    emit_heartbeats_enabled: bool = _row(
+        "emit.heartbeats.enabled",
+        _boolean(),
+        False,
+        "Write MirrorMaker 2's heartbeats to topic heartbeats on the destination, while the source answers.",
+    )
+    emit_heartbeats_interval_seconds: int = _row(
+        "emit.heartbeats.interval.seconds",
+        _integer(1, 86_400, "seconds"),
+        1,
+        "How often the engine writes a heartbeat, where they are enabled.",
+    )
     acls_include: AclFilters = _row(  # noqa: RUF009 - the row is a field
         "acls.include",
         Kind("list", 'rules such as TOPIC;orders-.*;READ, or {"aclFilters":[…]}', parse_acl_filters),
@@ -571,6 +623,7 @@ def parse_settings(raw: Mapping[str, str], *, complete: bool = True) -> Settings
     settings = Settings(**values)
     if complete:
         _check_contradictions(settings)
+        _check_emitted(settings, written_as)
     return settings
 
 
@@ -650,6 +703,22 @@ def describe() -> list[dict[str, str]]:
         }
         for setting in SETTINGS
     ]
+
+
+def _check_emitted(settings: Settings, written_as: Mapping[str, str]) -> None:
+    """Refuse what MirrorMaker 2 refuses too (KIP-1031), where offset syncs are disabled in so many words."""
+    disabled = "emit.offset-syncs.enabled"
+    if settings.emit_offset_syncs_enabled or disabled not in written_as:
+        return
+    for key, is_enabled in (
+        ("emit.checkpoints.enabled", settings.emit_checkpoints_enabled),
+        ("sync.group.offsets.enabled", settings.sync_group_offsets_enabled),
+    ):
+        if is_enabled and key in written_as:
+            raise UsageError(
+                f"{disabled}=false and {key}=true contradict each other: MirrorMaker 2 needs offset syncs for that",
+                f"remove {disabled}: kmirror does without, and writes none unless it is true",
+            )
 
 
 def _check_contradictions(settings: Settings) -> None:

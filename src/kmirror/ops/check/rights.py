@@ -21,6 +21,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY, OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import writers_of
+from kmirror.sync.mirrormaker import own_topics
 from kmirror.words import counted
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
@@ -44,6 +45,7 @@ def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Gra
     return (
         OWN_MEMORY,
         OWN_LOCKS,
+        *(Grant(f"--topic {name}", ("CREATE", "WRITE")) for name in own_topics(settings)),
         *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS) for name in _named(topics)),
         Grant("--cluster", cluster),
         *groups,
@@ -56,7 +58,8 @@ def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: b
     With `has_mirrors` it is itself the destination of mirrors, whose memory tells what they hold back.
     """
     memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
-    groups = [Grant("--group '*'", ("DESCRIBE",))] if settings.sync_group_offsets_enabled else []
+    reads_groups = settings.sync_group_offsets_enabled or settings.emit_checkpoints_enabled
+    groups = [Grant("--group '*'", ("DESCRIBE",))] if reads_groups else []
     acls = [Grant("--cluster", ("DESCRIBE",))] if settings.sync_topic_acls_enabled else []
     return (
         *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kmirror.engine.control.side_jobs import SideJob
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.jobs.discovery import DiscoveryJob
+from kmirror.ops.jobs.mirrormaker import CheckpointsJob, HeartbeatsJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.acl_sync import RightsJob
 
@@ -18,4 +19,6 @@ def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list
         GroupSyncJob(mirror, destination_properties),
         SettingsSyncJob(mirror, destination_properties),
         DiscoveryJob(mirror, destination_properties),
+        CheckpointsJob(mirror, destination_properties),
+        HeartbeatsJob(mirror, destination_properties),
     ]

@@ -154,6 +154,6 @@ def _rest(file: MirrorMakerFile, flows: Iterable[Flow], found: Mapping[str, Conv
     fates += [
         KeyFate(key, Became.NO_MEANING, "it is about clusters, or flows, of which no mirror is made")
         for key in file.properties
-        if key not in told and key != "clusters"
+        if key not in told
     ]
     return list(rows_of(None, fates))

@@ -1,0 +1,189 @@
+"""The jobs beside the copy that write MirrorMaker 2's own topics at the destination, for programs that read them.
+
+`RemoteClusterUtils.translateOffsets` reads checkpoints; who watches MirrorMaker 2 reads heartbeats. Nothing is written
+unless it is asked for, and never into a topic that is itself a mirror topic. A heartbeat is written only when the
+source has just answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from kmirror.cluster.acl_commands import grant_line
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.control.journal import Level
+from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.errors import BrokerError, Reason, UnreachableError
+from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
+from kmirror.ops.groups.facts import log_bounds, look_at_source, mirrored_topics
+from kmirror.ops.jobs.pace import Pace
+from kmirror.settings.table import Settings
+from kmirror.state.client import client, known_error
+from kmirror.state.records import DesiredState
+from kmirror.sync.mirrormaker import (
+    HEARTBEATS_TOPIC,
+    checkpoints,
+    checkpoints_topic,
+    heartbeat,
+    offset_syncs,
+    offset_syncs_topic,
+)
+
+_TIMEOUT_S = 30.0
+_COMPACTED = {"cleanup.policy": "compact"}
+
+
+class _Job:
+    """What both jobs need: connections, and a way to write records that are not there yet."""
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        self._mirror = mirror
+        self._properties = dict(destination_properties)
+        self._stack = ExitStack()
+        self._source_properties: Mapping[str, str] | None = None
+        self._source: ClusterClient | None = None
+        self._destination: Destination | None = None
+        self._producer: Any = None
+        #: What was written last, by topic and key.
+        self._written: dict[str, dict[bytes, bytes]] = {}
+        self._said: str | None = None
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._source = self._destination = self._producer = None
+        self._written.clear()
+        self._stack.close()
+
+    def _open(self, source: Mapping[str, str]) -> tuple[ClusterClient, Destination]:
+        if self._source_properties != source:
+            self.close()
+        if self._destination is None or self._source is None:
+            self._destination = self._stack.enter_context(Destination.open(self._properties))
+            self._source = self._stack.enter_context(ClusterClient(client_config(source)))
+            self._source_properties = dict(source)
+        return self._source, self._destination
+
+    def _write(self, destination: Destination, settings: Settings, topic: str, entries: Mapping[bytes, bytes]) -> None:
+        """Write what differs from what was written last, the topic created if need be. Raises KmirrorError."""
+        from confluent_kafka import Producer
+
+        written = self._written.get(topic)
+        if written is None:
+            _create(destination.client, topic, settings.replication_factor)
+            written = self._written[topic] = {}
+        if self._producer is None:
+            config = {**destination.store.config, "acks": "all"}
+            self._producer = client(Producer, config, destination.store.watch)
+        changed = {key: value for key, value in entries.items() if written.get(key) != value}
+        errors: list[Any] = []
+
+        def on_delivery(error: Any, message: Any) -> None:
+            if error is None:
+                written[message.key()] = message.value()
+            else:
+                errors.append(error)
+
+        for key, value in changed.items():
+            self._producer.produce(topic, key=key, value=value, partition=0, on_delivery=on_delivery)
+            self._producer.poll(0)
+        if self._producer.flush(_TIMEOUT_S):
+            self.close()
+            raise UnreachableError(f"writing to {topic}: not done within {_TIMEOUT_S:g} s", "the engine tries again")
+        if errors:
+            grant = grant_line(destination.config, ("CREATE", "WRITE"), f"--topic {topic}")
+            raise known_error(errors[0], f"writing to {topic}", grant)
+
+    def _taken(self, destination: Destination, topics: Iterable[str]) -> list[JobEvent] | None:
+        """Return what to tell where one of these is a mirror topic, which only its mirror may write; else None."""
+        state = destination.state()
+        for topic in topics:
+            for mirror in state.mirrors:
+                record = state.topic(mirror.name, topic)
+                if record is not None and record.desired is not DesiredState.STOPPED:
+                    told = f"{topic} is a topic of mirror {mirror.name}: nothing is written into it for MirrorMaker 2"
+                    events = [] if told == self._said else [JobEvent(told, level=Level.WARNING)]
+                    self._said = told
+                    return events
+        self._said = None
+        return None
+
+
+class CheckpointsJob(_Job):
+    """Write offset syncs and checkpoints; see `engine.side_jobs.SideJob`."""
+
+    name = "checkpoints"
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        super().__init__(mirror, destination_properties)
+        self._pace = Pace()
+
+    def interval_s(self, settings: Settings) -> float:
+        """Return the time between two looks, in seconds."""
+        return self._pace.interval_s(settings.emit_checkpoints_interval_seconds)
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        """Write what is new. Raises KmirrorError; what was not written is written the next time."""
+        settings = view.settings
+        syncs, marks = offset_syncs_topic(settings), checkpoints_topic(settings)
+        wanted = {syncs: settings.emit_offset_syncs_enabled, marks: settings.emit_checkpoints_enabled}
+        if not any(wanted.values()):
+            self.close()
+            return ()
+        source, destination = self._open(view.mirror.source)
+        if (told := self._taken(destination, [topic for topic in wanted if wanted[topic]])) is not None:
+            return told
+        with self._pace.measured():
+            state = destination.state()
+            topics = mirrored_topics(state, self._mirror)
+            if wanted[syncs]:
+                self._write(destination, settings, syncs, offset_syncs(topics, view.ends))
+            if wanted[marks]:
+                found = look_at_source(ClusterGroups(source), state, view.mirror, settings, topics)
+                asked: set[TopicPartition] = set()
+                for group in found.groups.values():
+                    asked |= {place for at in group.committed if (place := topics.destination_of(at)) is not None}
+                with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+                    bounds = log_bounds(destination.client, asked)
+                self._write(destination, settings, marks, checkpoints(found.groups, found.topics, bounds))
+        return ()
+
+
+class HeartbeatsJob(_Job):
+    """Write heartbeats while the source answers; see `engine.side_jobs.SideJob`."""
+
+    name = "heartbeats"
+
+    def interval_s(self, settings: Settings) -> float:
+        """Return the time between two heartbeats, in seconds."""
+        return float(settings.emit_heartbeats_interval_seconds)
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        """Write one. Raises KmirrorError where a cluster does not answer."""
+        if not view.settings.emit_heartbeats_enabled:
+            self.close()
+            return ()
+        source, destination = self._open(view.mirror.source)
+        if HEARTBEATS_TOPIC not in self._written and (told := self._taken(destination, [HEARTBEATS_TOPIC])) is not None:
+            return told
+        with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+            require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
+        self._write(destination, view.settings, HEARTBEATS_TOPIC, dict([heartbeat(view.settings, now_ms())]))
+        return ()
+
+
+def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None:
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        found = cluster.metadata([topic]).topics.get(topic)
+        if found is not None and not found.error_code:
+            return
+        try:
+            cluster.create_topic(topic, 1, replication_factor, _COMPACTED)
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise

@@ -1,0 +1,109 @@
+"""MirrorMaker 2's own topics as kmirror writes them, read by Kafka's own clients for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from struct import pack
+
+import pytest
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.side_jobs import SideJob
+from kmirror.errors import UsageError
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.jobs.mirrormaker import CheckpointsJob, HeartbeatsJob
+from kmirror.ops.mirrors.config import change_config
+from kmirror.sandbox.jars import kafka_jars
+from tests.support.class_archive import java
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.groups import commit
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.side_jobs import run_once
+from tests.support.visible import shown
+from tests.support.waiting import wait_until
+
+PROGRAM = Path(__file__).parent.parent / "support" / "other_tools" / "Translate.java"
+
+
+def asked_in_java(bootstrap_servers: str, alias: str, group: str) -> set[str]:
+    """Return what a Java program for MirrorMaker 2 is told."""
+    jars = kafka_jars(None, os.environ, lambda line: None, ["connect-mirror", "kafka-tools"])
+    command = [str(java()), "-cp", jars.classpath, "-Dlog4j2.level=OFF", "-XX:TieredStopAtLevel=1", str(PROGRAM)]
+    arguments = [*command, bootstrap_servers, alias, group]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return set(done.stdout.splitlines())
+
+
+def test_programs_written_for_mirrormaker_2_find_the_same_offsets(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic, group, alias = unique_topic(), unique_topic("g"), unique_topic("a")
+    make_topic(cluster_pair.source, topic, 2)
+    produce(cluster_pair.source, topic, ["one", "two", "three"])
+    produce(cluster_pair.source, topic, ["four"], partition=1)
+    commit(cluster_pair.source, group, topic, {0: 2, 1: 1})
+    mirror = new_mirror(
+        destination,
+        cluster_pair.source,
+        source_cluster_alias=alias,
+        topic_prefix=f"{alias}.",
+        emit_checkpoints_interval_seconds="1",
+    )
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    before = set(destination.client.metadata().topics)
+    jobs: list[SideJob] = [
+        CheckpointsJob(mirror, destination.properties),
+        HeartbeatsJob(mirror, destination.properties),
+    ]
+    # unless it is asked for nothing is written
+    assert [told for job in jobs for told in run_once(job, destination, mirror)] == []
+    with LocalEngine(destination, mirror, jobs) as engine:
+        engine.catch_up()
+        assert set(destination.client.metadata().topics) == before
+        with pytest.raises(UsageError, match=r"emit\.offset-syncs\.enabled=false and emit\.checkpoints\.enabled=true"):
+            change_config(
+                destination, mirror, {"emit.offset-syncs.enabled": "false", "emit.checkpoints.enabled": "true"}
+            )
+        change_config(
+            destination,
+            mirror,
+            {f"emit.{what}.enabled": "true" for what in ("offset-syncs", "checkpoints", "heartbeats")},
+        )
+        syncs, marks = f"mm2-offset-syncs.{alias}.internal", f"{alias}.checkpoints.internal"
+        wait_until(lambda: {syncs, marks, "heartbeats"} <= set(destination.client.metadata().topics), 60)
+        wait_until(lambda: len(shown(cluster_pair.destination, marks)) >= 2, 60)
+        wait_until(lambda: len(shown(cluster_pair.destination, syncs)) >= 2, 60)
+        found = asked_in_java(cluster_pair.destination.bootstrap_servers, alias, group)
+    assert {line for line in found if line.startswith("offset")} == {
+        f"offset {alias}.{topic}-0 2",
+        f"offset {alias}.{topic}-1 1",
+    }
+    assert f"beat {alias} target" in found
+    assert any(line.startswith("checkpoints") and marks in line for line in found)
+    assert "heartbeats [heartbeats]" in found
+    written = {record.key: record.value for record in shown(cluster_pair.destination, syncs)}
+    name = topic.encode()
+    assert written == {
+        pack(">h", len(name)) + name + pack(">i", partition): pack(">qq", end, end)
+        for partition, end in ((0, 3), (1, 1))
+    }
+
+
+def test_a_mirror_topic_of_that_name_is_never_written(cluster_pair: ClusterPair, destination: Destination) -> None:
+    alias = unique_topic("a")
+    marks = f"{alias}.checkpoints.internal"
+    make_topic(cluster_pair.source, marks)
+    mirror = new_mirror(destination, cluster_pair.source, source_cluster_alias=alias, emit_checkpoints_enabled="true")
+    assert add(destination, mirror, selector(marks)).exit_code == 0
+    job = CheckpointsJob(mirror, destination.properties)
+    (told,) = run_once(job, destination, mirror)
+    assert told.note == f"{marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2"
+    assert run_once(job, destination, mirror) == []
+    job.close()
+    place = TopicPartition(marks, 0)
+    assert destination.client.list_offsets({place: -1})[place].offset == 0
