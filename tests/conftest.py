@@ -5,6 +5,8 @@ No fixture starts anything before a test asks for it.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -93,6 +95,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # else each of the many processes that tests start would compile anew what it imports
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunReport(config), "kmirror-run-report")
 
