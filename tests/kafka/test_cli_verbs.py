@@ -51,6 +51,8 @@ DESCRIBE_KEYS: dict[str, tuple[type, ...]] = {
     "bytesPerSecond": (NUMBER, NULL),
     "recordsPerSecond": (float, NULL),
     "etaMs": (NUMBER, NULL),
+    "lane": (NUMBER, NULL),
+    "worker": (TEXT, NULL),
 }
 LIST_KEYS: dict[str, tuple[type, ...]] = {
     "mirror": (TEXT,),

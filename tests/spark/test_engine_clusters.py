@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
-from tests.support.engine import catch_up, finish, under_way
+from tests.support.engine import Pair, catch_up, finish, typed, under_way
 from tests.support.processes import Process, tree, wait_gone
-from tests.support.spark_standalone import StandaloneSpark
+from tests.support.slow_python import slow_python
+from tests.support.spark_standalone import StandaloneSpark, running_standalone_spark
 from tests.support.waiting import wait_until
 
 
@@ -92,3 +95,44 @@ def test_standalone_cluster_with_a_worker_killed_in_the_middle(
     pair.wait_until_all_partitions_move(engine, seconds=60)
     assert "died; another worker continues" in engine.output
     catch_up(pair, engine)
+
+
+def workers_of(pair: Pair) -> set[str]:
+    """Return where lanes run that report on a partition."""
+    described = typed(pair.destination, "describe", "--mirror", pair.mirror, "--json")
+    return {row["worker"] for row in json.loads(described.stdout) if row["worker"]}
+
+
+@pytest.mark.long
+def test_lanes_go_to_a_worker_that_joins_leave_one_that_dies_and_do_not_wait_for_a_slow_one(
+    source_cluster: SandboxCluster,
+    destination_cluster: SandboxCluster,
+    make_pair: MakePair,
+    tmp_path: Path,
+) -> None:
+    with running_standalone_spark(tmp_path / "cluster") as spark:
+        pair = make_pair(source_cluster, destination_cluster)
+        pair.fill(2_000)
+        pair.create("copy.lanes=4")
+        engine = pair.engine("--master", spark.master_url)
+        pair.wait_until_copying(engine)
+        wait_until(lambda: len(workers_of(pair)) == 2, 120)
+
+        joined = spark.start_worker()
+        wait_until(lambda: len(workers_of(pair)) == 3, 120)
+        assert "moves from" in engine.output
+        pair.fill(2_000)
+        pair.wait_until_equal(engine)
+        spark.kill_worker(joined)
+        pair.fill(2_000)
+        pair.wait_until_equal(engine)
+        wait_until(lambda: len(workers_of(pair)) == 2, 60)
+
+        # a lane of two partitions there would need ten minutes for what comes now
+        spark.start_worker(slow_python(tmp_path / "slow", 10_000))
+        wait_until(lambda: len(workers_of(pair)) == 3, 120)
+        pair.fill(24_000)
+        pair.wait_until_equal(engine, 200)
+        assert "which is ahead" in engine.output
+        assert engine.stop() == 0
+        pair.assert_equal()

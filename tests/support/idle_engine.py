@@ -41,7 +41,7 @@ class IdleLanes:
         self._running: list[tuple[LaneSpec, Future[LaneResult]]] = []
 
     def submit(
-        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec, place: object = None
     ) -> Future[LaneResult]:
         future: Future[LaneResult] = Future()
         self.specs.append(argument)

@@ -14,6 +14,7 @@ from kmirror.engine.control.engines import Engines
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.side_jobs import SideJob
 from kmirror.engine.control.snapshots import Snapshots
+from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.spec import LaneSpec
 from kmirror.ops.context import Destination
@@ -34,12 +35,20 @@ class Threads:
         self._pool = ThreadPoolExecutor(8)
         #: Every lane that was ever started.
         self.lanes: list[Lane] = []
+        #: The executors that threads are said to be of; none: it is not known where they run.
+        self.executors: tuple[Executor, ...] = ()
+        self._places: dict[str, tuple[Executor, Future[Any]]] = {}
 
-    def submit(self, name: str, function: Callable[[Any, int], Any], argument: Any) -> Future[Any]:
+    def submit(
+        self, name: str, function: Callable[[Any, int], Any], argument: Any, place: Executor | None = None
+    ) -> Future[Any]:
         if isinstance(argument, LaneSpec):
             lane = Lane(argument, 0)
             self.lanes.append(lane)
-            return self._pool.submit(lane.run)
+            future = self._pool.submit(lane.run)
+            if self.executors:
+                self._places[name] = place or self.executors[0], future
+            return future
         return self._pool.submit(function, argument, 0)
 
     def map(
@@ -47,6 +56,14 @@ class Threads:
     ) -> Generator[Any, None, None]:
         """Yield function(argument, 0) of all `arguments`."""
         yield from self._pool.map(lambda argument: function(argument, 0), arguments)
+
+    @property
+    def placement(self) -> Placement | None:
+        """Tell where lanes run that have not ended."""
+        if not self.executors:
+            return None
+        places = {name: place for name, (place, future) in self._places.items() if not future.done()}
+        return Placement(self.executors, places)
 
     def cancel(self, name: str) -> None:
         """Let it end by itself."""
@@ -59,7 +76,14 @@ class Threads:
 class LocalEngine:
     """Copy one mirror until the `with` block ends, or `kill`, which leaves the lease as it is."""
 
-    def __init__(self, destination: Destination, mirror: str, side_jobs: Sequence[SideJob] = ()) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        mirror: str,
+        side_jobs: Sequence[SideJob] = (),
+        executors: tuple[Executor, ...] = (),
+    ) -> None:
+        self._executors = executors
         self._own = Destination.open(destination.properties)
         self._mirror = mirror
         self._side_jobs = side_jobs
@@ -76,7 +100,8 @@ class LocalEngine:
 
     def __enter__(self) -> LocalEngine:
         lease = Lease.acquire(self._own.store, self._mirror, EngineIdentity.of_this_process(), LEASE_TTL_MS)
-        threads = self._threads = Threads()
+        threads = self.threads = Threads()
+        threads.executors = self._executors
         self.engine = MirrorEngine(
             self._mirror,
             self._own.state(),
@@ -88,6 +113,7 @@ class LocalEngine:
             self._side_jobs,
         )
         self.engines = Engines([self.engine])
+        self.engines.placement = lambda: threads.placement
         self._thread = threading.Thread(
             target=lambda: drive(self.engines, self._stop, Limits(), self._show, now(), snapshots=self._snapshots)
         )
@@ -104,7 +130,7 @@ class LocalEngine:
     @property
     def lanes(self) -> list[Lane]:
         """Every lane that was ever started."""
-        return self._threads.lanes
+        return self.threads.lanes
 
     def catch_up(self, seconds: float = 60) -> None:
         """Wait until all is copied that the source holds now."""

@@ -57,8 +57,8 @@ class StandaloneSpark:
         pids = [pid for worker in self.workers for pid in _session(worker.pid)]
         return [pid for pid in pids if b"python" in _command_line(pid).split(b"\0")[0]]
 
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        """Start one more worker; the master counts on it a moment later."""
+    def start_worker(self, programs: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start one more worker, which looks for Python in `programs` first; the master counts on it a moment later."""
         number, (web_port,) = len(self.workers) + 1, free_ports(1)
         options = [
             "-h",
@@ -72,7 +72,7 @@ class StandaloneSpark:
         ]
         options += ["--webui-port", str(web_port), self.master_url]
         self.workers.append(
-            _start(self.directory, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", options)
+            _start(self.directory, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", options, programs)
         )
         return self.workers[-1]
 
@@ -128,13 +128,17 @@ def standalone_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand
     assert cluster.processes() == []
 
 
-def _start(directory: Path, name: str, main_class: str, options: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    directory: Path, name: str, main_class: str, options: list[str], programs: Path | None = None
+) -> subprocess.Popen[bytes]:
     package = importlib.util.find_spec("pyspark")
     assert package is not None
     assert package.origin is not None
     spark_home = Path(package.origin).parent
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environ |= {"SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": LOOPBACK}
+    if programs is not None:
+        environ["PATH"] = f"{programs}:{environ['PATH']}"
     # as its script would do it, which takes another start of Java to find out how
     environ |= {"SPARK_SCALA_VERSION": scala_version(spark_home)}
     command = [str(java()), "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]

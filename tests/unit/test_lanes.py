@@ -11,7 +11,8 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.control.journal import Level
-from kmirror.engine.control.lanes import Lanes
+from kmirror.engine.control.lanes import ARRIVAL_SECONDS, Lanes
+from kmirror.engine.executors import Executor
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.records import (
@@ -48,6 +49,8 @@ class Engine:
         self.futures: list[Future[LaneResult]] = []
         self.notes: list[str] = []
         self.told: list[LaneChangeRecord] = []
+        self.cancelled: list[str] = []
+        self.places: list[Executor | None] = []
         self.wanted: list[Assignment] = []
         self.count = lanes
         self.lanes = Lanes(self, self, self.lease, self, [])  # type: ignore[arg-type]
@@ -69,14 +72,19 @@ class Engine:
         self.notes.append(f"{what} {result}")
 
     def submit(
-        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+        self,
+        name: str,
+        function: Callable[[LaneSpec, int], LaneResult],
+        argument: LaneSpec,
+        place: Executor | None = None,
     ) -> Future[LaneResult]:
         self.specs.append(argument)
+        self.places.append(place)
         self.futures.append(Future())
         return self.futures[-1]
 
     def cancel(self, name: str) -> None:
-        raise AssertionError(f"{name} was cancelled")
+        self.cancelled.append(name)
 
     def is_waiting(self, name: str) -> bool:
         return self.waits
@@ -333,3 +341,84 @@ def test_lanes_that_are_renewed_end_clean_and_begin_again_without_a_wait() -> No
     ]
     assert sorted(a.topic for spec in engine.specs[2:] for a in spec.assignments) == ["a", "b"]
     assert engine.told == []
+
+
+def test_work_goes_to_another_place_when_a_lane_runs_there(engine: Engine) -> None:
+    there = Executor("7", "spark-3", 2)
+    engine.lanes.move(0, there)
+    engine.go("abc")
+    assert (engine.places[1:], [spec.assignments for spec in engine.specs[1:]]) == ([there], [()])
+    assert (engine.told, engine.lanes.working(), engine.lanes.is_moving) == ([], {0}, True)
+    engine.hear(1)
+    engine.go("abcd")
+    # what is new goes where all else goes
+    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "abc", ""), (1, 1, "", "d")]
+    engine.hear(0, taken=1, given_up=1)
+    engine.go()
+    engine.go()
+    assert [(told.lane, *changes(told)) for told in engine.told[2:]] == [(1, 2, "", "abc")]
+    assert engine.lanes.claims() == {1: Incarnation(1, 0)}
+    engine.end(0)
+    engine.go()
+    assert not engine.lanes.is_moving
+    assert not engine.specs[1].predecessor_may_write
+    assert engine.cancelled == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_lane_that_does_not_come_leaves_all_as_it_was(engine: Engine, ends: bool) -> None:
+    engine.lanes.move(0, Executor("7", "spark-3", 2))
+    engine.go("abc")
+    if ends:
+        engine.futures[-1].set_exception(RuntimeError("no such place"))
+    engine.go("abc", at=ARRIVAL_SECONDS + 1)
+    assert (engine.lanes.is_moving, engine.lanes.claims(), engine.told) == (False, {0: Incarnation(1, 0)}, [])
+    assert len(engine.cancelled) == (not ends)
+    # it had nothing: nobody has to wait for it
+    assert engine.lease.predecessor_may_write_until == 0.0
+
+
+def test_a_lane_that_there_is_room_for_takes_its_part_when_it_has_come(engine: Engine) -> None:
+    engine.count = 2
+    engine.go("abc")
+    assert engine.lanes.has_room
+    engine.lanes.fill_seats()
+    engine.go()
+    assert (engine.told, engine.lanes.has_room) == ([], False)
+    engine.hear(1)
+    engine.go("abc")
+    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "c", "")]
+    engine.hear(0, taken=1, given_up=1)
+    engine.go()
+    assert [(told.lane, *changes(told)) for told in engine.told[1:]] == [(1, 1, "", "c")]
+
+
+def test_partitions_go_to_the_lane_that_is_named() -> None:
+    engine = Engine(lanes=2)
+    engine.go("abcd")
+    engine.hear(0)
+    engine.hear(1)
+    engine.lanes.shift({TopicPartition("a", 0): 1})
+    engine.go("abcd")
+    assert [(told.lane, *changes(told)) for told in engine.told] == [(0, 1, "a", "")]
+    engine.hear(0, taken=1, given_up=1)
+    engine.go()
+    engine.go()
+    assert [(told.lane, *changes(told)) for told in engine.told[1:]] == [(1, 1, "", "a")]
+    assert not engine.lanes.is_moving
+
+
+def test_without_room_a_lane_that_waits_for_a_worker_gives_its_work_to_those_that_run() -> None:
+    engine = Engine(lanes=2)
+    begun = now()
+    engine.go("ab", at=begun)
+    engine.hear(0)
+    engine.waits = True
+    engine.lanes.limit = 1
+    engine.go("ab", at=begun)
+    assert (engine.lanes.claims(), engine.cancelled) == ({0: Incarnation(1, 0)}, [])
+    engine.go(at=begun + 3)
+    assert len(engine.cancelled) == 1
+    engine.futures[1].set_exception(RuntimeError("cancelled"))
+    engine.go("ab", at=begun + 3)
+    assert [(told.lane, told.predecessor_may_write, *changes(told)) for told in engine.told] == [(0, True, 1, "", "b")]

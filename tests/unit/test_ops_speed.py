@@ -161,17 +161,33 @@ def test_sums_are_of_what_is_known_and_say_of_how_many_it_is_not() -> None:
 
 def test_the_wide_table_shows_them() -> None:
     shown = {column.header: column.shown(LACKING).text for column in WIDE_PARTITIONS.shown}
-    assert [shown[name] for name in ("TIME-LAG", "RATE", "ETA", "REASON", "STATE")] == [
+    assert [shown[name] for name in ("TIME-LAG", "RATE", "ETA", "WORKER", "REASON", "STATE")] == [
         "10m",
         "1.0KB/s",
         "2s",
+        "h1",
         "-",
         "MIRRORING",
     ]
     idle = row(replace(ENGINE, last_seen_ms=NOW - 30_000), replace(progress(), rows=(far(),)))
     cells = [column.shown(idle) for column in WIDE_PARTITIONS.shown]
-    assert [cell.text for cell in cells[-5:]] == ["10m", "-", "-", "ENGINE_SILENT", "MIRRORING"]
+    assert [cell.text for cell in cells[-6:]] == ["10m", "-", "-", "-", "ENGINE_SILENT", "MIRRORING"]
     assert cells[-1].code == Reason.ENGINE_SILENT, "it is not green"
+
+
+def test_a_worker_is_named_while_its_lane_reports() -> None:
+    reported = replace(progress(), rows=(far(),))
+    lane, at_place = reported.lane, replace(ENGINE, places={reported.lane: "spark-3/7"})
+    assert [(one.lane, one.worker) for one in (row(ENGINE, reported), row(at_place, reported))] == [
+        (lane, reported.host),
+        (lane, "spark-3/7"),
+    ]
+    for engine in (
+        replace(at_place, silent_lanes={lane: NOW - 11_000}),
+        replace(at_place, last_seen_ms=NOW - 30_000),
+        replace(at_place, lanes={}),
+    ):
+        assert (row(engine, reported).lane, row(engine, reported).worker) == (None, None)
 
 
 def test_reports_are_of_the_topic_that_is_looked_at() -> None:

@@ -219,13 +219,14 @@ class Lease:
         source_trouble: KmirrorError | None = None,
         throttle: Mapping[int, int] | None = None,
         first_topics: tuple[str, ...] = (),
+        places: Mapping[int, str] | None = None,
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
         """Renew the lease, say which incarnation of each lane may write, and write what else is to be stored.
 
         `revisions` are the changes that lanes have to go by, `silent_lanes` those that no worker reports on, `throttle`
-        what each may fetch, `first_topics` what they are to fetch first, see EngineRecord.
+        what each may fetch, `first_topics` what they are to fetch first, `places` where they run, see EngineRecord.
 
         All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError
         (default time-out: the lease's ttl) the same content may be given again. After OutcomeUnknown `settle` comes
@@ -241,6 +242,7 @@ class Lease:
             source_message=None if source_trouble is None else source_trouble.message,
             throttle=None if throttle is None else dict(throttle),
             first_topics=first_topics or None,
+            places=dict(places) if places else None,
             application_id=application_id or self.record.application_id,
         )
         self._write(record, Changes(records, tombstones, events), timeout)
@@ -263,7 +265,9 @@ class Lease:
 
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
-        released = replace(self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None)
+        released = replace(
+            self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None, places=None
+        )
         self._write(released, Changes(records, (), events), None)
         self.close()
 

@@ -439,6 +439,8 @@ class EngineRecord:
     throttle: Mapping[int, int] | None = None
     #: The mirror topics that are behind and are copied first: nothing is fetched of others; None: all are alike.
     first_topics: tuple[str, ...] | None = None
+    #: By lane, the host and the executor that run it, as far as Spark's driver knows; None: it runs none elsewhere.
+    places: Mapping[int, str] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,12 +12,16 @@ from typing import Protocol
 from kmirror.engine.clock import now
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.control.spread import Spread
+from kmirror.engine.executors import Placement
 from kmirror.errors import Reason
 
 #: Lanes drain within milliseconds; one that does not is ended with its worker.
 STOP_SECONDS = 3.0
 #: Engines that turn at the same time: a heartbeat that waits for its coordinator must not delay all others.
 _AT_ONCE = 16
+#: Where lanes run is looked at so often.
+_SPREAD_SECONDS = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +55,10 @@ class Engines:
         #: By mirror, the last engine that has ended, unless it was let go.
         self.ended: dict[str, MirrorEngine] = {}
         self._pool: ThreadPoolExecutor | None = None
+        #: Where Spark's functions run; None: that is not known.
+        self.placement: Callable[[], Placement | None] = lambda: None
+        self._spread = Spread()
+        self._spread_at = 0.0
         for engine in engines:
             self.add(engine)
 
@@ -126,6 +134,9 @@ class Engines:
                 self._turn(engine)
         self._running = [engine for engine in self._running if engine not in self._closed]
         self._closed.clear()
+        if (at := now()) - self._spread_at >= _SPREAD_SECONDS:
+            self._spread_at = at
+            self._spread.tick(self.placement(), [e for e in self._running if e not in self._ending], at)
 
     def close(self) -> None:
         """Close what is left."""

@@ -92,6 +92,7 @@ class Heartbeats:
                 source_trouble=source_trouble,
                 throttle=throttle,
                 first_topics=first_topics,
+                places={lane: str(place) for lane, place in self._lanes.places.items()},
                 # engines of one process wait for each other: all in all it must not take a lease's time
                 timeout=max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)),
             )

@@ -7,12 +7,15 @@ not be listening yet: it receives no change before.
 A lane is restarted when it died, when it does not report, when it missed a change, and when nothing was left
 for it. The one that has nothing left is left out of the heartbeat and ends clean; the others are overruled by a higher
 generation, and their successors may not rely on their silence before the lease's time-to-live has passed.
+
+Work goes to another lane without a wait for its worker: a lane that is to take it is started empty, and gets partitions
+when it has reported (`seats`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import inf
@@ -22,7 +25,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS
 from kmirror.engine.control.journal import Journal, Level
-from kmirror.engine.control.plan import Change, Held, changes
+from kmirror.engine.control.plan import Change, Held, changes, shares
+from kmirror.engine.control.seats import Seats
+from kmirror.engine.executors import Executor
 from kmirror.engine.lane.lane import run_lane
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.assignment import Assignment
@@ -32,6 +37,12 @@ from kmirror.words import counted
 
 #: So long may a worker take from its start to the lane's first report.
 LANE_START_SECONDS = 90.0
+#: So long a lane is waited for that is to take the work of others.
+ARRIVAL_SECONDS = 60.0
+#: A lane that has reported within this time is at work: a report is due every two seconds.
+_LATELY = 4.0
+#: So often it is looked whether a lane that is to end was ever begun.
+_ASK_SECONDS = 2.0
 _PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 #: Partitions of one change: some 50 KB.
@@ -45,7 +56,11 @@ class LaneRunner(Protocol):
     """What runs lanes: Spark."""
 
     def submit(
-        self, name: str, function: Callable[[LaneSpec, int], LaneResult], argument: LaneSpec
+        self,
+        name: str,
+        function: Callable[[LaneSpec, int], LaneResult],
+        argument: LaneSpec,
+        place: Executor | None = None,
     ) -> Future[LaneResult]: ...
 
     def cancel(self, name: str) -> None: ...
@@ -96,6 +111,11 @@ class _Handle:
     leaving: dict[TopicPartition, tuple[int, Assignment]] = field(default_factory=dict)
     #: By which change it got what it did not start with.
     since: dict[TopicPartition, int] = field(default_factory=dict)
+    #: Where it is to run; None: wherever there is room.
+    place: Executor | None = None
+    #: From when on it was to end.
+    unwanted_at: float | None = None
+    asked_at: float = 0.0
 
     def name(self, mirror: str, lease_id: str) -> str:
         """Return what Spark calls it; an engine before this one in the same process may have left lanes behind."""
@@ -118,6 +138,13 @@ class Lanes:
         self._lease = lease
         self._runner = runner
         self._handles: dict[int, _Handle] = {}
+        self._seats = Seats()
+        #: Partitions that are to go from one lane to another.
+        self._moves: dict[TopicPartition, int] = {}
+        #: The most lanes that workers have room for; None: not known, or as many as are wanted.
+        self.limit: int | None = None
+        #: By lane, where it runs, as far as that is known.
+        self.places: dict[int, Executor] = {}
         #: The last generation of lanes that there are no more.
         self._generations: dict[int, int] = {}
         self._old_futures: list[Future[LaneResult]] = []
@@ -166,19 +193,100 @@ class Lanes:
 
     # -- the plan -------------------------------------------------------------------------------------------------
 
-    def plan(self, wanted: Sequence[Assignment], lanes: int, weights: Mapping[TopicPartition, int]) -> None:
+    def plan(self, wanted: Sequence[Assignment], lanes: int, weights: Mapping[TopicPartition, float]) -> None:
         """Copy this, and nothing else."""
         self.plan_now = False
         current = set(wanted)
         for handle in self._handles.values():
             if handle.future is None:
                 handle.copies = {place: a for place, a in handle.copies.items() if a in current}
-        open_lanes = [n for n in range(lanes) if n not in self._handles or self._handles[n].wanted]
-        held = {lane: Held(tuple(h.copies.values()), h.leaving.keys()) for lane, h in self._handles.items() if h.wanted}
+        self._settle_seats(min(lanes, self.limit or lanes), weights)
+        wanted_places = {assignment.destination for assignment in wanted}
+        self._moves = {
+            p: n
+            for p, n in self._moves.items()
+            if p in wanted_places and n in self._seats.open and p not in self._copies_of(n)
+        }
+        open_lanes = [n for n in self._seats.open if n not in self._handles or self._handles[n].wanted]
+        arriving = self._seats.arriving
+        held = {
+            lane: Held(tuple(h.copies.values()), h.leaving.keys())
+            for lane, h in self._handles.items()
+            if h.wanted and lane not in arriving
+        }
         ending = {p for h in self._handles.values() if not h.wanted for p in (*h.copies, *h.leaving)}
         free = [assignment for assignment in wanted if assignment.destination not in ending]
-        for lane, change in changes(free, open_lanes, weights, held).items():
+        closing = [old for old, successor in self._seats.successors.items() if successor in open_lanes]
+        for lane, change in changes(free, open_lanes, weights, held, self._moves, closing).items():
             self._change(lane, change)
+
+    def _settle_seats(self, count: int, weights: Mapping[TopicPartition, float]) -> None:
+        """Have so many lanes for work, and give work to those that have come for it."""
+        seats, at = self._seats, now()
+        reporting = {n for n, h in self._handles.items() if h.heard_at is not None and at - h.heard_at < _LATELY}
+        seats.resize(count, with_work={n for n, h in self._handles.items() if h.copies}, reporting=reporting)
+        for lane in [n for n in seats.arriving if self._handles[n].heard_at is not None]:
+            seats.arrived(lane)
+            if lane in seats.successors.values():
+                continue
+            held = {n: tuple(self._handles[n].copies) for n in seats.open if n in self._handles and n != lane}
+            self._moves |= shares(lane, held, weights)
+        for lane, successor in list(seats.successors.items()):
+            old = self._handles.get(lane)
+            if old is None or not (old.copies or old.leaving):
+                seats.close(lane)
+            else:
+                self._moves |= dict.fromkeys(old.copies, successor)
+
+    def _copies_of(self, lane: int) -> Mapping[TopicPartition, Assignment]:
+        handle = self._handles.get(lane)
+        return handle.copies if handle is not None else {}
+
+    def shift(self, moves: Mapping[TopicPartition, int]) -> None:
+        """Have other lanes copy these partitions: those that are named."""
+        self._moves |= moves
+        self.plan_now = True
+
+    def move(self, lane: int, place: Executor) -> None:
+        """Have another lane at this place take over all that a lane has."""
+        self._begin_empty(self._seats.begin_successor(lane, self._handles), place)
+
+    def fill_seats(self) -> None:
+        """Begin the lanes that there is room for, where others have partitions to spare."""
+        for lane in [n for n in self._seats.open if n not in self._handles]:
+            self._seats.begin(lane)
+            self._begin_empty(lane, None)
+
+    def _begin_empty(self, lane: int, place: Executor | None) -> None:
+        generation = self._generations.get(lane, 0) + 1
+        self._handles[lane] = _Handle(lane, generation, {}, now(), predecessor_may_write=self._in_doubt, place=place)
+        self.beat_now = True
+
+    @property
+    def has_room(self) -> bool:
+        """True when there is to be one more lane, and others have partitions to spare."""
+        spare = any(len(h.copies) > 1 and h.is_told_of_changes for h in self._handles.values())
+        return spare and any(n not in self._handles for n in self._seats.open)
+
+    @property
+    def is_moving(self) -> bool:
+        """True while a lane is being started for the work of others, or takes it."""
+        under_way = any(partition not in self._copies_of(lane) for partition, lane in self._moves.items())
+        return bool(self._seats.arriving or self._seats.successors) or under_way
+
+    @property
+    def at_work(self) -> dict[int, Collection[TopicPartition]]:
+        """By lane that reports and may get other work, the partitions that it copies."""
+        return {
+            n: h.copies.keys()
+            for n, h in self._handles.items()
+            if h.wanted and h.is_told_of_changes and not h.leaving and n in self._seats.steady
+        }
+
+    def job_names(self) -> dict[int, str]:
+        """Return what Spark calls the lanes that were given to it."""
+        lease_id = self._lease.lease_id
+        return {h.lane: h.name(self._mirror, lease_id) for h in self._handles.values() if h.future is not None}
 
     def _change(self, lane: int, change: Change) -> None:
         handle = self._handles.get(lane)
@@ -249,7 +357,8 @@ class Lanes:
                     in_doubt=handle.predecessor_may_write,
                     unsettled=self._unsettled_lanes(handle.lane),
                 )
-                handle.future = self._runner.submit(handle.name(self._mirror, self._lease.lease_id), run_lane, spec)
+                name = handle.name(self._mirror, self._lease.lease_id)
+                handle.future = self._runner.submit(name, run_lane, spec, handle.place)
                 handle.submitted_at, handle.heard_at, handle.attempt = at, None, 0
                 handle.is_outdated = False
 
@@ -261,6 +370,14 @@ class Lanes:
             return
         if future.done():
             self._ended(handle, future, at)
+            return
+        if not handle.wanted and not self.stopping and self._does_not_end(handle, at):
+            self._cancel(handle, future)
+            return
+        if handle.lane in self._seats.arriving and handle.heard_at is None:
+            if at - handle.submitted_at > ARRIVAL_SECONDS:
+                handle.wanted = False
+                self._cancel(handle, future, clean=True)
             return
         heard = handle.heard_at
         if handle.is_outdated and heard is not None:
@@ -278,10 +395,24 @@ class Lanes:
                 about_spark=True,
             )
             self._journal.record("lane", "replaced", {"lane": handle.lane, "generation": handle.generation})
-            self._old_futures.append(future)
-            name = handle.name(self._mirror, self._lease.lease_id)
-            threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
-            self._replace(handle, clean=False)
+            self._cancel(handle, future)
+
+    def _does_not_end(self, handle: _Handle, at: float) -> bool:
+        """Tell whether a lane that was asked to end cannot: no worker has it any more, or none had begun it."""
+        if handle.unwanted_at is None:
+            handle.unwanted_at = handle.asked_at = at
+        if at - handle.unwanted_at > LANE_SILENCE_SECONDS:
+            return True
+        if at - handle.asked_at < _ASK_SECONDS:
+            return False
+        handle.asked_at = at
+        return self._runner.is_waiting(handle.name(self._mirror, self._lease.lease_id))
+
+    def _cancel(self, handle: _Handle, future: Future[LaneResult], *, clean: bool = False) -> None:
+        self._old_futures.append(future)
+        name = handle.name(self._mirror, self._lease.lease_id)
+        threading.Thread(target=self._runner.cancel, args=(name,), daemon=True).start()
+        self._replace(handle, clean=clean)
 
     def _ended(self, handle: _Handle, future: Future[LaneResult], at: float) -> None:
         error = future.exception()
@@ -296,7 +427,8 @@ class Lanes:
                     about_spark=True,
                 )
                 self._journal.record("lane", "died", {"lane": handle.lane, "error": str(error)[:500]})
-            self._replace(handle, clean=False)
+            # one that came for work had none
+            self._replace(handle, clean=handle.lane in self._seats.arriving)
             return
         result = future.result()
         self._replace(handle, clean=result.clean and result.ended == "STOPPED")
@@ -308,11 +440,13 @@ class Lanes:
             self._overrules = True
         self.unsaid = [change for change in self.unsaid if change.lane != handle.lane]
         self._generations[handle.lane] = handle.generation
-        if self.stopping or not handle.wanted:
+        self.places.pop(handle.lane, None)
+        if self.stopping or not handle.wanted or handle.lane in self._seats.arriving:
             del self._handles[handle.lane]
+            self._seats.gone(handle.lane)
             self._heard_at.pop(handle.lane, None)
         else:
-            handle.future = None
+            handle.future = handle.place = handle.unwanted_at = None
             handle.generation += 1
             handle.predecessor_may_write = self._in_doubt
             handle.revision = 0
@@ -350,6 +484,10 @@ class Lanes:
         """Keep the doubt while no heartbeat has overruled what may still write."""
         if self._overrules:
             self._doubt()
+
+    def working(self) -> set[int]:
+        """Return the lanes that may have work."""
+        return {lane for lane in self.claims() if lane not in self._seats.arriving}
 
     def claims(self) -> dict[int, Incarnation]:
         """Return which run of each lane may write."""

@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import epoch_ms, now, now_ms
+from kmirror.engine.control.balance import SAMPLE_SECONDS, Balance, Position
 from kmirror.engine.control.counters import Counters
 from kmirror.engine.control.health import LANE_SILENCE_SECONDS, Health
 from kmirror.engine.control.heartbeats import Heartbeats
@@ -32,11 +33,13 @@ from kmirror.engine.control.snapshots import MirrorSnapshot
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.engine.control.source_monitor import SourceMonitor, SourceReport
 from kmirror.engine.control.source_status import SourceStatus
+from kmirror.engine.control.spread import Seat, limit_text
 from kmirror.engine.control.state_feed import FeedTopic, Replica, StoredRecords
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.control.time_lag import time_lag
 from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
+from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane.control import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
@@ -55,10 +58,11 @@ from kmirror.state.records import (
     may_be_of,
 )
 from kmirror.state.snapshot import State, unreadable_error
-from kmirror.words import at_time
+from kmirror.words import at_time, counted
 
 _POLL_MS = 500
 _PAUSE = 0.5
+_COMING_SECONDS = 30.0
 
 
 class MirrorEngine:
@@ -105,6 +109,9 @@ class MirrorEngine:
         self._throttle_shares = ThrottleShares()
         self._stored = StoredRecords(mirror, (*state.records.values(), *state.unknown))
         self._priorities = Priorities()
+        self._balance = Balance()
+        #: Since when there is a lane less than there is room for, while others have work to spare.
+        self._short_since: float | None = None
         self.counters = Counters()
         self._reports = LaneReports(lease.lease_id)
         self._heard: queue.SimpleQueue[
@@ -192,8 +199,9 @@ class MirrorEngine:
         at = now()
         self._lanes.tick(at)
         if self._lanes.plan_now and not self.stopping:
-            copy_lanes = self._topics.settings.copy_lanes
-            self._lanes.plan(self.orders.assignments(), copy_lanes, self.partitions.left_to_copy())
+            self._lanes.plan(self.orders.assignments(), self.lanes_wanted, self._weights())
+        if not self.stopping and self._balance.is_due(at, len(self.partitions.rows)):
+            self._even_out(at)
         if not self.stopping and self.lost is None:
             self._rebuilds.tick(self._topics.claimed(), self._lanes.is_free, at)
         if self._topics.release(self._lanes.is_free):
@@ -210,7 +218,7 @@ class MirrorEngine:
     def _beat(self) -> None:
         silent_lanes = self._workers.silent_lanes_ms(now())
         limit = self._topics.settings.throttle_bytes_per_second
-        throttle = self._throttle_shares.of(limit, self._lanes.claims()) if limit else None
+        throttle = self._throttle_shares.of(limit, self._lanes.working()) if limit else None
         first_topics = self._first_topics()
         error = self._heartbeats.beat(silent_lanes, self.source.trouble, throttle, first_topics, stopping=self.stopping)
         if error is not None:
@@ -231,6 +239,93 @@ class MirrorEngine:
         elif before and not topics:
             self.journal.note(f"no topic of {self.mirror} waits for others any more")
         return topics
+
+    # -- who copies what -------------------------------------------------------------------------------------------
+
+    @property
+    def lanes_wanted(self) -> int:
+        """How many lanes it would have if there were room."""
+        return self._topics.settings.copy_lanes
+
+    def take_placement(self, placement: Placement, limit: int | None) -> None:
+        """Take where lanes run, and how many it may have; None for as many as it wants."""
+        lanes = self._lanes
+        names = lanes.job_names()
+        lanes.places = {lane: placement.places[name] for lane, name in names.items() if name in placement.places}
+        if limit != lanes.limit:
+            lanes.limit, lanes.plan_now = limit, True
+            level = Level.INFO if limit is None else Level.WARNING
+            self.journal.note(limit_text(self.mirror, limit, self.lanes_wanted), level, about_spark=True)
+
+    def seats(self) -> list[Seat]:
+        """List its lanes of which is known where they run."""
+        paces, steady, may_move = self._balance.paces, self._lanes.at_work, not self._lanes.is_moving
+        return [
+            Seat(
+                self.mirror,
+                lane,
+                executor,
+                pace.rate if (pace := paces.get(lane)) is not None else 0.0,
+                self._balance.best.get(lane, 0.0),
+                pace is not None and pace.is_behind,
+                may_move and not self.stopping and lane in steady,
+            )
+            for lane, executor in self._lanes.places.items()
+        ]
+
+    def move_lane(self, lane: int, place: Executor) -> None:
+        """Have what a lane does done at another place."""
+        before = self._lanes.places.get(lane)
+        self.journal.note(f"lane {lane} of {self.mirror} moves from {before} to {place}")
+        self.journal.record("lane", "MOVED", {"lane": lane, "from": str(before), "to": str(place)})
+        self._lanes.move(lane, place)
+
+    def _even_out(self, at: float) -> None:
+        """Give lanes that are ahead partitions of those that are behind, and begin lanes that there is room for."""
+        lanes = self._lanes
+        self._balance.take(lanes.at_work, self._positions(), at)
+        if lanes.is_moving:
+            return
+        if lanes.has_room:
+            self._short_since = self._short_since or at
+            if at - self._short_since >= SAMPLE_SECONDS:
+                self._short_since = None
+                lanes.fill_seats()
+            return
+        self._short_since = None
+        # lanes that wait for their share of a limit are not slow
+        if self._topics.settings.throttle_bytes_per_second == 0 and (moves := self._balance.moves(at)):
+            (to,) = set(moves.values())
+            self.journal.note(f"{counted(len(moves), 'partition')} of {self.mirror} go to lane {to}, which is ahead")
+            self.journal.record("lane", "GIVEN_MORE", {"lane": to, "partitions": len(moves)})
+            lanes.shift(moves)
+
+    def _positions(self) -> dict[TopicPartition, Position]:
+        """Tell how far partitions are that lanes may copy now and of which both ends are known."""
+        rows, first = self.partitions.rows, self._lease.record.first_topics
+        records = sum(row.records_copied for row in rows.values())
+        mean = sum(row.bytes_copied for row in rows.values()) / records if records else 1.0
+        return {
+            partition: Position(
+                row.destination_offset, lag, row.bytes_copied / row.records_copied if row.records_copied else mean
+            )
+            for partition, row in rows.items()
+            if row.state is PartitionState.MIRRORING
+            and row.reason is None
+            and row.destination_offset is not None
+            and (not first or row.topic in first)
+            and (lag := self.lag(partition)) is not None
+        }
+
+    def _weights(self) -> dict[TopicPartition, float]:
+        """Return how much there is to do for a partition, in bytes: what is left, and what comes in half a minute."""
+        known = self._positions()
+        mean = sum(p.bytes_per_offset for p in known.values()) / len(known) if known else 1.0
+        left = {partition: offsets * mean for partition, offsets in self.partitions.left_to_copy().items()}
+        return left | {
+            partition: position.lag * position.bytes_per_offset + _COMING_SECONDS * self._balance.rate(partition)
+            for partition, position in known.items()
+        }
 
     # -- state ----------------------------------------------------------------------------------------------------
 

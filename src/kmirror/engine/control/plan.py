@@ -32,31 +32,41 @@ class Change:
 def changes(
     wanted: Sequence[Assignment],
     lanes: Collection[int],
-    weights: Mapping[TopicPartition, int],
+    weights: Mapping[TopicPartition, float],
     held: Mapping[int, Held],
+    moves: Mapping[TopicPartition, int] | None = None,
+    closing: Collection[int] = (),
 ) -> dict[int, Change]:
     """Return what is to change for each lane, so that `lanes` and no others copy what is wanted.
 
-    A partition whose assignment has changed is released like one that is not wanted any more. What is being
-    released goes to no lane: it comes with the plan after its lane has reported that nothing is under way to it.
-    Lanes for which nothing changes are left out.
+    A partition whose assignment has changed is released like one that is not wanted any more, and so is one that
+    another lane of these is to copy: `moves` names both. What is being released goes to no lane: it comes with the plan
+    after its lane has reported that nothing is under way to it. Lanes of which all is moved are `closing`, and take
+    nothing. Lanes for which nothing changes are left out.
     """
     now = {assignment.destination: assignment for assignment in wanted}
+    targets = {partition: lane for partition, lane in (moves or {}).items() if lane in lanes}
     kept: dict[int, list[Assignment]] = {}
     busy: set[TopicPartition] = set()
     for lane, has in held.items():
-        kept[lane] = [a for a in has.copies if lane in lanes and now.get(a.destination) == a]
+        kept[lane] = [
+            a
+            for a in has.copies
+            if lane in lanes and now.get(a.destination) == a and targets.get(a.destination, lane) == lane
+        ]
         stays = {a.destination for a in kept[lane]}
         busy.update(has.leaving, (a.destination for a in has.copies if a.destination not in stays))
-    plan = assign([a for a in wanted if a.destination not in busy], lanes, weights, kept)
+    takers = [lane for lane in lanes if lane not in closing]
+    plan = assign([a for a in wanted if a.destination not in busy], takers, weights, kept, targets)
     found = {}
     for lane in sorted({*plan, *held}):
         has, mine = held.get(lane, Held()), plan.get(lane, ())
         stays = {a.destination for a in kept.get(lane, ())}
         given_up = tuple(sorted(a.destination for a in has.copies if a.destination not in stays))
         taken = tuple(a for a in mine if a.destination not in stays)
-        # what comes back at once is no reason to end
-        ends = not mine and (lane not in lanes or not any(p in now for p in (*has.leaving, *given_up)))
+        # what comes back at once is no reason to end, nor while others release what is to come
+        expects = any(p in now for p in (*has.leaving, *given_up)) or lane in targets.values()
+        ends = not mine and (lane not in lanes or not expects)
         if change := Change(given_up, taken, ends):
             found[lane] = change
     return found
@@ -65,16 +75,17 @@ def changes(
 def assign(
     assignments: Sequence[Assignment],
     lanes: Collection[int],
-    weights: Mapping[TopicPartition, int],
+    weights: Mapping[TopicPartition, float],
     before: Mapping[int, Sequence[Assignment]] | None = None,
+    targets: Mapping[TopicPartition, int] | None = None,
 ) -> dict[int, tuple[Assignment, ...]]:
     """Share partitions among these lanes, heaviest first, each to the lane with the least to do.
 
-    `weights` is what is left to copy, by destination partition, in any unit. A partition that a lane has `before`
-    stays there: moving it would stall it. Lanes without partitions are left out.
+    `weights` is how much there is to do, by destination partition, in any unit. A partition that a lane has `before`
+    stays there: moving it would stall it. `targets` names the lane of others. Lanes without partitions are left out.
     """
     wanted = {a.destination: a for a in assignments}
-    load = dict.fromkeys(sorted(lanes), 0)
+    load: dict[int, float] = dict.fromkeys(sorted(lanes), 0)
     plan: dict[int, list[Assignment]] = {lane: [] for lane in load}
     for lane, kept in (before or {}).items():
         for assignment in kept:
@@ -84,7 +95,33 @@ def assign(
     if not load:
         return {}
     for assignment in sorted(wanted.values(), key=lambda a: (-weights.get(a.destination, 0), a.destination)):
-        lane = min(load, key=lambda one: (load[one], len(plan[one]), one))
+        lane = (targets or {}).get(assignment.destination, -1)
+        if lane not in load:
+            lane = min(load, key=lambda one: (load[one], len(plan[one]), one))
         plan[lane].append(assignment)
         load[lane] += 1 + weights.get(assignment.destination, 0)
     return {lane: tuple(sorted(mine, key=lambda a: a.destination)) for lane, mine in plan.items() if mine}
+
+
+def shares(
+    newcomer: int, held: Mapping[int, Sequence[TopicPartition]], weights: Mapping[TopicPartition, float]
+) -> dict[TopicPartition, int]:
+    """Return what a lane that has nothing yet gets of what others have, so that all have about the same to do."""
+    work = {p: 1 + weights.get(p, 0) for partitions in held.values() for p in partitions}
+    left = {lane: sorted(partitions, key=lambda p: (work[p], p)) for lane, partitions in held.items()}
+    loads = {lane: sum(work[p] for p in partitions) for lane, partitions in left.items()}
+    mine, even = 0.0, sum(loads.values()) / (len(loads) + 1)
+    found: dict[TopicPartition, int] = {}
+    while donors := [lane for lane, partitions in left.items() if len(partitions) > 1]:
+        donor = max(donors, key=lambda lane: (loads[lane], -lane))
+        # what makes the donor the one with less to do is no help
+        fitting = [p for p in left[donor] if 2 * work[p] <= loads[donor] - mine]
+        fitting = [p for p in fitting if work[p] <= even - mine] or ([] if found else fitting[:1])
+        if not fitting:
+            break
+        partition = fitting[-1]
+        left[donor].remove(partition)
+        loads[donor] -= work[partition]
+        mine += work[partition]
+        found[partition] = newcomer
+    return found

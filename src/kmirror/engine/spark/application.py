@@ -28,10 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.spark import conf as spark_conf
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.context import (
-    Executor,
     cancel_job,
     executors,
     forget_context,
@@ -43,6 +43,7 @@ from kmirror.engine.spark.context import (
 )
 from kmirror.engine.spark.failures import TaskCancelledError, WorkerTraceback, explain, first_line
 from kmirror.engine.spark.launch import Launched, all_settings, launch
+from kmirror.engine.spark.places import Places
 from kmirror.engine.spark.run_folder import run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
 from kmirror.engine.spark.task import Mark, Outcome, introduce, run_task
@@ -96,6 +97,7 @@ class SparkRuntime:
         self._folder: Path | None = None
         self._launched: Launched | None = None
         self._context: SparkContext | None = None
+        self._places: Places | None = None
         self._jobs: dict[str, _Job] = {}
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count()
@@ -155,6 +157,11 @@ class SparkRuntime:
         return str(self._running().getConf().get("spark.driver.bindAddress") or self.driver_host)
 
     @property
+    def placement(self) -> Placement | None:
+        """Where functions ran a moment ago; None with a local master, and while Spark does not answer."""
+        return self._places.last if self._places is not None else None
+
+    @property
     def is_lost(self) -> bool:
         """True when Spark's Java process has ended by itself: nothing can be run any more."""
         launched = self._launched
@@ -180,9 +187,12 @@ class SparkRuntime:
                     raise RefusedError(f"Spark did not start: {said}", f"see {self._options.log_file}") from cause
                 raise
 
-    def submit(self, name: str, function: Callable[[A, int], R], argument: A) -> Future[R]:
+    def submit(
+        self, name: str, function: Callable[[A, int], R], argument: A, place: Executor | None = None
+    ) -> Future[R]:
         """Run function(argument, attempt) in a worker; the names of functions that run at the same time differ.
 
+        It runs at `place` if that has room within a second, else, and without one, where the fewest functions are.
         The future fails with what the function raised, or with TaskFailedError, TaskCancelledError or SparkLostError.
         """
         from pyspark import cloudpickle
@@ -195,7 +205,7 @@ class SparkRuntime:
                 raise ValueError(f"a function named {name} is running")
             number = next(self._numbers)
             mark = Mark.at(self._folder / f"task-{number}") if self._local else None
-            job = self._jobs[name] = _Job(name, f"{name} #{number}", mark)
+            job = self._jobs[name] = _Job(name, f"{name} #{number}", mark, place=place)
             thread = threading.Thread(target=self._run, args=(job, payload), name=f"spark {name}", daemon=True)
             self._threads.add(thread)
         thread.start()
@@ -275,6 +285,14 @@ class SparkRuntime:
         introduction = self.submit("introduction", introduce, WORKER_MODULES)
         if not self._local:
             self._await_workers(introduction)
+            is_elastic = settings.get("spark.dynamicAllocation.enabled", "").lower() == "true"
+            places = self._places = Places(self._context, self._groups, is_elastic=is_elastic)
+            threading.Thread(target=places.follow, args=(self._stopping,), name="spark places", daemon=True).start()
+
+    def _groups(self) -> dict[str, str]:
+        """Return what Spark calls the functions that are under way, by name."""
+        with self._lock:
+            return {name: job.group for name, job in self._jobs.items()}
 
     def _await_workers(self, introduction: Future[None]) -> None:
         """Wait for the first task, then a moment for more executors, so that functions spread over them."""
@@ -334,8 +352,12 @@ class SparkRuntime:
         if self._local:
             return
         alive = executors(self._running())
+        if job.place in alive:
+            return
+        seen = self.placement
         with self._lock:
-            load = Counter(other.place for other in self._jobs.values())
+            known = seen.places if seen is not None else {}
+            load = Counter(known.get(name, other.place) for name, other in self._jobs.items() if other is not job)
             free = [executor for executor in alive if load[executor] < executor.cores]
             job.place = min(free, key=lambda executor: (load[executor], executor.name), default=None)
 

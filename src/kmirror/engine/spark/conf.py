@@ -109,6 +109,8 @@ def settings(options: SparkOptions, folder: Path, archive: Path | None, address:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.speculation": "false",
+        # A lane that waits for a free core finds a spare one at once.
+        "spark.dynamicAllocation.enabled": "false",
         # A frozen executor is given up after 20 s rather than 120.
         "spark.network.timeout": "20s",
         "spark.network.timeoutInterval": "5s",

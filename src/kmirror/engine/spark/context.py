@@ -10,22 +10,17 @@ import os
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from kmirror.engine.executors import Executor
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from kmirror.engine.spark.gateway import Gateway
 
-
-@dataclass(frozen=True, slots=True)
-class Executor:
-    """A process that runs tasks: Spark's name for it, its host, and how many tasks it runs at once."""
-
-    name: str
-    host: str
-    cores: int
+#: So many attempts of a task are looked through for the one that runs.
+TASK_ATTEMPTS = 16
 
 
 def make_context(gateway: Gateway, settings: Mapping[str, str], worker_python: str) -> SparkContext:
@@ -99,13 +94,22 @@ def cancel_job(context: SparkContext, group: str) -> None:
 def is_waiting(context: SparkContext, group: str) -> bool:
     """Tell whether the job of `group` is there and none of its tasks runs. Blocks as long as the JVM does."""
     tracker = context.statusTracker()
-    stages = [
-        tracker.getStageInfo(stage)
-        for job in tracker.getJobIdsForGroup(group)
-        if (found := tracker.getJobInfo(job)) is not None
-        for stage in found.stageIds
-    ]
+    stages = [tracker.getStageInfo(stage) for stage in stages_of(context, group)]
     return bool(stages) and not any(stage is not None and stage.numActiveTasks for stage in stages)
+
+
+def stages_of(context: SparkContext, group: str) -> list[int]:
+    """Return Spark's numbers of the stages of `group`, none before its job began. Blocks as long as the JVM does."""
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    return [stage for job in jobs if job is not None for stage in job.stageIds]
+
+
+def executor_of(context: SparkContext, stage: int) -> str | None:
+    """Return the name of the executor that runs the one task of a stage now. Blocks as long as the JVM does."""
+    tasks = context._jsc.sc().statusStore().taskList(stage, 0, TASK_ATTEMPTS)
+    running = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"]
+    return str(running[-1].executorId()) if running else None
 
 
 def executors(context: SparkContext) -> list[Executor]:
@@ -115,7 +119,8 @@ def executors(context: SparkContext) -> list[Executor]:
     return [
         Executor(str(summary.id()), str(summary.hostPort()).rpartition(":")[0], int(summary.totalCores()))
         for summary in summaries
-        if summary.id() != "driver"
+        # one that has no address yet has just been asked for
+        if summary.id() != "driver" and summary.hostPort()
     ]
 
 

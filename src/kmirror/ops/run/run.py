@@ -226,6 +226,7 @@ class _Run:
             request.for_ms / 1000 if request.for_ms is not None else None,
         )
         self.hangup.then = engines.renew_logins
+        engines.placement = lambda: runtime.placement
         with watched(runtime, self.stop) as lost:
             ending = drive(engines, self.stop, limits, self.watcher, self.began, recruiting, self.snapshots)
         if lost.is_set():

@@ -483,7 +483,15 @@ def _row(
         bytes_per_second=int(said.bytes_per_second) if said else None,
         records_per_second=said.offsets_per_second if said else None,
         source_records_per_second=said.records_per_second if said else None,
+        lane=report.record.lane if report and said else None,
+        worker=_worker_of(health, report.record) if report and said else None,
     )
+
+
+def _worker_of(health: EngineHealth, report: ProgressRecord) -> str:
+    """Return where a lane runs: the host and the executor where Spark's driver knows of one, else the host."""
+    places = (health.record.places if health.record else None) or {}
+    return places.get(report.lane, report.host)
 
 
 def _reported_lag(report: Report | None) -> int | None:

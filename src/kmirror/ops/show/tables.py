@@ -86,6 +86,9 @@ class PartitionRow:
     bytes_per_second: int | None = None
     records_per_second: float | None = None
     source_records_per_second: float | None = None
+    #: The lane that reports on the partition, and where it runs.
+    lane: int | None = None
+    worker: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -369,6 +372,14 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         cell=lambda row: shown_duration(row.eta_ms),
         is_number=True,
     ),
+    Column("lane", COUNT.null_when(_NO_LANE), "the lane that copies the partition", lambda row: row.lane),
+    Column(
+        "worker",
+        TEXT.null_when(_NO_LANE),
+        "where that lane runs: the host, and on a Spark cluster the executor there",
+        lambda row: row.worker,
+        "WORKER",
+    ),
 )
 PARTITIONS = Table(
     _PARTITION,
@@ -379,7 +390,7 @@ PARTITIONS = Table(
 WIDE_PARTITIONS = Table(
     # the reason stands before what is only remembered
     tuple(replace(one, cell=lambda row: row.shown_state) if one.header == "STATE" else one for one in _PARTITION),
-    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG RATE ETA REASON STATE",
+    "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG RATE ETA WORKER REASON STATE",
     none=PARTITIONS.none,
     notes=_notes,
 )

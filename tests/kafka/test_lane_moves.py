@@ -1,0 +1,84 @@
+"""Lanes that change executors, and lanes that come and go, while they copy: the copy is the same, and goes on.
+
+Threads stand for the executors of a Spark cluster.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Producer
+
+from kmirror.engine.executors import Executor
+from kmirror.ops.add.add import add
+from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.show.describe import describe
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.stored import first_difference, log_dir_of
+from tests.support.waiting import wait_until
+
+FIRST, SECOND = Executor("0", "host-a", 8), Executor("1", "host-b", 8)
+PARTITIONS = 8
+
+
+@contextmanager
+def written_to(source: SandboxCluster, topic: str) -> Iterator[None]:
+    """Write some records a second to each partition."""
+    stop = threading.Event()
+
+    def write() -> None:
+        producer = Producer(properties_of(source))
+        while not stop.wait(0.05):
+            for partition in range(PARTITIONS):
+                producer.produce(topic, bytes(200), partition=partition)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(60)
+
+
+def test_a_copy_goes_on_while_lanes_move_come_and_go(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic("moved")
+    make_topic(cluster_pair.source, topic, PARTITIONS)
+    mirror = new_mirror(destination, cluster_pair.source, copy_lanes="4")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+
+    def workers() -> Counter[str | None]:
+        return Counter(row.worker for row in describe(destination, mirror))
+
+    with written_to(cluster_pair.source, topic), LocalEngine(destination, mirror, executors=(FIRST,)) as engine:
+        wait_until(lambda: workers() == {"host-a/0": 8})
+        assert len(engine.lanes) == 4
+
+        engine.threads.executors = (FIRST, SECOND)
+        wait_until(lambda: workers() == {"host-a/0": 4, "host-b/1": 4})
+        assert len(engine.lanes) == 6
+        assert sum("moves from host-a/0 to host-b/1" in note for note in engine.notes) == 2
+
+        engine.threads.executors = (Executor("2", "host-c", 3),)
+        wait_until(lambda: len({row.lane for row in describe(destination, mirror)}) == 3)
+        wait_until(lambda: any("room for 3 lanes" in note for note in engine.notes))
+        change_config(destination, mirror, {"copy.lanes": "2"})
+        wait_until(lambda: len({row.lane for row in describe(destination, mirror)}) == 2)
+        change_config(destination, mirror, {"copy.lanes": "3"})
+        wait_until(lambda: len({row.lane for row in describe(destination, mirror)}) == 3)
+        lanes = Counter(row.lane for row in describe(destination, mirror))
+        assert max(lanes.values()) - min(lanes.values()) <= 1
+        assert not engine.engine.failures
+        # none of them was started again
+        assert engine.engine.snapshot().lane_restarts == 0
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    theirs, ours = log_dir_of(cluster_pair.source), log_dir_of(cluster_pair.destination)
+    assert [first_difference(theirs, ours, topic, partition) for partition in range(PARTITIONS)] == [None] * PARTITIONS
