@@ -28,9 +28,11 @@ from bench.clusters import Pair
 from bench.measure import CopyFailedError
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
+from kmirror.engine.bulk.runner import SparkTasks, Task
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
 from kmirror.engine.histories.stretches import Ends
+from kmirror.work import Meter, unwatched
 
 PARTITIONS = 1000
 OFFSETS = 1_000_000
@@ -93,7 +95,9 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         begun_at = time.monotonic()
         with SparkRuntime(options) as spark:
             started_at = time.monotonic()
-            searched = list(spark.map("forks", search_share, fork_shares(questions, _SLOTS, *properties)))
+            tasks = [Task(share, len(share.questions)) for share in fork_shares(questions, _SLOTS, *properties)]
+            with Meter(unwatched, "forks") as meter:
+                searched = list(SparkTasks(spark).run("forks", search_share, tasks, meter))
             ended_at = time.monotonic()
         found = [one for share in searched for one in share.found]
         for one in found:

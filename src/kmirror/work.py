@@ -59,21 +59,15 @@ class WorkIsOverError(Exception):
 
 
 class Meter:
-    """Count what is done of a piece of work, for the time of a `with` block; `add` may be called from any thread.
+    """Count what is done of a piece of work, for the time of a `with` block; `add` may be called from any thread."""
 
-    With `waits` the work begins, and is shown, when something is added first, be it nothing.
-    """
-
-    def __init__(
-        self, watch: Watch, what: str, unit: str = "", total: int | None = None, *, waits: bool = False
-    ) -> None:
+    def __init__(self, watch: Watch, what: str, unit: str = "", total: int | None = None) -> None:
         self._watch = watch
         self._what = what
         self._unit = unit
         self._total = total
         self._done = 0
         self._note = ""
-        self._waits = waits
         self._is_over = False
         self._lock = threading.Lock()
         self._since = self._shown_at = time.monotonic()
@@ -96,9 +90,7 @@ class Meter:
             raise WorkIsOverError
         with self._lock:
             at = time.monotonic()
-            is_due = self._waits or at - self._shown_at >= _SHOW_SECONDS
-            if self._waits:
-                self._waits, self._since = False, at
+            is_due = at - self._shown_at >= _SHOW_SECONDS
             self._done += count
             self._note = self._note if note is None else note
         if is_due:
@@ -116,7 +108,7 @@ class Meter:
 
     def _show(self, *, is_over: bool = False) -> None:
         with self._lock:
-            if self._waits or self._is_over != is_over:
+            if self._is_over != is_over:
                 return
             self._shown_at = time.monotonic()
             # a log may have grown since the total was taken

@@ -30,6 +30,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
+from kmirror.engine.bulk.runner import Threads
 from kmirror.engine.clock import now_ms
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
@@ -271,7 +272,7 @@ def test_one_bad_partition_does_not_stop_the_others(cluster: SandboxCluster) -> 
     ranges = [(0, 10), (0, 1000), (2, 12)]
     wanted = tuple(PartitionRanges(index, (one,)) for index, one in enumerate(ranges))
     spec = ArchiveSpec(cluster.client_properties(), topic, archive, topic_id, wanted)
-    result = archive_topic(spec, 0)
+    result = archive_topic(spec, Threads())
     assert not result.saved
     assert [one.saved for one in result.outcomes] == [True, False, True]
     assert "ends at offset 11" in str(result.outcomes[1].trouble)
@@ -283,7 +284,7 @@ def test_a_topic_that_was_created_again_is_not_archived(cluster: SandboxCluster)
     archive = make_archive(cluster, topic)
     properties = cluster.client_properties()
     spec = ArchiveSpec(properties, topic, archive, "AAAAAAAAAAAAAAAAAAAAAQ", (PartitionRanges(0, ((0, 5),)),))
-    (outcome,) = archive_topic(spec, 0).outcomes
+    (outcome,) = archive_topic(spec, Threads()).outcomes
     assert not outcome.saved
     assert "no longer exists; one with id" in str(outcome.trouble)
     assert librdkafka_records(cluster.bootstrap_servers, archive) == []
@@ -334,7 +335,7 @@ def test_without_the_right_to_write_markers(make_cluster: MakeCluster) -> None:
     admin = AdminClient(config)
     create_in_force(admin, rules)
     wanted = (PartitionRanges(0, ((0, 20),)),)
-    result = archive_topic(ArchiveSpec(secured.client_properties("kmirror"), topic, archive, None, wanted), 0)
+    result = archive_topic(ArchiveSpec(secured.client_properties("kmirror"), topic, archive, None, wanted), Threads())
     assert result.saved, result
     archived = result.outcomes[0].archived
     assert archived is not None

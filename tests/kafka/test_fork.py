@@ -229,7 +229,7 @@ def test_many_partitions_share_their_requests(twins: Twins) -> None:
     questions = twins.questions(places)
     ends = twins.pair.source.client_properties(), twins.pair.destination.client_properties()
     (share,) = fork_shares(questions, 1, *ends)
-    searched = search_share(share, 0)
+    searched = search_share(share)
     expected = [Fork(fork, fork < length, fork - 1 if fork else None) for fork in forks]
     assert [found.fork for found in searched.found] == expected
     assert searched.requests <= 2 * max(found.reads for found in searched.found) + 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -35,12 +34,13 @@ OLD = [f"old {number}" for number in range(30)]
 class HereAndNow:
     """Run what Spark would run, here and now."""
 
-    slots = 2
+    slots = spare_slots = 2
+    driver_host = bind_address = "127.0.0.1"
 
-    def submit(self, name: str, function: Callable[[Any, int], Any], argument: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(function(argument, 0))
-        return done
+    def map(
+        self, name: str, function: Callable[[Any, int], Any], arguments: Iterable[Any], at_once: int | None = None
+    ) -> Generator[Any, None, None]:
+        yield from (function(argument, 0) for argument in arguments)
 
 
 class CutOffError(KmirrorError):

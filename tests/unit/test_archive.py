@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,17 @@ from kmirror.engine.archive.archive_topic import (
     origin_headers,
     origin_of,
 )
-from kmirror.engine.archive.archiving import ArchiveResult, ArchiveSpec, PartitionOutcome, PartitionRanges, divided
+from kmirror.engine.archive.archiving import (
+    ArchiveResult,
+    ArchiveSpec,
+    PartitionOutcome,
+    PartitionRanges,
+    Piece,
+    copy_shares,
+    pieces_of,
+    put_in_order,
+)
+from kmirror.engine.archive.check import ArchiveComparison, ArchiveDifference
 from kmirror.errors import RefusedError, UsageError
 from kmirror.sync.discovery import is_internal
 
@@ -137,12 +148,51 @@ def test_partitions_are_shared_among_tasks() -> None:
     sizes = [5, 100, 0, 40, 60, 5]
     wanted = tuple(PartitionRanges(index, ((0, size),)) for index, size in enumerate(sizes))
     spec = ArchiveSpec({}, "t", "t.kmirror-archive.1", None, wanted)
-    shares = divided(spec, 2)
+    shares = copy_shares(spec, {index: float(size << 20) for index, size in enumerate(sizes)}, 2)
     assert {one for share in shares for one in share.partitions} == set(wanted)
     assert sum(len(share.partitions) for share in shares) == len(wanted)
-    assert [sum(sizes[one.partition] for one in share.partitions) for share in shares] == [105, 105]
-    assert len(divided(spec, 100)) == len(wanted)
+    # the largest come first, and alone where they are enough for one
+    assert [[sizes[one.partition] for one in share.partitions] for share in shares] == [[100], [60], [40], [5, 5, 0]]
     assert pickle.loads(pickle.dumps(shares)) == shares
+
+
+def test_an_archive_is_compared_in_pieces_that_leave_nothing_out() -> None:
+    """However wrong the old offsets at the cuts are: all of both logs is in one piece each, in order."""
+    wanted = PartitionRanges(3, ((10, 20), (30, 50)))
+    cuts = [(105, 14), (110, 30), (115, 41)]
+    assert list(pieces_of(wanted, (100, 120), cuts)) == [
+        Piece(3, ((10, 14),), (100, 105)),
+        Piece(3, ((14, 20),), (105, 110)),
+        Piece(3, ((30, 41),), (110, 115)),
+        Piece(3, ((41, 50),), (115, 120)),
+    ]
+    for wrong in ([], [(105, None)], [(105, 10), (110, 50), (115, 9999)], [(110, 30), (105, 35), (115, 30), (116, 7)]):
+        found = list(pieces_of(wanted, (100, 120), wrong))
+        assert [offset for one in found for low, high in one.ranges for offset in range(low, high)] == [
+            *range(10, 20),
+            *range(30, 50),
+        ]
+        assert [offset for one in found for offset in range(*one.archived)] == list(range(100, 120))
+    # where nothing is to be saved, nothing may be in the archive
+    assert list(pieces_of(PartitionRanges(0, ()), (0, 7), [])) == [Piece(0, (), (0, 7))]
+
+
+def test_what_the_pieces_of_a_partition_found_is_put_in_order() -> None:
+    copied = PartitionOutcome(0, None, None)
+
+    def compared(*found: Any) -> PartitionOutcome:
+        return PartitionOutcome(0, None, ArchiveComparison(*found))
+
+    first, second = compared(10, 1, 5, 19, None), compared(20, 0, 20, 49, None)
+    whole = put_in_order(copied, [first, compared(0, 0, None, None, None), second])
+    assert (whole.saved, whole.comparison) == (True, ArchiveComparison(30, 1, 5, 49))
+    wrong = compared(3, 0, 20, 23, ArchiveDifference(24, "key"))
+    later = compared(0, 0, None, None, ArchiveDifference(40, "value"))
+    found = put_in_order(copied, [first, wrong, later]).comparison
+    assert found is not None
+    assert found.first_difference == ArchiveDifference(24, "key")
+    assert not put_in_order(copied, [first, PartitionOutcome(0, None, None, RefusedError("no"))]).saved
+    assert not put_in_order(copied, []).saved
 
 
 def test_nothing_is_saved_that_was_not_compared() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -104,18 +103,6 @@ def test_threads_that_nobody_waits_for_end() -> None:
         meter.add(1)
     with pytest.raises(WorkIsOverError):
         meter.add(1)
-
-
-def test_work_that_waits_is_shown_from_where_it_begins() -> None:
-    views: list[WorkView] = []
-    with Meter(views.append, "never begun", "offset", 10, waits=True):
-        pass
-    assert views == []
-    with Meter(views.append, "checking", "offset", 10, waits=True) as meter:
-        began = time.monotonic()
-        meter.add(0)
-        assert [(one.done, one.since >= began) for one in views] == [(0, True)]
-    assert_grows(views)
 
 
 def test_it_is_over_for_who_watches_also_when_it_fails() -> None:

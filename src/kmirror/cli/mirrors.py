@@ -8,7 +8,16 @@ import click
 
 from kmirror.cli.direction import direction
 from kmirror.cli.names import remember_names
-from kmirror.cli.options import Call, assignments_option, file_option, mirror_option, topics_option, verb
+from kmirror.cli.options import (
+    MASTER,
+    SPARK_CONF,
+    Call,
+    assignments_option,
+    file_option,
+    mirror_option,
+    topics_option,
+    verb,
+)
 
 if TYPE_CHECKING:
     from kmirror.settings.patterns import TopicSelector
@@ -106,6 +115,8 @@ def create_verb(
     click.Option(
         ["--start-from"], metavar="WHEN", callback=_start_from, help="Where to start copying. Default: start.from."
     ),
+    MASTER,
+    SPARK_CONF,
     examples=(
         "kmirror add --mirror dr --topics 'orders,payments\\..*' --bootstrap-server b:9092",
         "kmirror add --mirror dr --topics '.*' --exclude 'test-.*' --dry-run --bootstrap-server b:9092",
@@ -122,8 +133,11 @@ def add_verb(
     adopt: bool,
     allow_missing: bool,
     start_from: StartFrom | None,
+    master: str,
+    spark_conf: dict[str, str],
 ) -> int:
     from kmirror.ops.add.add import add
+    from kmirror.ops.bulk import SparkChoice
 
     with call.destination() as destination, call.output.working() as watch:
         done = add(
@@ -134,6 +148,7 @@ def add_verb(
             adopt=adopt,
             allow_missing=allow_missing,
             start_from=start_from,
+            spark=SparkChoice(master, spark_conf),
             watch=watch,
             dry_run=call.dry_run,
         )

@@ -8,6 +8,7 @@ import click
 
 from kmirror.cli.options import (
     MASTER,
+    SPARK_CONF,
     Call,
     duration_option,
     file_option,
@@ -41,6 +42,8 @@ _TOPICS = "Topics. Default: all topics of the mirror."
     click.Option(["--offline"], is_flag=True, help="Write a plan to truncate the logs of stopped brokers."),
     file_option("--plan", "File to write the --offline plan to."),
     click.Option(["--discard"], is_flag=True, help="Do not archive the extra records."),
+    MASTER,
+    SPARK_CONF,
     report_option(),
     examples=(
         "kmirror failback --mirror back --mirror-config b.properties --dry-run --bootstrap-server a:9092",
@@ -60,6 +63,8 @@ def failback_verb(
     offline: bool,
     plan: str | None,
     discard: bool,
+    master: str,
+    spark_conf: dict[str, str],
     report: str | None,
 ) -> int:
     if recreate and offline:
@@ -69,6 +74,7 @@ def failback_verb(
     if discard and not (recreate or offline):
         raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
     from kmirror.cluster.security.properties import read_properties
+    from kmirror.ops.bulk import SparkChoice
     from kmirror.ops.failback.failback import failback
     from kmirror.ops.failback.plan import FailbackRequest, Way
 
@@ -85,7 +91,8 @@ def failback_verb(
 
     evidence = Report.at(report) if report else None
     way = Way.RECREATE if recreate else Way.OFFLINE if offline else None
-    request = FailbackRequest(mirror, read_properties(mirror_config), topics, way, plan, discard)
+    spark = SparkChoice(master, spark_conf)
+    request = FailbackRequest(mirror, read_properties(mirror_config), topics, way, plan, discard, spark=spark)
     with call.destination() as destination, call.output.working() as watch:
         done = failback(destination, request, agree, watch, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)

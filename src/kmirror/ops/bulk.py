@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 #: From so many bytes on Spark is worth its start: threads read as much in about the same time.
 SPARK_FROM_BYTES = 256 << 20
-_PRELOADED = ("kmirror.engine.compare.verification",)
+_PRELOADED = (
+    "kmirror.engine.archive.archiving",
+    "kmirror.engine.compare.verification",
+    "kmirror.engine.histories.fork_search",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,13 @@ class SparkChoice:
 
 
 class Bulk:
-    """Decide where bulk work of one verb is done, and give it runners; use it as a context manager.
-
-    `lanes` is how many tasks run at once on a cluster.
-    """
+    """Decide where bulk work of one verb is done, and give it runners; use it as a context manager."""
 
     def __init__(self, choice: SparkChoice, verb: str, mirror: str, lanes: int, watch: Watch) -> None:
         self._choice = choice
         self._verb = verb
         self._mirror = mirror
+        #: How many tasks run at once on a cluster.
         self._lanes = lanes
         self._watch = watch
         self._resources = ExitStack()

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.log_dirs import disk_use
@@ -27,9 +26,11 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, divided
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
+from kmirror.engine.bulk.runner import Runtime as TaskRuntime
+from kmirror.engine.bulk.runner import SparkTasks
 from kmirror.engine.control.rebuilds import RESETS
-from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
+from kmirror.engine.histories.fork_search import Question, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
@@ -64,19 +65,18 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan, as_first_source, settings_for, settings_made
 from kmirror.words import counted
+from kmirror.work import Meter, unwatched
 
 _HOUR_MS = 3_600_000
 _CREATION_S = 60.0
 _PAUSE_S = 0.2
 
 
-class Runtime(Protocol):
-    """What is asked of Spark."""
+class Runtime(TaskRuntime, Protocol):
+    """What is asked of the Spark that lanes run in."""
 
     @property
-    def slots(self) -> int: ...
-
-    def submit(self, name: str, function: Any, argument: Any) -> Future[Any]: ...
+    def spare_slots(self) -> int: ...
 
 
 class TopicRebuilder:
@@ -86,6 +86,10 @@ class TopicRebuilder:
         self._properties = dict(properties)
         self._mirror = mirror
         self._runtime = runtime
+
+    def _tasks(self) -> SparkTasks:
+        """Return what runs tasks beside the lanes; one slot is left to a lane that is started anew."""
+        return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
 
     # -- the claim ------------------------------------------------------------------------------------------------
 
@@ -231,10 +235,9 @@ class TopicRebuilder:
             if p in there
         ]
         forks: dict[int, int] = {p: start for p, (start, _) in here.items()}
-        shares = fork_shares(questions, self._runtime.slots, source_properties, self._properties)
-        for number, share in enumerate(shares):
-            name = f"forks of {record.topic} {number}"
-            for answer in self._runtime.submit(name, search_share, share).result().found:
+        name = f"forks of {record.topic}"
+        with Meter(unwatched, name) as meter:
+            for answer in find_forks(self._tasks(), name, questions, source_properties, self._properties, meter):
                 if answer.fork is None:
                     raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
                 # what could not be compared is saved as well
@@ -261,18 +264,16 @@ class TopicRebuilder:
         await_topics(destination.client, [rebuild.archive], Deadline(_CREATION_S))
         spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
         saved = 0
-        for number, share in enumerate(divided(spec, max(1, self._runtime.slots - 1))):
-            name = f"archive of {record.topic} {number}"
-            for outcome in self._runtime.submit(name, archive_topic, share).result().outcomes:
-                place = f"{record.topic}-{outcome.partition}"
-                if outcome.trouble is not None:
-                    raise outcome.trouble
-                if not outcome.saved or outcome.comparison is None:
-                    raise KmirrorError(
-                        f"{rebuild.archive} does not hold what {place} does: {outcome.comparison}",
-                        f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
-                    )
-                saved += outcome.comparison.records
+        for outcome in archive_topic(spec, self._tasks()).outcomes:
+            place = f"{record.topic}-{outcome.partition}"
+            if outcome.trouble is not None:
+                raise outcome.trouble
+            if not outcome.saved or outcome.comparison is None:
+                raise KmirrorError(
+                    f"{rebuild.archive} does not hold what {place} does: {outcome.comparison}",
+                    f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
+                )
+            saved += outcome.comparison.records
         now = _bounds(destination.client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:

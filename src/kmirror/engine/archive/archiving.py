@@ -1,28 +1,38 @@
-"""Archive partitions in Spark: each is copied, then compared, in a worker; what goes wrong is an outcome too.
+"""Archive partitions side by side, in threads or in Spark: all are copied, then all are compared with the archive.
 
     spec = ArchiveSpec(properties, "orders", name, "r5Gx…", (PartitionRanges(0, ((0, 1000),)),))
-    for result in runtime.map("archive", archive_topic, divided(spec, runtime.slots)):
-        …
+    result = archive_topic(spec, Threads())
+
+One task at a time copies a partition, since an archive keeps the order of records. Comparing shares a large partition
+among tasks: its archive is cut into ranges, the log where the records at the cuts were. However these are chosen, all
+of the archive is held against all that it is to save, in order.
 
 The archive has been created before, with `archive_settings` and as many partitions as the topic. Started again with the
-same ranges, whatever became of it the last time, it continues where it was. This module runs in workers.
+same ranges, whatever became of it the last time, it continues where it was. What goes wrong is an outcome too.
+
+This module runs in workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
-from kmirror.engine.archive.copy import Archived, archive_partition
+from kmirror.engine.archive.copy import Archived, archive_partition, next_old_offset
+from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, put_together, task_bytes
+from kmirror.engine.bulk.runner import Runner, Task
+from kmirror.engine.compare.logs import offset_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-from kmirror.work import Meter, unwatched
+from kmirror.work import Add, Meter, Watch, unwatched
 
 _TRIES = 3
 #: After so long a request without an answer cannot arrive any more.
@@ -78,92 +88,231 @@ class ArchiveResult:
         return all(outcome.saved for outcome in self.outcomes)
 
 
-def divided(spec: ArchiveSpec, tasks: int) -> list[ArchiveSpec]:
-    """Share the partitions of a spec among at most so many tasks, the longest first."""
-    count = min(max(1, tasks), len(spec.partitions))
-    shares: list[list[PartitionRanges]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for wanted in sorted(spec.partitions, key=_offsets, reverse=True):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(wanted)
-        loads[lightest] += _offsets(wanted) + 1
-    return [replace(spec, partitions=tuple(share)) for share in shares]
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is compared in one go: offsets of a partition, with all that is in a range of its archive's offsets."""
 
+    partition: int
+    ranges: tuple[Range, ...]
+    archived: Range
 
-def _offsets(wanted: PartitionRanges) -> int:
-    return sum(high - low for low, high in wanted.ranges)
+    @property
+    def offsets(self) -> int:
+        """How many offsets of the partition that are."""
+        return _offsets(self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
-class Meters:
-    """The offsets that are copied, and those that are compared with the archive."""
+class CheckShare:
+    """What one task compares."""
 
-    copying: Meter
-    comparing: Meter
+    spec: ArchiveSpec
+    pieces: tuple[Piece, ...]
 
 
 def offsets_of(spec: ArchiveSpec) -> int:
     """Return how many offsets a spec archives."""
-    return sum(_offsets(one) for one in spec.partitions)
+    return sum(_offsets(one.ranges) for one in spec.partitions)
 
 
-def archive_topic(spec: ArchiveSpec, attempt: int, meters: Meters | None = None) -> ArchiveResult:
-    """Copy and compare the partitions of a spec: the body of one Spark task, at each attempt."""
-    meters = meters or Meters(Meter(unwatched, ""), Meter(unwatched, ""))
+def _offsets(ranges: Iterable[Range]) -> int:
+    return sum(high - low for low, high in ranges)
+
+
+def bytes_of(client: ClusterClient, spec: ArchiveSpec) -> dict[int, float]:
+    """Return about how many bytes are archived of each partition of a spec.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    places = [TopicPartition(spec.topic, one.partition) for one in spec.partitions]
+    sizes = partition_sizes(client, places)
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+    found = {}
+    for place, one in zip(places, spec.partitions, strict=True):
+        start, end = starts[place].offset, ends[place].offset
+        rate = (
+            bytes_per_offset(None, 0)
+            if start is None or end is None
+            else bytes_per_offset(sizes.get(place), end - start)
+        )
+        found[one.partition] = rate * _offsets(one.ranges)
+    return found
+
+
+def archive_topic(
+    spec: ArchiveSpec, runner: Runner, watch: Watch = unwatched, name: str | None = None
+) -> ArchiveResult:
+    """Copy the partitions of a spec, and compare what was copied; `watch` is shown how it goes, of a topic so `name`d.
+
+    Raises:
+        KmirrorError: the cluster does not answer, or the runner's tasks do not run.
+    """
+    named, offsets = name or spec.topic, offsets_of(spec)
+    with ClusterClient(client_config(spec.properties)) as client:
+        outcomes = {}
+        with Meter(watch, f"archiving {named}", "offset", offsets) as meter:
+            tasks = [
+                Task(share, offsets_of(share)) for share in copy_shares(spec, bytes_of(client, spec), runner.slots)
+            ]
+            for some in runner.run(f"archive of {spec.topic}", copy_share, tasks, meter):
+                outcomes.update({outcome.partition: outcome for outcome in some})
+        copied = replace(spec, partitions=tuple(p for p in spec.partitions if outcomes[p.partition].trouble is None))
+        with Meter(watch, f"checking the archive of {named}", "offset", offsets_of(copied)) as meter:
+            checks = [
+                Task(share, sum(piece.offsets for piece in share.pieces))
+                for share in check_shares(client, copied, runner.slots)
+            ]
+            found: dict[Piece, PartitionOutcome] = {}
+            for compared in runner.run(f"check of {spec.archive}", check_share, checks, meter):
+                found.update(compared)
+    for partition in copied.partitions:
+        number = partition.partition
+        mine = [found[piece] for task in checks for piece in task.argument.pieces if piece.partition == number]
+        outcomes[number] = put_in_order(outcomes[number], mine)
+    return ArchiveResult(tuple(outcomes[one.partition] for one in spec.partitions))
+
+
+def put_in_order(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -> PartitionOutcome:
+    """Put together what comparing the pieces of one partition has found, in their order."""
+    trouble = next((piece.trouble for piece in pieces if piece.trouble is not None), None)
+    comparisons = [piece.comparison for piece in pieces if piece.comparison is not None]
+    if trouble is not None or not comparisons:
+        return replace(copied, trouble=trouble)
+    ends = [
+        (one.first_offset, one.last_offset) for one in comparisons if None not in (one.first_offset, one.last_offset)
+    ]
+    return replace(
+        copied,
+        comparison=ArchiveComparison(
+            sum(one.records for one in comparisons),
+            sum(one.only_archived for one in comparisons),
+            ends[0][0] if ends else None,
+            ends[-1][1] if ends else None,
+            next((one.first_difference for one in comparisons if one.first_difference is not None), None),
+        ),
+    )
+
+
+# -- copying -----------------------------------------------------------------------------------------------------------
+
+
+def copy_shares(spec: ArchiveSpec, sizes: Mapping[int, float], slots: int) -> list[ArchiveSpec]:
+    """Share the partitions of a spec among tasks, the largest first; `sizes` are bytes."""
+    largest_first = sorted(spec.partitions, key=lambda one: sizes[one.partition], reverse=True)
+    together = put_together(
+        ((one, sizes[one.partition]) for one in largest_first), task_bytes(sum(sizes.values()), slots)
+    )
+    return [replace(spec, partitions=some) for some in together]
+
+
+def copy_share(spec: ArchiveSpec, progress: Add = unwatched) -> tuple[PartitionOutcome, ...]:
+    """Copy the partitions of a spec: the body of one task. `progress` is given how many more offsets were copied."""
     with ExitStack() as stack:
         try:
             reading, writing = (stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2))
         except KmirrorError as error:
-            return ArchiveResult(tuple(PartitionOutcome(one.partition, None, None, error) for one in spec.partitions))
-        return ArchiveResult(tuple(_outcome(spec, wanted, reading, writing, meters) for wanted in spec.partitions))
+            return tuple(PartitionOutcome(one.partition, None, None, error) for one in spec.partitions)
+        return tuple(_copied(spec, wanted, reading, writing, progress) for wanted in spec.partitions)
 
 
-def _outcome(
-    spec: ArchiveSpec, wanted: PartitionRanges, reading: ClusterClient, writing: ClusterClient, meters: Meters
+def _copied(
+    spec: ArchiveSpec, wanted: PartitionRanges, reading: ClusterClient, writing: ClusterClient, progress: Add
 ) -> PartitionOutcome:
     partition, archive = (TopicPartition(topic, wanted.partition) for topic in (spec.topic, spec.archive))
-    archived: Archived | None = None
+    for attempt in range(_TRIES):
+        try:
+            _require_topic(spec, reading)
+            archived = archive_partition(reading, writing, partition, archive, wanted.ranges, progress)
+        except KmirrorError as error:
+            return PartitionOutcome(wanted.partition, None, None, error)
+        except OutcomeUnknown as error:
+            if attempt == _TRIES - 1:
+                return PartitionOutcome(wanted.partition, None, None, UnreachableError(str(error), "try again"))
+            time.sleep(_SETTLE_S)
+        else:
+            return PartitionOutcome(wanted.partition, archived, None)
+    raise AssertionError(_TRIES)
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def check_shares(client: ClusterClient, spec: ArchiveSpec, slots: int) -> list[CheckShare]:
+    """Cut what has been archived into pieces, and share them among tasks.
+
+    Raises:
+        KmirrorError: an archive cannot be read.
+    """
+    archives = {one.partition: TopicPartition(spec.archive, one.partition) for one in spec.partitions}
+    sizes = partition_sizes(client, archives.values())
+    bounds = {
+        number: (offset_of(client, archive, EARLIEST), offset_of(client, archive, LATEST))
+        for number, archive in archives.items()
+    }
+    rates = {
+        number: bytes_per_offset(sizes.get(archive), bounds[number][1] - bounds[number][0])
+        for number, archive in archives.items()
+    }
+    most = task_bytes(sum(rates[number] * (end - start) for number, (start, end) in bounds.items()), slots)
+    sized: list[tuple[Piece, float]] = []
+    for one in spec.partitions:
+        (start, end), rate = bounds[one.partition], rates[one.partition]
+        cuts = cut_offsets(start, end, round(rate * (end - start) / most))[1:]
+        places = [(at, next_old_offset(client, archives[one.partition], at, end)) for at, _ in cuts]
+        sized += [
+            (piece, rate * (piece.archived[1] - piece.archived[0])) for piece in pieces_of(one, (start, end), places)
+        ]
+    return [CheckShare(spec, some) for some in put_together(sized, most)]
+
+
+def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]) -> Iterator[Piece]:
+    """Cut a partition at offsets of its archive, each with the old offset of the next record there (None: no record).
+
+    Cuts whose old offsets do not grow, or lie outside, are left out.
+    """
+    low = wanted.ranges[0][0] if wanted.ranges else 0
+    high = wanted.ranges[-1][1] if wanted.ranges else 0
+    rims = [(archived[0], low)]
+    for at, old in cuts:
+        if old is not None and rims[-1][1] < old < high and rims[-1][0] < at < archived[1]:
+            rims.append((at, old))
+    for (first, from_offset), (last, to_offset) in pairwise([*rims, (archived[1], high)]):
+        clipped = ((max(one, from_offset), min(other, to_offset)) for one, other in wanted.ranges)
+        ranges = tuple((one, other) for one, other in clipped if one < other)
+        yield Piece(wanted.partition, ranges, (first, last))
+
+
+def check_share(share: CheckShare, progress: Add = unwatched) -> dict[Piece, PartitionOutcome]:
+    """Compare pieces with the archive: the body of one task.
+
+    `progress` is given how many more offsets were compared.
+    """
+    spec = share.spec
+    with ExitStack() as stack:
+        try:
+            clients = [stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2)]
+        except KmirrorError as error:
+            return {piece: PartitionOutcome(piece.partition, None, None, error) for piece in share.pieces}
+        return {piece: _compared(spec, piece, clients[0], clients[1], progress) for piece in share.pieces}
+
+
+def _compared(
+    spec: ArchiveSpec, piece: Piece, reading: ClusterClient, reading_archive: ClusterClient, progress: Add
+) -> PartitionOutcome:
+    partition, archive = (TopicPartition(topic, piece.partition) for topic in (spec.topic, spec.archive))
     try:
-        _require_topic(spec, reading)
-        archived = _archived(reading, writing, partition, archive, wanted, meters.copying)
-        meters.comparing.add(0)
-        comparison = verify_archive_partition(reading, writing, partition, archive, wanted.ranges, meters.comparing.add)
+        comparison = verify_archive_partition(
+            reading, reading_archive, partition, archive, piece.ranges, progress, piece.archived
+        )
         # ids never come back: all that was read was this topic's
         _require_topic(spec, reading)
     except KmirrorError as error:
-        return PartitionOutcome(wanted.partition, archived, None, error)
+        return PartitionOutcome(piece.partition, None, None, error)
     except OutcomeUnknown as error:
-        return PartitionOutcome(wanted.partition, archived, None, UnreachableError(str(error), "try again"))
-    return PartitionOutcome(wanted.partition, archived, comparison)
-
-
-def _archived(
-    reading: ClusterClient,
-    writing: ClusterClient,
-    partition: TopicPartition,
-    archive: TopicPartition,
-    wanted: PartitionRanges,
-    copying: Meter,
-) -> Archived:
-    left = _offsets(wanted)
-
-    def add(offsets: int) -> None:
-        nonlocal left
-        left -= offsets
-        copying.add(offsets)
-
-    for attempt in range(_TRIES):
-        try:
-            archived = archive_partition(reading, writing, partition, archive, wanted.ranges, add)
-        except OutcomeUnknown:
-            if attempt == _TRIES - 1:
-                raise
-            time.sleep(_SETTLE_S)
-        else:
-            break
-    # what was in the archive before, and offsets that show nothing
-    copying.spare(left)
-    return archived
+        return PartitionOutcome(piece.partition, None, None, UnreachableError(str(error), "try again"))
+    return PartitionOutcome(piece.partition, None, comparison)
 
 
 def _require_topic(spec: ArchiveSpec, client: ClusterClient) -> None:

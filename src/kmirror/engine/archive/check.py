@@ -55,11 +55,12 @@ def verify_archive_partition(
     archive: TopicPartition,
     ranges: Sequence[Range],
     progress: Add = unwatched,
+    archived: Range | None = None,
 ) -> ArchiveComparison:
     """Compare the records at offsets `ranges` of `partition` with all that `archive` holds.
 
-    Both clients, of one cluster, must have no other user meanwhile. `progress` is given how many more offsets were
-    compared, batch by batch.
+    Or with what it holds at its own offsets `archived`. Both clients, of one cluster, must have no other user
+    meanwhile. `progress` is given how many more offsets were compared, batch by batch.
 
     Raises:
         RefusedError: the log does not show all of the ranges.
@@ -67,7 +68,9 @@ def verify_archive_partition(
         UnreachableError, BrokerError: one of the two cannot be read.
     """
     with ThreadPoolExecutor(2, "read-ahead") as executor:
-        found = _Comparison(_records_of_archive(reading_archive, archive, executor), progress)
+        if archived is None:
+            archived = offset_of(reading_archive, archive, EARLIEST), offset_of(reading_archive, archive, LATEST)
+        found = _Comparison(_records_of_archive(reading_archive, archive, *archived, executor), progress)
         return found.run(reading, partition, checked_ranges(ranges), executor)
 
 
@@ -75,12 +78,14 @@ class _DamagedArchiveError(Exception):
     """The archive cannot be read on."""
 
 
-def _records_of_archive(client: ClusterClient, archive: TopicPartition, executor: Executor) -> Iterator[Record]:
-    start, end = offset_of(client, archive, EARLIEST), offset_of(client, archive, LATEST)
+def _records_of_archive(
+    client: ClusterClient, archive: TopicPartition, start: int, end: int, executor: Executor
+) -> Iterator[Record]:
     log = VisibleLog(client, archive, start, end, executor)
     try:
         for batch in log.batches():
-            yield from batch.records()
+            # a batch may begin before the range, and end after it
+            yield from (record for record in batch.records() if start <= record.offset < end)
     except (CorruptBatchError, UnsupportedFormatError) as error:
         raise _DamagedArchiveError(str(error)) from None
     if log.ended_at is not None and log.ended_at < end:

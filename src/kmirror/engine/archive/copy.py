@@ -218,6 +218,28 @@ def _end_of(client: ClusterClient, archive: TopicPartition) -> _End:
         distance *= 16
 
 
+def next_old_offset(client: ClusterClient, archive: TopicPartition, start: int, end: int) -> int | None:
+    """Return which offset the next record from `start` on, below `end`, of an archive had; None without one.
+
+    It only says where to look: a batch that is damaged, or no archive's, counts as none.
+
+    Raises:
+        UnreachableError, BrokerError: the archive cannot be read.
+    """
+    try:
+        for section, _ in read_batches(client, archive, start, end):
+            for header in batch_headers(section):
+                if header.is_control:
+                    continue
+                record = next((one for one in read_records(section, header) if one.offset >= start), None)
+                if record is not None:
+                    found = origin_of(record)
+                    return None if found is None else found[0].offset
+    except CorruptBatchError:
+        pass
+    return None
+
+
 def _last_old_offset(archive: TopicPartition, section: memoryview, header: BatchHeader) -> int:
     crc = crc_of(section[header.position : header.position + header.size_in_bytes])
     if crc != header.crc:

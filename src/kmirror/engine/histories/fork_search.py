@@ -1,9 +1,12 @@
-"""Search the forks of many partitions in Spark: shared out, searched side by side in workers (`fork`)."""
+"""Search the forks of many partitions: shared out, searched side by side in threads or in Spark (`fork`).
+
+This module runs in workers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,11 +14,12 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
 from kmirror.engine.histories.stretches import Ends, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
-from kmirror.work import Add, unwatched
+from kmirror.work import Add, Meter, unwatched
 
 #: Enough for some batches of a usual size; a larger batch is asked for again, and its log's next ones at once.
 _READ_LIMITS = ReadLimits(
@@ -30,6 +34,8 @@ _READ_LIMITS = ReadLimits(
 #: A task should run for about a second at least.
 _MOST_PER_SHARE = 256
 _LEAST_PER_SHARE = 32
+#: What searching one fork reads at most, about.
+SEARCH_BYTES = 512 << 10
 #: How often a partition whose leader moves is searched.
 _TRIES = 5
 
@@ -45,7 +51,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """What one Spark task searches, and how it reaches both clusters; the properties hold references, no secrets."""
+    """What one task searches, and how it reaches both clusters; the properties hold references, no secrets."""
 
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
@@ -89,8 +95,24 @@ def fork_shares(
     ]
 
 
-def search_share(share: WorkUnit, attempt: int, progress: Add = unwatched) -> Searched:
-    """Search the forks of a share: the body of one Spark task, at each attempt. What goes wrong is an answer too.
+def find_forks(
+    runner: Runner,
+    name: str,
+    questions: Sequence[Question],
+    source_properties: Mapping[str, str],
+    destination_properties: Mapping[str, str],
+    meter: Meter,
+) -> Iterator[Found]:
+    """Search forks side by side, and yield them as they are found; `meter` counts the questions."""
+    shares = fork_shares(questions, runner.slots, source_properties, destination_properties)
+    tasks = [Task(share, len(share.questions)) for share in shares]
+    with closing(runner.run(name, search_share, tasks, meter)) as answers:
+        for searched in answers:
+            yield from searched.found
+
+
+def search_share(share: WorkUnit, progress: Add = unwatched) -> Searched:
+    """Search the forks of a share: the body of one task. What goes wrong is an answer too.
 
     `progress` is given how many more questions are answered.
     """

@@ -7,6 +7,7 @@ Facts about both clusters are gathered, a plan is made of them (`add_plan`), and
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from kmirror.cluster.acl_commands import grant_line
@@ -16,10 +17,11 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.add.adopt import offsets_to_compare, refusal
+from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.steps import Work, carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.topic_admin import TopicAdmin
+from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.results import TopicResult, VerbResult
 from kmirror.ops.source_settings import source_settings
@@ -30,8 +32,7 @@ from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made, settings_to_change
-from kmirror.words import counted
-from kmirror.work import Meter, Watch, unwatched
+from kmirror.work import Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
 
@@ -45,13 +46,16 @@ def add(
     adopt: bool = False,
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
+    spark: SparkChoice | None = None,
+    bulk: Bulk | None = None,
     watch: Watch = unwatched,
     dry_run: bool = False,
 ) -> VerbResult:
     """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
 
     `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
-    decides by itself where its copy goes on. `watch` is shown how comparing these goes.
+    decides by itself where its copy goes on. `watch` is shown how comparing these goes; `bulk`, or else `spark`, says
+    where that is done.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters.
@@ -75,7 +79,11 @@ def add(
             start_is_named=start_from is not None,
         )
         _plan(source, facts, work, names, adopt=adopt, named=topics.names)
-    _prove(destination, work, watch)
+    with ExitStack() as stack:
+        if bulk is None:
+            own = Bulk(spark or SparkChoice(), "add", mirror, settings.copy_lanes, watch)
+            bulk = stack.enter_context(own)
+        _prove(destination, work, bulk, watch)
     _try(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
@@ -206,20 +214,16 @@ def _look_up_starts(source: ClusterClient, work: Work, start_from: StartFrom) ->
             work.plans[plan.topic] = replace(plan, first_offsets=first_offsets, is_start_open=False)
 
 
-def _prove(destination: Destination, work: Work, watch: Watch) -> None:
+def _prove(destination: Destination, work: Work, bulk: Bulk, watch: Watch) -> None:
     """Compare what is to be adopted, over connections of its own."""
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
         return
     with source_client(work.mirror.source) as source, ClusterClient(destination.config) as here:
-        what = adopted[0].topic if len(adopted) == 1 else counted(len(adopted), "topic")
-        total = offsets_to_compare(source, here, adopted)
-        with Meter(watch, f"comparing {what} with the source", "offset", total) as meter:
-            for plan in adopted:
-                refused = refusal(source, here, plan, work.mirror.name, work.warnings.append, meter.add)
-                if refused is not None:
-                    del work.plans[plan.topic]
-                    work.results.append(refused)
+        clusters = Clusters(source, here, work.mirror.source, destination.properties)
+        for topic, refused in refusals(clusters, adopted, work.mirror.name, bulk, work.warnings.append, watch).items():
+            del work.plans[topic]
+            work.results.append(refused)
 
 
 def _try(destination: Destination, work: Work) -> None:

@@ -2,88 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.compare.logs import compare_partition, offset_of
+from kmirror.engine.compare.difference import retention_note
+from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.plan import TopicPlan
+from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import told
 from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.verify.comparing import Bounds, Pairs, carry_out
 from kmirror.words import counted
-from kmirror.work import Add, unwatched
+from kmirror.work import Watch
+
+_ADD_AGAIN = "delete or rename the topic and add it again"
 
 
-def offsets_to_compare(source: ClusterClient, destination: ClusterClient, plans: Sequence[TopicPlan]) -> int | None:
-    """Return over how many offsets these topics are compared; None where a partition does not tell."""
+class _Seen(NamedTuple):
+    """What is known of one partition: where its logs start and end, before and after comparing, and what that found."""
+
+    here: TopicPartition
+    bounds: Bounds
+    source_start: int
+    source_end: int
+    verdict: Verdict
+
+
+class Clusters(NamedTuple):
+    """Both clusters, and how workers reach them."""
+
+    source: ClusterClient
+    destination: ClusterClient
+    source_properties: Mapping[str, str]
+    destination_properties: Mapping[str, str]
+
+
+def refusals(
+    clusters: Clusters,
+    plans: Sequence[TopicPlan],
+    mirror: str,
+    bulk: Bulk,
+    warn: Callable[[str], None],
+    watch: Watch,
+) -> dict[str, TopicResult]:
+    """Compare every partition of these topics; return by topic why it cannot be adopted, nothing where it can.
+
+    `warn` hears of what could not be compared because one of the logs starts later.
+    """
     pairs = [
         (TopicPartition(plan.source_topic, partition), TopicPartition(plan.topic, partition))
         for plan in plans
         for partition in range(plan.partitions)
     ]
-    theirs, ours = ({pair[side]: EARLIEST for pair in pairs} for side in (0, 1))
+    what = plans[0].topic if len(plans) == 1 else counted(len(plans), "topic")
     try:
-        starts, own_starts = source.list_offsets(theirs), destination.list_offsets(ours)
-        ends = destination.list_offsets(dict.fromkeys(ours, LATEST), log_end=True)
-    except (KmirrorError, OutcomeUnknown):
-        return None
-    total = 0
+        known = Pairs.look(clusters.source, clusters.destination, pairs)
+        planned = known.plan(bulk, clusters.source_properties, clusters.destination_properties)
+        verdicts = carry_out(bulk, planned, f"comparing {what} with the source", watch)
+        starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))
+        ends = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), LATEST), log_end=True)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return {plan.topic: _uncompared(TopicPartition(plan.topic, 0), told(error)) for plan in plans}
+    refused: dict[str, TopicResult] = {}
     for there, here in pairs:
-        first, own_first, end = starts[there].offset, own_starts[here].offset, ends[here].offset
-        if first is None or own_first is None or end is None:
-            return None
-        total += max(0, end - max(first, own_first))
-    return total
+        start, end = starts[there].offset, ends[there].offset
+        unknown = known.unknown.get(here)
+        if start is None or end is None:
+            unknown = unknown or KmirrorError(f"{there} has no leader on the source")
+        if unknown is not None or start is None or end is None:
+            found: TopicResult | None = _uncompared(here, unknown or KmirrorError("its offsets are not known"))
+        else:
+            found = _refusal(_Seen(here, known.bounds[here], start, end, verdicts.get(here, Verdict())), mirror)
+        if found is not None:
+            refused.setdefault(here.topic, found)
+    for here, bounds in known.bounds.items():
+        if here.topic not in refused:
+            notes = dict.fromkeys(verdicts[here].notes if here in verdicts else ())
+            if bounds.source_start != bounds.destination_start:
+                notes = {retention_note(bounds.source_start, bounds.destination_start): None, **notes}
+            for note in notes:
+                warn(f"{here}: {note}")
+    return refused
 
 
-def refusal(
-    source: ClusterClient,
-    destination: ClusterClient,
-    plan: TopicPlan,
-    mirror: str,
-    warn: Callable[[str], None],
-    progress: Add = unwatched,
-) -> TopicResult | None:
-    """Compare every partition; return why the topic cannot be adopted, None when it can.
+def _refused(here: TopicPartition, message: str, hint: str, reason: Reason | None = None) -> TopicResult:
+    return TopicResult(here.topic, None, Outcome.REFUSED, message, reason, hint=hint)
 
-    `warn` hears of what could not be compared because one of the logs starts later, `progress` is given how many more
-    offsets were compared.
-    """
 
-    def refused(message: str, hint: str, reason: Reason | None = None) -> TopicResult:
-        return TopicResult(plan.topic, None, Outcome.REFUSED, message, reason, hint=hint)
+def _uncompared(here: TopicPartition, error: KmirrorError) -> TopicResult:
+    message = f"{here} could not be compared with its source: {error}"
+    return _refused(here, message, error.hint or "try again", error.reason)
 
-    add_again = "delete or rename the topic and add it again"
-    for partition in range(plan.partitions):
-        here, there = TopicPartition(plan.topic, partition), TopicPartition(plan.source_topic, partition)
-        try:
-            # what is asked of the destination first, the source has to be ahead of
-            held = offset_of(destination, here, LATEST)
-            found = compare_partition(source, destination, there, here, progress=progress)
-            source_start, source_end = offset_of(source, there, EARLIEST), offset_of(source, there, LATEST)
-        except (KmirrorError, OutcomeUnknown) as error:
-            why = told(error)
-            return refused(
-                f"{here} could not be compared with its source: {error}", why.hint or "try again", why.reason
-            )
-        if found.obstacle is not None:
-            return refused(f"{here} could not be compared with its source: {found.obstacle}", add_again)
-        if source_start > held > 0:
-            return refused(
-                f"{here} cannot be compared: it ends at offset {held}, but its source starts at {source_start}",
-                add_again,
-                Reason.SOURCE_TRUNCATED,
-            )
-        fork = found.first_difference.offset if found.first_difference else source_end
-        if found.first_difference is not None or source_end < found.end:
-            what = found.first_difference.what if found.first_difference else "the source's log ends there"
-            return refused(
-                f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
-                f" {counted(found.end - fork, 'record')} after it",
-                f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the fork",
-                Reason.DESTINATION_WRITTEN,
-            )
-        for note in found.notes:
-            warn(f"{here}: {note}")
-    return None
+
+def _refusal(seen: _Seen, mirror: str) -> TopicResult | None:
+    here, verdict, difference = seen.here, seen.verdict, seen.verdict.first_difference
+    if difference is None and verdict.trouble is not None:
+        return _uncompared(here, verdict.trouble)
+    if difference is None and verdict.obstacle is not None:
+        return _refused(here, f"{here} could not be compared with its source: {verdict.obstacle}", _ADD_AGAIN)
+    if difference is None and verdict.offsets < seen.bounds.end - seen.bounds.start:
+        return _uncompared(here, KmirrorError(f"only {counted(verdict.offsets, 'offset')} were"))
+    held = seen.bounds.destination_end
+    if seen.source_start > held > 0:
+        return _refused(
+            here,
+            f"{here} cannot be compared: it ends at offset {held}, but its source starts at {seen.source_start}",
+            _ADD_AGAIN,
+            Reason.SOURCE_TRUNCATED,
+        )
+    if difference is None and seen.source_end >= seen.bounds.end:
+        return None
+    fork, what = (
+        (difference.offset, difference.what) if difference else (seen.source_end, "the source's log ends there")
+    )
+    return _refused(
+        here,
+        f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
+        f" {counted(seen.bounds.end - fork, 'record')} after it",
+        f"`kmirror failback --mirror {mirror} --mirror-config FILE` archives them and resumes from the fork",
+        Reason.DESTINATION_WRITTEN,
+    )

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.engine.compare.logs import compare_partition
 from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
@@ -21,11 +19,12 @@ from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RE
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.steps import Step, carry_out
+from kmirror.ops.verify.comparing import Pairs
+from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.client import Deadline
 from kmirror.state.events import Event
 from kmirror.state.snapshot import Changes, State
-from kmirror.work import Meter
 
 
 def carry_out_plan(course: Course) -> None:
@@ -103,7 +102,7 @@ def _adopt(course: Course) -> str | None:
     if not looks:
         return None
     topics = TopicSelector(tuple(one.topic for one in looks))
-    result = add(course.destination, course.mirror.name, topics, adopt=True, watch=course.watch)
+    result = add(course.destination, course.mirror.name, topics, adopt=True, bulk=course.bulk, watch=course.watch)
     course.warnings += result.warnings
     rows = {row.topic: row for row in result.results}
     for one in looks:
@@ -132,18 +131,14 @@ def _note_difference(course: Course, one: TopicLook) -> None:
 
 def _differences(course: Course, look: TopicLook) -> dict[int, int]:
     """Compare all of a topic's partitions; return where they differ first."""
-    found = {}
-    total = sum(max(0, d.logs.here_end - max(d.logs.here_start, d.logs.there_start)) for d in look.divergences)
-    with (
-        source_client(course.mirror.source) as there,
-        ClusterClient(course.destination.config) as here,
-        Meter(course.watch, f"searching for all differences of {look.topic}", "offset", total) as meter,
-    ):
-        for one in look.divergences:
-            compared = compare_partition(there, here, one.place, one.place, progress=meter.add)
-            if compared.first_difference is not None:
-                found[one.place.partition] = compared.first_difference.offset
-    return found
+    places = [one.place for one in look.divergences]
+    with source_client(course.mirror.source) as there:
+        comparison = Pairs.look(there, course.destination.client, [(place, place) for place in places])
+        plan = comparison.plan(course.bulk, course.mirror.source, course.destination.properties)
+        what = f"searching for all differences of {look.topic}"
+        verdicts = compare_as_planned(course.bulk, plan, what, course.watch)
+    found = {place.partition: verdict.first_difference for place, verdict in verdicts.items()}
+    return {partition: difference.offset for partition, difference in found.items() if difference is not None}
 
 
 def _recreate_all(course: Course) -> None:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmirror.cluster.acl_commands import admin_options
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
-from kmirror.engine.compare.visible_log import VisibleLog
+from kmirror.engine.bulk.ranges import bytes_per_offset
+from kmirror.engine.compare.counting import Counted, Uncounted, count_records
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
+from kmirror.engine.histories.fork_search import SEARCH_BYTES, Question, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.plan import owner_of
+from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import Destination, naming_cluster
 from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
 from kmirror.ops.failback.groups import LiveGroup, live_groups
@@ -35,9 +36,8 @@ from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
 from kmirror.words import counted
-from kmirror.work import Add, Meter, Watch
+from kmirror.work import Meter, Watch
 
-_THREADS = 4
 _NAMED = 5
 
 
@@ -205,6 +205,7 @@ def look(
     mirror: str,
     topics: Sequence[str],
     hints: Mapping[TopicPartition, int],
+    bulk: Bulk,
     watch: Watch,
 ) -> tuple[list[TopicLook], list[str]]:
     """Find where the logs of topics part; `hints` are offsets at which they are known to differ. Also warnings.
@@ -228,18 +229,14 @@ def look(
     pairs = {name: (standing[name], there[name]) for name in standing}
     logs = _logs(destination, primary, pairs, memory, hints)
     both = [one for place, one in logs.items() if place.partition in pairs[place.topic][1].partitions]
-    with Meter(watch, "searching for the forks", "partition", len(both)) as meter:
-        forks = _forks(destination, primary, both, hints, meter.add)
+    forks = _forks(destination, primary, both, hints, bulk, watch)
+    counted_records = _count(destination, list(logs.values()), forks, bulk, watch)
     looks = []
-    offsets = sum(one.here_end - _counted_from(one, forks) for one in logs.values())
-    with (
-        Meter(watch, "counting the records after the forks", "offset", offsets) as meter,
-        _reader(destination, meter.add) as count,
-    ):
-        for name in topics:
-            own = standing.get(name)
-            divergences = [] if own is None else [_divergence(logs[place], forks, count) for place in places_of([own])]
-            looks.append(TopicLook(name, own, there[name], tuple(divergences)))
+    for name in topics:
+        own = standing.get(name)
+        places = [] if own is None else places_of([own])
+        found = [_divergence(logs[place], forks, counted_records.get(place, Counted())) for place in places]
+        looks.append(TopicLook(name, own, there[name], tuple(found)))
     return looks, warnings
 
 
@@ -319,7 +316,8 @@ def _forks(
     primary: NewPrimary,
     logs: Sequence[Logs],
     hints: Mapping[TopicPartition, int],
-    progress: Add,
+    bulk: Bulk,
+    watch: Watch,
 ) -> dict[TopicPartition, Fork]:
     questions = [
         Question(
@@ -330,17 +328,16 @@ def _forks(
         )
         for one in logs
     ]
-    shares = fork_shares(questions, _THREADS, primary.properties, destination.properties)
+    runner = bulk.runner(bulk.where(SEARCH_BYTES * len(questions)))
     found = {}
-    with ThreadPoolExecutor(_THREADS, "forks") as threads:
-        for searched in threads.map(lambda share: search_share(share, 0, progress), shares):
-            for answer in searched.found:
-                place = answer.question.destination
-                if answer.fork is None:
-                    side = "here" if answer.troubled_side == "destination" else "at the new primary"
-                    trouble = answer.trouble or KmirrorError("the search has failed")
-                    raise _compared(place, side, trouble)
-                found[place] = answer.fork
+    with Meter(watch, "searching for the forks", "partition", len(questions)) as meter:
+        for answer in find_forks(runner, "forks", questions, primary.properties, destination.properties, meter):
+            place = answer.question.destination
+            if answer.fork is None:
+                side = "here" if answer.troubled_side == "destination" else "at the new primary"
+                trouble = answer.trouble or KmirrorError("the search has failed")
+                raise _compared(place, side, trouble)
+            found[place] = answer.fork
     return found
 
 
@@ -349,50 +346,36 @@ def _compared(place: TopicPartition, side: str, trouble: KmirrorError) -> Kmirro
     return kind(f"cannot find the fork of {place}, {side}: {trouble.message}", trouble.hint, trouble.reason)
 
 
-class _Counter:
-    """Count what applications are shown of logs here."""
-
-    def __init__(self, client: ClusterClient, executor: ThreadPoolExecutor, progress: Add) -> None:
-        self._client = client
-        self._executor = executor
-        self._progress = progress
-
-    def count(self, place: TopicPartition, low: int, high: int, mark: int | None) -> tuple[int, int]:
-        """Return how many records are shown from `low` to `high`, and how many of them from `mark` on."""
-        records = behind = 0
-        if low >= high:
-            return 0, 0
-        mark = high if mark is None else mark
-        reached = low
-        for batch in VisibleLog(self._client, place, low, high, self._executor).batches():
-            header = batch.header
-            if header.base_offset >= low and not header.base_offset < mark < header.next_offset:
-                records += header.record_count
-                behind += header.record_count if header.base_offset >= mark else 0
-            else:
-                offsets = [record.offset for record in batch.records() if low <= record.offset < high]
-                records += len(offsets)
-                behind += sum(offset >= mark for offset in offsets)
-            before, reached = reached, max(reached, min(high, header.next_offset))
-            self._progress(reached - before)
-        self._progress(high - reached)
-        return records, behind
+def _count(
+    destination: Destination,
+    logs: Sequence[Logs],
+    forks: Mapping[TopicPartition, Fork],
+    bulk: Bulk,
+    watch: Watch,
+) -> dict[TopicPartition, Counted]:
+    """Count what applications are shown here after the forks."""
+    sizes = partition_sizes(destination.client, [one.place for one in logs]) if logs else {}
+    wanted = [
+        Uncounted(
+            one.place,
+            _counted_from(one, forks),
+            one.here_end,
+            one.last_mirrored_offset if one.place in forks else None,
+            bytes_per_offset(sizes.get(one.place), one.here_end - one.here_start),
+        )
+        for one in logs
+    ]
+    where = bulk.where(sum(one.estimated_bytes for one in wanted))
+    offsets = sum(one.high - one.low for one in wanted)
+    with Meter(watch, "counting the records after the forks", "offset", offsets) as meter:
+        return count_records(bulk.runner(where), destination.properties, wanted, meter)
 
 
-@contextmanager
-def _reader(destination: Destination, progress: Add) -> Iterator[_Counter]:
-    with ClusterClient(destination.config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
-        yield _Counter(client, executor, progress)
-
-
-def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counter: _Counter) -> Divergence:
-    fork, counted_from = forks.get(logs.place), _counted_from(logs, forks)
+def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: Counted) -> Divergence:
+    fork = forks.get(logs.place)
     if fork is None:
-        records, _ = counter.count(logs.place, counted_from, logs.here_end, None)
-        return divergence_of_surplus(logs, records)
-    lmo = logs.last_mirrored_offset
-    records, behind = counter.count(logs.place, counted_from, logs.here_end, lmo)
-    return divergence(logs, fork, records, None if lmo is None else behind)
+        return divergence_of_surplus(logs, counted.records)
+    return divergence(logs, fork, counted.records, None if logs.last_mirrored_offset is None else counted.from_mark)
 
 
 def _counted_from(logs: Logs, forks: Mapping[TopicPartition, Fork]) -> int:

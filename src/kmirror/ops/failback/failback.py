@@ -11,10 +11,12 @@ started again goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from kmirror.errors import ExitCode, RefusedError, UsageError
+from kmirror.ops.bulk import Bulk
 from kmirror.ops.check.versions import Role, require_supported
 from kmirror.ops.context import Destination, now_ms, source_client
 from kmirror.ops.evidence import evidence_of
@@ -27,7 +29,7 @@ from kmirror.ops.mirrors.create import check_name, checked_properties, source_cl
 from kmirror.ops.results import ErrorInfo, TopicResult, VerbResult
 from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.steps import Checkpoint, Clock
-from kmirror.settings.table import parse_settings
+from kmirror.settings.table import parse_settings, stored_settings
 from kmirror.state.client import boottime
 from kmirror.work import Watch, unwatched
 
@@ -75,12 +77,15 @@ def failback(
         )
     require_supported(destination.client, "the old source", Role.DESTINATION)
     cluster_id = source_cluster_id(destination, source)
-    with source_client(source) as client:
+    with ExitStack() as stack:
+        client = stack.enter_context(source_client(source))
         state = destination.state()
         mirror = mirror_for(destination, state, name, source, settings, cluster_id)
         primary = new_primary(client, source, cluster_id, name, destination.cluster_id)
         progress = Progress(destination, name)
-        plan = make_plan(destination, state, primary, request, progress, watch)
+        lanes = stored_settings(mirror.settings).copy_lanes
+        bulk = stack.enter_context(Bulk(request.spark, FAILBACK, name, lanes, watch))
+        plan = make_plan(destination, state, primary, request, progress, bulk, watch)
         looked = {"looked": boottime() - began}
 
         def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> Stopped:
@@ -103,7 +108,7 @@ def failback(
         )
         if not agree(preview):
             raise RefusedError("not confirmed: nothing was changed")
-        course = Course(destination, mirror, plan, progress, Clock(checkpoint, looked), watch)
+        course = Course(destination, mirror, plan, progress, Clock(checkpoint, looked), bulk, watch)
         carry_out_plan(course)
         rows, warnings = sorted(course.rows, key=_place), (*warnings, *course.warnings)
         result = VerbResult.of(FAILBACK, name, rows, groups=course.groups, warnings=warnings)

@@ -6,7 +6,7 @@ Nothing is changed here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import document
 from kmirror.errors import Reason, RefusedError
+from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.failback.facts import NewPrimary, TopicLook, choose, look, places_of, require_still
 from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
@@ -56,6 +57,7 @@ class FailbackRequest:
     plan: str | None = None
     discard: bool = False
     watch_s: float = WATCH_S
+    spark: SparkChoice = field(default_factory=SparkChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ def make_plan(
     primary: NewPrimary,
     request: FailbackRequest,
     progress: Progress,
+    bulk: Bulk,
     watch: Watch,
 ) -> Plan:
     """Look at both clusters, and say what is to be done with each topic.
@@ -212,7 +215,7 @@ def make_plan(
         for p, at in work.differs.items()
         if name in found and found[name].printed_topic_id == work.topic_id
     }
-    looks, warnings = look(destination, primary, request.mirror, rest, hints, watch)
+    looks, warnings = look(destination, primary, request.mirror, rest, hints, bulk, watch)
     sizes: Mapping[TopicPartition, int] = {}
     if rest:
         with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,18 +17,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
-from kmirror.engine.archive.archiving import (
-    ArchiveSpec,
-    Meters,
-    PartitionRanges,
-    archive_topic,
-    divided,
-    offsets_of,
-)
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
+from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import Destination, told
 from kmirror.ops.failback.facts import TopicLook
 from kmirror.ops.failback.fork import Divergence
@@ -45,7 +38,6 @@ from kmirror.state.records import MirrorRecord
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
-_THREADS = 2
 #: How long brokers may take to create or delete a topic.
 CREATION_S = 60.0
 #: How long is waited between two looks at that.
@@ -62,6 +54,7 @@ class Course:
     plan: Plan
     progress: Progress
     clock: Clock
+    bulk: Bulk
     watch: Watch
     rows: list[TopicResult] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
@@ -182,25 +175,18 @@ def _archive(course: Course, work: TopicWork) -> int:
     await_topics(client, [work.archive], Deadline(CREATION_S))
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
     spec = ArchiveSpec(course.destination.properties, work.topic, work.archive, work.topic_id, wanted)
-    count, name, offsets = 0, course.named(work.topic), offsets_of(spec)
-    with (
-        # left after the meters, which end the threads of what is interrupted or has failed
-        ThreadPoolExecutor(_THREADS, "archive") as threads,
-        Meter(course.watch, f"archiving {name}", "offset", offsets) as copying,
-        Meter(course.watch, f"checking the archive of {name}", "offset", offsets, waits=True) as comparing,
-    ):
-        meters = Meters(copying, comparing)
-        for result in threads.map(lambda share: archive_topic(share, 0, meters), divided(spec, _THREADS)):
-            for outcome in result.outcomes:
-                place = f"{work.topic}-{outcome.partition}"
-                if outcome.trouble is not None:
-                    raise outcome.trouble
-                if not outcome.saved or outcome.comparison is None:
-                    raise KmirrorError(
-                        f"{work.archive} does not hold what {place} does: {outcome.comparison}",
-                        f"nothing was deleted; delete {work.archive} and run the command again to recreate it",
-                    )
-                count += outcome.comparison.records + outcome.comparison.only_archived
+    where = course.bulk.where(sum(bytes_of(client, spec).values()))
+    count = 0
+    for outcome in archive_topic(spec, course.bulk.runner(where), course.watch, course.named(work.topic)).outcomes:
+        place = f"{work.topic}-{outcome.partition}"
+        if outcome.trouble is not None:
+            raise outcome.trouble
+        if not outcome.saved or outcome.comparison is None:
+            raise KmirrorError(
+                f"{work.archive} does not hold what {place} does: {outcome.comparison}",
+                f"nothing was deleted; delete {work.archive} and run the command again to recreate it",
+            )
+        count += outcome.comparison.records + outcome.comparison.only_archived
     return count
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
+from kmirror.ops.bulk import SparkChoice
 from kmirror.ops.context import (
     Destination,
     actor,
@@ -130,7 +131,9 @@ def _turned_round(
     mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector, watcher: Watcher
 ) -> Stopped | KmirrorError:
     """Make the old source a mirror of this cluster; return how that went, or why it did not."""
-    back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s)
+    back = FailbackRequest(
+        mirror.name, request.properties, topics, watch_s=request.watch_s, spark=SparkChoice(request.master)
+    )
     try:
         with Destination.open(mirror.source, mirror.source_cluster_id) as old:
             return failback(old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view)))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.log_dirs import partition_sizes
+from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.verification import (
@@ -19,7 +22,7 @@ from kmirror.engine.compare.verification import (
     shares,
 )
 from kmirror.engine.compare.visible_log import compacted_topics
-from kmirror.errors import BrokerError
+from kmirror.errors import BrokerError, KmirrorError
 from kmirror.ops.bulk import Bulk
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
@@ -54,6 +57,85 @@ def plan_comparison(
     size = sum(extent.estimated_bytes for extent in extents)
     where = bulk.where(size)
     return ComparisonPlan(where, tuple(shares(extents, bulk.slots(where), *ends)), size)
+
+
+class Bounds(NamedTuple):
+    """Where two logs start, and where the destination's ends."""
+
+    source_start: int
+    destination_start: int
+    destination_end: int
+
+    @property
+    def start(self) -> int:
+        """From where on they can be compared."""
+        return max(self.source_start, self.destination_start)
+
+    @property
+    def end(self) -> int:
+        """Up to where; where nothing can be compared it is the start."""
+        return max(self.start, self.destination_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of partitions, destination's first, and their bounds; what does not tell where it starts or ends is absent.
+
+    `unknown` says why, by partition of the destination.
+    """
+
+    sources: Mapping[TopicPartition, TopicPartition]
+    bounds: Mapping[TopicPartition, Bounds]
+    sizes: Mapping[TopicPartition, int]
+    indivisible: frozenset[str]
+    unknown: Mapping[TopicPartition, KmirrorError]
+
+    @classmethod
+    def look(
+        cls, source: ClusterClient, destination: ClusterClient, pairs: Iterable[tuple[TopicPartition, TopicPartition]]
+    ) -> Pairs:
+        """Look at (source, destination) pairs.
+
+        Raises:
+            UnreachableError, OutcomeUnknown: a cluster does not answer.
+        """
+        sources = {here: there for there, here in pairs}
+        # what is asked of the destination first, the source has to be ahead of
+        ends = destination.list_offsets(dict.fromkeys(sources, LATEST), log_end=True)
+        starts = destination.list_offsets(dict.fromkeys(sources, EARLIEST))
+        source_starts = source.list_offsets(dict.fromkeys(sources.values(), EARLIEST))
+        bounds: dict[TopicPartition, Bounds] = {}
+        unknown: dict[TopicPartition, KmirrorError] = {}
+        for here, there in sources.items():
+            answers = ((there, source_starts[there]), (here, starts[here]), (here, ends[here]))
+            offsets = [answer.offset for _, answer in answers if answer.offset is not None and not answer.error_code]
+            if len(offsets) == len(answers):
+                bounds[here] = Bounds(*offsets)
+            else:
+                place, answer = next(one for one in answers if one[1].offset is None or one[1].error_code)
+                what = f"looking up the offsets of {place}"
+                unknown[here] = BrokerError(answer.error_code, code_name(answer.error_code), what)
+        topics = dict.fromkeys((there.topic, here.topic) for here, there in sources.items())
+        indivisible = indivisible_topics(source, destination, topics)
+        return cls(sources, bounds, partition_sizes(destination, sources), indivisible, unknown)
+
+    def plan(
+        self, bulk: Bulk, source_properties: Mapping[str, str], destination_properties: Mapping[str, str]
+    ) -> ComparisonPlan:
+        """Plan to compare all that the destination's logs hold."""
+        extents = [
+            Extent(
+                here.topic,
+                here.partition,
+                self.sources[here].topic,
+                known.start,
+                known.end,
+                self.sizes.get(here),
+                here.topic not in self.indivisible,
+            )
+            for here, known in self.bounds.items()
+        ]
+        return plan_comparison(bulk, extents, source_properties, destination_properties)
 
 
 def carry_out(

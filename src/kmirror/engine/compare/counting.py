@@ -1,0 +1,126 @@
+"""Count the records that consumers are shown of logs: cut into ranges, counted side by side.
+
+This module runs in workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.bulk.ranges import cut_offsets, put_together, task_bytes
+from kmirror.engine.bulk.runner import Runner, Task
+from kmirror.engine.compare.visible_log import VisibleLog
+from kmirror.errors import UnreachableError
+from kmirror.work import Add, Meter, unwatched
+
+
+class Counted(NamedTuple):
+    """How many records are shown of a range, and how many of them from a mark on."""
+
+    records: int = 0
+    from_mark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """A range to count, `mark` None where nothing is asked of it; `bytes_per_offset` is an estimate."""
+
+    place: TopicPartition
+    low: int
+    high: int
+    mark: int | None
+    bytes_per_offset: float
+
+    @property
+    def estimated_bytes(self) -> float:
+        """How large it is, about."""
+        return self.bytes_per_offset * max(0, self.high - self.low)
+
+
+class _Range(NamedTuple):
+    place: TopicPartition
+    low: int
+    high: int
+    mark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountShare:
+    """What one task counts, and how it reaches the cluster; the properties hold references, no secrets."""
+
+    properties: Mapping[str, str]
+    ranges: tuple[_Range, ...]
+
+
+def count_records(
+    runner: Runner, properties: Mapping[str, str], wanted: Iterable[Uncounted], meter: Meter
+) -> dict[TopicPartition, Counted]:
+    """Count side by side; `meter` counts the offsets.
+
+    Raises:
+        UnreachableError, BrokerError: a log cannot be read.
+        CorruptBatchError, UnsupportedFormatError: a batch of one.
+    """
+    known = [one for one in wanted if one.low < one.high]
+    totals: Counter[TopicPartition] = Counter()
+    from_mark: Counter[TopicPartition] = Counter()
+    tasks = [
+        Task(share, sum(one.high - one.low for one in share.ranges)) for share in _shares(known, runner, properties)
+    ]
+    with closing(runner.run("count", count_share, tasks, meter)) as answers:
+        for answer in answers:
+            for place, counted in answer:
+                totals[place] += counted.records
+                from_mark[place] += counted.from_mark
+    return {one.place: Counted(totals[one.place], from_mark[one.place]) for one in known}
+
+
+def _shares(known: list[Uncounted], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountShare]:
+    most = task_bytes(sum(one.estimated_bytes for one in known), runner.slots)
+    sized = (
+        (_Range(one.place, low, high, one.mark), one.bytes_per_offset * (high - low))
+        for one in known
+        for low, high in cut_offsets(one.low, one.high, round(one.estimated_bytes / most))
+    )
+    return (CountShare(properties, ranges) for ranges in put_together(sized, most))
+
+
+def count_share(share: CountShare, progress: Add = unwatched) -> list[tuple[TopicPartition, Counted]]:
+    """Count the ranges of a share: the body of one task. `progress` is given how many more offsets were read."""
+    config = client_config(share.properties)
+    with ClusterClient(config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
+        return [
+            (one.place, _count(VisibleLog(client, one.place, one.low, one.high, executor), one, progress))
+            for one in share.ranges
+        ]
+
+
+def _count(log: VisibleLog, wanted: _Range, progress: Add) -> Counted:
+    low, high = wanted.low, wanted.high
+    mark = high if wanted.mark is None else wanted.mark
+    records = from_mark = 0
+    reached = low
+    for batch in log.batches():
+        header = batch.header
+        is_inside = low <= header.base_offset and header.next_offset <= high
+        if is_inside and not header.base_offset < mark < header.next_offset:
+            records += header.record_count
+            from_mark += header.record_count if header.base_offset >= mark else 0
+        else:
+            offsets = [record.offset for record in batch.records() if low <= record.offset < high]
+            records += len(offsets)
+            from_mark += sum(offset >= mark for offset in offsets)
+        before, reached = reached, max(reached, min(high, header.next_offset))
+        progress(reached - before)
+    if log.ended_at is not None and log.ended_at < high:
+        raise UnreachableError(f"{wanted.place} cannot be read up to offset {high}", "are all its replicas in sync?")
+    progress(high - reached)
+    return Counted(records, from_mark)
