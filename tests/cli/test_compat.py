@@ -49,12 +49,15 @@ ACTIVE, STOPPED = DesiredState.ACTIVE, DesiredState.STOPPED
             f"{B} --create --mirror a-to-b --mirror-config a.properties --command-config b.properties",
             f"create --mirror a-to-b {B} --mirror-config a.properties --command-config b.properties",
         ),
-        (f"{B} --start --topics 'my-topic.*' --mirror a-to-b", f"add --mirror a-to-b --topics 'my-topic.*' {B}"),
+        (
+            f"{B} --start --topics 'my-topic.*' --mirror a-to-b",
+            f"add --mirror a-to-b --topics 'my-topic.*' {B} --adopt",
+        ),
         (
             f"{B} --start --mirror m --topics 'my-topic,orders-.*' --exclude orders-old",
-            f"add --mirror m --topics 'my-topic,orders-.*' {B} --exclude orders-old",
+            f"add --mirror m --topics 'my-topic,orders-.*' {B} --exclude orders-old --adopt",
         ),
-        (f"{B} --add --topics t --mirror m", f"add --mirror m --topics t {B}"),
+        (f"{B} --add --topics t --mirror m", f"add --mirror m --topics t {B} --adopt"),
         (f"{B} --stop --mirror m --topics orders", f"failover --mirror m --topics orders {B} --yes"),
         (f"{B} --stop --mirror m --topics '.*'", f"failover --mirror m {B} --yes"),
         (f"{B} --remove --topics t --mirror m", f"remove --mirror m --topics t {B} --yes"),
@@ -66,7 +69,36 @@ ACTIVE, STOPPED = DesiredState.ACTIVE, DesiredState.STOPPED
         (f"{B} --describe --json --command-config b.properties", f"describe {B} --json --command-config b.properties"),
         (f"{B} --describe --mirror m --failed", f"describe --mirror m {B} --failed"),
         (f"{B} --delete --mirror m", f"delete --mirror m {B} --yes"),
+        # as KIP-1279's examples have it
+        (
+            "--bootstrap-server :9094 --create --mirror my-mirror --mirror-config /tmp/my-mirror.properties",
+            "create --mirror my-mirror --bootstrap-server :9094 --mirror-config /tmp/my-mirror.properties",
+        ),
+        (
+            "--bootstrap-server :9094 --add --topic .* --mirror my-mirror",
+            "add --mirror my-mirror --topics .* --bootstrap-server :9094 --adopt",
+        ),
+        (
+            "--bootstrap-server :9094 --remove --topic .* --mirror my-mirror",
+            "failover --mirror my-mirror --bootstrap-server :9094 --yes",
+        ),
+        (
+            "--bootstrap-server :9094 --remove --all-topics --mirror my-mirror",
+            "failover --mirror my-mirror --bootstrap-server :9094 --yes",
+        ),
+        (
+            "--bootstrap-server :9094 --describe --mirror a --json",
+            "describe --mirror a --bootstrap-server :9094 --json",
+        ),
         # Confluent Platform's Cluster Linking
+        (
+            f"{B} --create --link demo-link --config-file link.properties",
+            f"create --mirror demo-link {B} --mirror-config link.properties",
+        ),
+        (
+            f"{B} --truncate-and-restore --topics d --link l --include-partition-data --config-file dr.properties",
+            f"failback --mirror l --topics d {B} --mirror-config dr.properties --yes",
+        ),
         (f"--create --topics demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
         (f"--create --source-topic demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
         (f"--list {B}", f"list {B}"),

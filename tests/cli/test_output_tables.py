@@ -21,6 +21,7 @@ from kmirror.ops.show.describe_groups import GROUPS, GroupRow
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, TopicSettingRow
 from kmirror.ops.show.tables import (
     FAILED_PARTITIONS,
+    KAFKA_FAILED_PARTITIONS,
     MIRRORS,
     PARTITIONS,
     STOPPED_PARTITIONS,
@@ -93,6 +94,15 @@ def test_describe_failed_in_a_pipe() -> None:
         "MIRROR  TOPIC                     PARTITION  RETRY  REASON            ERROR\n"
         "m       a-topic-with-a-long-name         10      3  SOURCE_TRUNCATED  offset 5 is missing\n",
         "",
+    )
+
+
+def test_kafka_mirrors_counts_attempts_of_as_many_as_there_may_be() -> None:
+    screen = piped()
+    TableOutput(screen).rows(KAFKA_FAILED_PARTITIONS, [FAILED])
+    assert written(screen)[0] == (
+        "MIRROR  TOPIC                     PARTITION  RETRY  ERROR\n"
+        "m       a-topic-with-a-long-name         10  3/-    offset 5 is missing\n"
     )
 
 
@@ -204,6 +214,7 @@ def test_describe_stopped_in_a_pipe() -> None:
     [
         (PARTITIONS, "no topic is mirrored yet; `kmirror add` makes one a mirror topic\n"),
         (FAILED_PARTITIONS, "no partition is FAILED\n"),
+        (KAFKA_FAILED_PARTITIONS, "No failed partitions found\n"),
         (STOPPED_PARTITIONS, "no partition is STOPPED\n"),
     ],
 )

@@ -71,7 +71,10 @@ def test_as_apache_kafka_documents_it(
         rows: list[dict[str, Any]] = json.loads(kafka_mirrors(f"{common} --describe --mirror {mirror} --json"))
         return {row["topic"]: (row["state"], row["destinationOffset"], row["lag"]) for row in rows}
 
-    assert mirror in column(kafka_mirrors(f"{common} --list"), "MIRROR")
+    listed = kafka_mirrors(f"{common} --list").splitlines()
+    assert listed[0].split() == ["MIRROR", "TOPICS", "SOURCE-CLUSTER-ID", "SOURCE-BOOTSTRAP"]
+    source = cluster_pair.source
+    assert [mirror, "2", source.cluster_id, source.bootstrap_servers] in [line.split() for line in listed]
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
         assert described() == {first: ("MIRRORING", 3, 0), second: ("MIRRORING", 3, 0)}
@@ -90,7 +93,8 @@ def test_as_apache_kafka_documents_it(
     state = destination.state().mirror(mirror)
     assert state is not None
     assert state.discovery_ended
-    assert kafka_mirrors(f"{common} --describe --mirror {mirror} --failed").splitlines()[1:] == []
+    failed = kafka_mirrors(f"{common} --describe --mirror {mirror} --failed").splitlines()
+    assert failed == ["MIRROR  TOPIC  PARTITION  RETRY  ERROR"]
     produce(cluster_pair.destination, second, ["local"])
     assert [record.value for record in shown(cluster_pair.destination, second)] == [b"one", b"two", b"three", b"local"]
     # Tab knows the names, and forgets them with the mirror
@@ -99,6 +103,37 @@ def test_as_apache_kafka_documents_it(
     kafka_mirrors(f"{common} --delete --mirror {mirror}")
     assert mirror not in column(kafka_mirrors(f"{common} --list"), "MIRROR")
     assert mirror not in names.read_text()
+
+
+def test_failing_back_is_to_create_and_add_again_where_the_logs_agree(
+    cluster_pair: ClusterPair, destination: Destination, kafka_mirrors: KafkaMirrors, tmp_path: Path
+) -> None:
+    stem, mirror = unique_topic("my-topic"), unique_topic("a-to-b")
+    agreeing, parted = topics_of(cluster_pair, stem, 2)
+    here, back = "--bootstrap-server HOST:9092", f"--bootstrap-server {cluster_pair.source.bootstrap_servers}"
+    kafka_mirrors(f"{here} --create --mirror {mirror} --mirror-config a-to-b.properties")
+    kafka_mirrors(f"{here} --add --topic '{stem}.*' --mirror {mirror}")
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    kafka_mirrors(f"{here} --remove --topic .* --mirror {mirror}")
+    for topic in (agreeing, parted):
+        produce(cluster_pair.destination, topic, ["new"])
+    produce(cluster_pair.source, parted, ["lost"])
+    text = f"bootstrap.servers={cluster_pair.destination.bootstrap_servers}\n"
+    (tmp_path / "b-to-a.properties").write_text(text, encoding="utf-8")
+    kafka_mirrors(f"{back} --create --mirror {mirror} --mirror-config b-to-a.properties")
+    done = json.loads(kafka_mirrors(f"{back} --add --topic '{stem}.*' --mirror {mirror} --json", code=4))
+    rows = {row["topic"]: row for row in done["results"] if row["topic"]}
+    assert rows[agreeing]["result"] == "DONE"
+    assert rows[parted]["result"] == "REFUSED"
+    # with the numbers, and what goes on from there
+    assert "1 record" in rows[parted]["message"], rows[parted]
+    assert "failback" in done["error"]["hint"], done["error"]
+    with Destination.open({"bootstrap.servers": cluster_pair.source.bootstrap_servers}) as a:
+        with LocalEngine(a, mirror) as engine:
+            engine.catch_up()
+        assert [one.value for one in shown(cluster_pair.source, agreeing)] == [b"one", b"two", b"three", b"new"]
+        kafka_mirrors(f"{back} --stop --all-topics --mirror {mirror}")
 
 
 @pytest.mark.long

@@ -117,6 +117,7 @@ def test_credentials_are_left_alone_where_the_protocol_has_no_login() -> None:
         ("[::1]:9092", (("::1", 9092),)),
         ("[fe80::1%eth0]:65535", (("fe80::1%eth0", 65535),)),
         ("SASL_SSL://kafka1:9092", (("kafka1", 9092),)),
+        (":9094", (("localhost", 9094),)),
     ],
 )
 def test_bootstrap_servers(text: str, expected: tuple[tuple[str, int], ...]) -> None:
@@ -124,7 +125,7 @@ def test_bootstrap_servers(text: str, expected: tuple[tuple[str, int], ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "address", ["kafka1", "kafka1:", ":9092", "kafka1:port", "kafka1:0", "kafka1:65536", "::1:9092", "[::1]", "a b:1"]
+    "address", ["kafka1", "kafka1:", ":", "kafka1:port", "kafka1:0", "kafka1:65536", "::1:9092", "[::1]", "a b:1"]
 )
 def test_addresses_that_are_refused(address: str) -> None:
     with pytest.raises(UsageError) as refusal:

@@ -74,7 +74,7 @@ def _run(session: Session, arguments: Sequence[str]) -> int:
         raise UsageError("--together covers one mirror, but the topics belong to several", "run it once per mirror")
     codes: list[int] = []
     for line in lines:
-        codes.append(kmirror_main.main(line))
+        codes.append(kmirror_main.main(line, kafka_columns=True))
         if codes[-1] == INTERRUPTED:
             break
     return combined(codes)

@@ -67,7 +67,14 @@ def describe_verb(
     from kmirror.ops.show.describe import describe, unread
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
-    from kmirror.ops.show.tables import FAILED_PARTITIONS, PARTITIONS, STOPPED_PARTITIONS, WIDE_PARTITIONS
+    from kmirror.ops.show.tables import (
+        FAILED_PARTITIONS,
+        KAFKA_FAILED_PARTITIONS,
+        KAFKA_PARTITIONS,
+        PARTITIONS,
+        STOPPED_PARTITIONS,
+        WIDE_PARTITIONS,
+    )
 
     def look(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
         """Return the rows, and what could not be read."""
@@ -85,9 +92,10 @@ def describe_verb(
     tables = (
         (groups, GROUPS),
         (settings, TOPIC_SETTINGS),
-        (failed, FAILED_PARTITIONS),
+        (failed, KAFKA_FAILED_PARTITIONS if call.kafka_columns else FAILED_PARTITIONS),
         (stopped, STOPPED_PARTITIONS),
         (wide, WIDE_PARTITIONS),
+        (call.kafka_columns, KAFKA_PARTITIONS),
     )
     table: Table[Any] = next((one for is_asked, one in tables if is_asked), PARTITIONS)
     if watch:

@@ -39,6 +39,7 @@ ACTIONS = {
     "--delete": ("delete", "Delete a mirror but keep its topics."),
 }
 _ADDING = ("--create", "--add", "--start")
+_STARTING = ("--add", "--start")
 _SHOWING = ("--list", "--describe")
 #: kmirror's verbs that ask first.
 _ASKING = frozenset({"recover", "failover", "failback", "remove", "delete"})
@@ -46,6 +47,9 @@ _ASKING = frozenset({"recover", "failover", "failback", "remove", "delete"})
 MIRROR_FLAGS = ("--mirror", "--link", "--links")
 TOPIC_FLAGS = ("--topics", "--topic", "--mirror-topic")
 _SOURCE_TOPIC, _REPLICATION_FACTOR, _MIRROR_CONFIG = "--source-topic", "--replication-factor", "--mirror-config"
+_CONFIG_FILE, _ALL_TOPICS = "--config-file", "--all-topics"
+#: Actions that need a file about the other cluster.
+_WITH_CONFIG = ("--create", "--truncate-and-restore", "--reverse-and-start")
 _TOPIC_WORDS = (*TOPIC_FLAGS, _SOURCE_TOPIC)
 
 
@@ -68,6 +72,11 @@ OWN = {
     "--mirror-topic": OwnFlag("LIST", "Mirror topics (names on the destination)."),
     _SOURCE_TOPIC: OwnFlag("LIST", "Source topics (names on the source).", _ADDING),
     _REPLICATION_FACTOR: OwnFlag("N", "Replication factor of the topics that are created.", _ADDING),
+    _CONFIG_FILE: OwnFlag("FILE", "Same as --mirror-config.", _WITH_CONFIG),
+    _ALL_TOPICS: OwnFlag(None, "Same as --topics '.*'."),
+    "--include-partition-data": OwnFlag(
+        None, "Accepted but not needed: each partition is shown.", ("--describe", "--truncate-and-restore")
+    ),
     "--pending-stopped-only": OwnFlag(None, "Show only topics that are being promoted.", ("--describe",)),
     "--include-stopped": OwnFlag(None, "Accepted but not needed: stopped topics are always shown.", _SHOWING),
     "--force": OwnFlag(None, "Accepted but not needed: kafka-mirrors never asks."),
@@ -128,8 +137,8 @@ class Request:
 
     def whole(self) -> Request:
         """Return the same; a stop of every topic is one of the mirror, which ends discovery too."""
-        if self.verb == "failover" and self.topics == (".*",):
-            return Request(self.action, self.verb, self.mirrors, rest=self.rest)
+        if self.verb in {"failover", "remove"} and self.topics == (".*",):
+            return Request(self.action, "failover", self.mirrors, rest=self.rest)
         return self
 
 
@@ -212,6 +221,12 @@ def read(arguments: Sequence[str]) -> Request:
 def _checked(action: str, verb: str, own: Mapping[str, Sequence[str]], rest: Sequence[str]) -> Request:
     mirrors = [name.strip() for flag in MIRROR_FLAGS for value in own.get(flag, ()) for name in value.split(",")]
     topics = [value for flag in ("--topics", "--topic") for value in own.get(flag, ())]
+    if _ALL_TOPICS in own:
+        topics.append(".*")
+    rest = [*rest, *(word for value in own.get(_CONFIG_FILE, ()) for word in (_MIRROR_CONFIG, value))]
+    # in Kafka's words a topic that is there already is started again, where its log is the beginning of the source's
+    if action in _STARTING and "--adopt" not in rest:
+        rest.append("--adopt")
     mirror_topics = list(own.get("--mirror-topic", ()))
     if verb != "add":
         topics, mirror_topics = [*topics, *mirror_topics], []
@@ -318,7 +333,7 @@ def check_replication_factor(request: Request, setting: int) -> None:
 
 def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
     here = {*(name for name in OWN if not OWN[name].actions or action in OWN[name].actions), *passed} - {"--yes"}
-    if action == "--create" and flag == _MIRROR_CONFIG:
+    if action == "--create" and flag in {_MIRROR_CONFIG, _CONFIG_FILE}:
         return UsageError(
             "--mirror-config and topics exclude each other: one creates a mirror, the other mirror topics",
             "run two commands: first --create --mirror-config, then --create with topics",

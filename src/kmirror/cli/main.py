@@ -116,9 +116,9 @@ kmirror = Verbs(
 )
 
 
-def main(arguments: Sequence[str], screen: Screen | None = None) -> int:
+def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_columns: bool = False) -> int:
     """Carry out one command line and return its exit code; by default it writes to this process's streams."""
-    session = Session(screen or Screen.of_this_process())
+    session = Session(screen or Screen.of_this_process(), kafka_columns=kafka_columns)
 
     def work() -> int:
         with kmirror.make_context("kmirror", list(arguments), obj=session) as context:

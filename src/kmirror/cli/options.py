@@ -52,6 +52,8 @@ class Session:
     verbosity: int = 0
     dry_run: bool = False
     mirror: str | None = None
+    #: Whether tables have the columns of Kafka's own tools, and no others.
+    kafka_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Call:
     command_config: str | None = None
     cluster: str | None = None
     expect_cluster_id: str | None = None
+    kafka_columns: bool = False
 
     def properties(self) -> dict[str, str]:
         """Return the destination's client properties, as `destination_properties` does."""
@@ -183,7 +186,8 @@ def verb(
             session.mirror = _one_name(given.get("mirror"))
             kind = _output(given) if documents else "table"
             session.output = output_for(kind, session.screen, session.verbosity)
-            call = Call(session.output, **{key: given.pop(key) for key in _CALLS & given.keys()})
+            columns = session.kafka_columns
+            call = Call(session.output, kafka_columns=columns, **{key: given.pop(key) for key in _CALLS & given.keys()})
             with _logging(session):
                 return function(call, **given)
 

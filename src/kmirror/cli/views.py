@@ -40,13 +40,13 @@ _MOST_UNREADABLE = 3
 def list_verb(call: Call) -> int:
     from kmirror.ops.show.describe import unread
     from kmirror.ops.show.listing import list_mirrors
-    from kmirror.ops.show.tables import MIRRORS
+    from kmirror.ops.show.tables import KAFKA_MIRRORS, MIRRORS
 
     with call.destination() as destination:
         rows = list_mirrors(destination)
         unreadable = unread(destination)
         remember_names(destination)
-    call.output.rows(MIRRORS, rows)
+    call.output.rows(KAFKA_MIRRORS if call.kafka_columns else MIRRORS, rows)
     return exit_code(call, unreadable)
 
 

@@ -35,7 +35,7 @@ _JAVA_CLASSES = (
     "ssl.engine.factory.class",
 )
 _ADDRESS = re.compile(
-    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})"
+    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>[0-9]{1,5})"
 )
 
 
@@ -190,6 +190,8 @@ def check_client_keys(properties: Mapping[str, str]) -> None:
 def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
     """Return the (host, port) pairs of `host:port[,…]`; an IPv6 address is in brackets, `[::1]:9092`.
 
+    Without a host, as in Kafka's own documents (`:9092`), it is this machine.
+
     Raises:
         UsageError: the list is empty, or an address has no port or cannot be understood.
     """
@@ -200,7 +202,7 @@ def parse_bootstrap_servers(text: str) -> tuple[tuple[str, int], ...]:
             raise UsageError(
                 f"bootstrap.servers: {address!r} is not HOST:PORT", "write kafka1:9092,kafka2:9092 or [::1]:9092"
             )
-        addresses.append((match["ipv6"] or match["host"], int(match["port"])))
+        addresses.append((match["ipv6"] or match["host"] or "localhost", int(match["port"])))
     if not addresses:
         raise UsageError(
             "bootstrap.servers is missing or empty", "name at least one broker: bootstrap.servers=kafka1:9092"

@@ -15,7 +15,7 @@ from kmirror.ops.results import REASON
 from kmirror.ops.show.kept import kept_offsets
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
-from kmirror.words import at_time, byte_rate, counted, one_line
+from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line
 
 
 class TopicState(StrEnum):
@@ -400,6 +400,18 @@ STOPPED_PARTITIONS = Table(
     none="no partition is STOPPED",
 )
 FAILED_PARTITIONS = Table(_PARTITION, "MIRROR TOPIC PARTITION RETRY REASON ERROR", none="no partition is FAILED")
+#: As Kafka's cluster mirroring shows it (KIP-1279): attempts of the most there are. Here an engine never gives up.
+KAFKA_FAILED_PARTITIONS = Table(
+    tuple(
+        replace(one, cell=lambda row: f"{row.retry_attempt}/{UNKNOWN}", is_number=False)
+        if one.header == "RETRY"
+        else one
+        for one in _PARTITION
+    ),
+    "MIRROR TOPIC PARTITION RETRY ERROR",
+    none="No failed partitions found",
+)
+KAFKA_PARTITIONS = replace(PARTITIONS, none="No mirror partitions found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,4 +541,10 @@ MIRRORS: Table[MirrorRow] = Table(
     ),
     "MIRROR TOPICS PARTITIONS STATE MAX-LAG SOURCE-CLUSTER-ID SOURCE ENGINE HEARTBEAT-AGE REASON",
     none="no mirrors on this destination; `kmirror create` makes one",
+)
+#: As Kafka's cluster mirroring shows it (KIP-1279).
+KAFKA_MIRRORS: Table[MirrorRow] = Table(
+    tuple(replace(one, header="SOURCE-BOOTSTRAP") if one.header == "SOURCE" else one for one in MIRRORS.columns),
+    "MIRROR TOPICS SOURCE-CLUSTER-ID SOURCE-BOOTSTRAP",
+    none="No mirrors found",
 )
