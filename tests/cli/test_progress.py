@@ -11,9 +11,10 @@ from rich.console import Console
 from kmirror.cli import progress
 from kmirror.cli.copying import headline
 from kmirror.cli.screen import Screen
-from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.driver import RunView
 from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.work import Speed, WorkView

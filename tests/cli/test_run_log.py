@@ -15,9 +15,10 @@ from kmirror.cli.log_file import LogFile
 from kmirror.cli.output import JsonOutput, TableOutput
 from kmirror.cli.run_log import JSON, TEXT, Entry, News, RunLog, ended
 from kmirror.cli.screen import Screen
-from kmirror.engine.control.driver import RunView, TopicView
+from kmirror.engine.control.driver import RunView
 from kmirror.engine.control.engines import Apart
 from kmirror.engine.control.journal import Level, Note
+from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from tests.cli.conftest import Run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -88,7 +89,7 @@ def test_offsets_by_place_and_by_time(client: ClusterClient, cluster: SandboxClu
         for number in range(3):
             assert leader.append_as_is(batch_of(2, timestamp=FIRST + number * 1000)).error_code == 0
 
-    def offsets(where: int, **how: bool) -> list[int | None]:
+    def offsets(where: int, **how: Any) -> list[int | None]:
         found = client.list_offsets({one: where, other: where}, **how)
         assert {answer.error_code for answer in found.values()} == {0}
         return [found[one].offset, found[other].offset]

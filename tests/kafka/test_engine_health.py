@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import signal
 
-from kmirror.engine.control.driver import COPYING, TopicView, view_of
+from kmirror.engine.control.driver import COPYING, view_of
 from kmirror.engine.control.health import KNOWN_SECONDS
+from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination

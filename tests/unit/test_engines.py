@@ -12,6 +12,7 @@ from kmirror.engine.control.driver import COPYING, Ending, Limits, RunView, driv
 from kmirror.engine.control.engines import Apart, Engines
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.mirror import MirrorEngine
+from kmirror.engine.control.topic_views import TopicView
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.results import Outcome
 from kmirror.ops.run.outcome import outcome
@@ -31,10 +32,9 @@ class FakeEngine:
         self.lost: KmirrorError | None = None
         self.calls: list[str] = []
         self._turn = turn
-        self.orders = self
         self.finished = False
 
-    def assignments(self) -> list[object]:
+    def topic_views(self) -> list[TopicView]:
         return []
 
     def idle_topics(self) -> dict[str, str]:

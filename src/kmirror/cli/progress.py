@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from kmirror.engine.control.driver import RunView, TopicView
+    from kmirror.engine.control.driver import RunView
+    from kmirror.engine.control.topic_views import TopicView
     from kmirror.ops.stop.promote import PromoteView
 
 #: Between two plain lines while nothing else happens.

@@ -22,8 +22,9 @@ from kmirror.ops.results import Outcome
 from kmirror.words import at_time, byte_rate, counted, one_line
 
 if TYPE_CHECKING:
-    from kmirror.engine.control.driver import RunView, TopicView
+    from kmirror.engine.control.driver import RunView
     from kmirror.engine.control.engines import Apart
+    from kmirror.engine.control.topic_views import TopicView
     from kmirror.ops.results import VerbResult
 
 TEXT, JSON = "text", "json"

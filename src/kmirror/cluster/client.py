@@ -193,13 +193,15 @@ class ClusterClient:
         read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
         *,
         lowest: int = 0,
+        metadata: ClusterMetadata | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, tuple[int, Any]]:
         """Send one request (of version `lowest` or later) to each leader; collect (error code, answer) per partition.
 
         `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
         All leaders are asked at once: one that is silent takes no time from the others. Leaders that moved are looked
-        up again until `timeout`; what is still missing then carries its error code.
+        up again until `timeout`; what is still missing then carries its error code. `metadata` says who leads, where
+        that was just asked.
 
         Raises:
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
@@ -207,19 +209,20 @@ class ClusterClient:
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
         missing = set(partitions)
         answers: dict[TopicPartition, tuple[int, Any]] = {}
-        attempt = 0
+        attempt, known = 0, metadata
         while missing:
-            metadata = self.metadata({p.topic for p in missing}, timeout=max(deadline - time.monotonic(), 0.1))
+            found = known or self.metadata({p.topic for p in missing}, timeout=max(deadline - time.monotonic(), 0.1))
+            known = None
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
             for partition in missing:
-                leader = metadata.leader(partition)
+                leader = found.leader(partition)
                 if leader is None or leader.leader_id is None:
-                    topic = metadata.topics.get(partition.topic)
+                    topic = found.topics.get(partition.topic)
                     code = topic.error_code if topic and topic.error_code else Code.LEADER_NOT_AVAILABLE
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            refusals = self._ask_leaders(metadata, by_leader, build, read, answers, lowest, deadline)
+            refusals = self._ask_leaders(found, by_leader, build, read, answers, lowest, deadline)
             if refusals and refusals[0] and all(refusals):
                 raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
@@ -287,11 +290,13 @@ class ClusterClient:
         *,
         read_committed: bool = False,
         log_end: bool = False,
+        metadata: ClusterMetadata | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAnswer]:
         """Look up offsets: EARLIEST, LATEST, MAX_TIMESTAMP, or the first at or after a timestamp in epoch milliseconds.
 
         LATEST is the high watermark; with `read_committed` the last stable offset; with `log_end` the true log end.
+        `metadata` is what was just asked of these topics.
 
         Raises:
             UnsupportedVersionError: a broker before Kafka 3.0 is asked for MAX_TIMESTAMP.

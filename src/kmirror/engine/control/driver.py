@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.engines import STOP_SECONDS, Apart, Engines, Recruiting
 from kmirror.engine.control.journal import Level, Note
-from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.control.snapshots import Snapshots
-from kmirror.engine.histories.identity_check import LINK_REFUSED
-from kmirror.errors import NOT_COPYING, KmirrorError, Reason
-from kmirror.state.records import PartitionState
+from kmirror.engine.control.topic_views import TopicView
+from kmirror.errors import NOT_COPYING
 
 _TURN_SECONDS = 0.05
 _VIEW_SECONDS = 1.0
@@ -29,21 +25,6 @@ class Ending(StrEnum):
     CAUGHT_UP = "caught up"
     TIMED_OUT = "timed out"
     LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """One topic while the engine runs. `lag` in offsets, None while unknown; it was so at `lag_as_of_ms`."""
-
-    mirror: str
-    topic: str
-    partitions: int
-    lag: int | None
-    bytes_per_second: float
-    state: str
-    reason: Reason | None
-    message: str | None
-    lag_as_of_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +50,6 @@ class RunView:
 
 COPYING, STOPPING = "copying", "stopping"
 NO_MIRRORS = "waiting for a mirror: the destination has none to copy"
-_ALIGNING = PartitionState.LOG_ALIGNMENT
 
 Watcher = Callable[[RunView], None]
 
@@ -150,10 +130,7 @@ def view_of(engines: Engines, phase: str, elapsed: float, recruiting: Recruiting
         apart = recruiting.apart
     copied = [engine for engine in engines.last if engine.mirror not in apart]
     for engine in copied:
-        partitions: dict[str, list[TopicPartition]] = defaultdict(list)
-        for assignment in engine.orders.assignments():
-            partitions[assignment.topic].append(assignment.destination)
-        topics += [_topic_view(engine, topic, own) for topic, own in sorted(partitions.items())]
+        topics += engine.topic_views()
     rate = sum(topic.bytes_per_second for topic in topics)
     if phase == COPYING and not copied:
         phase = "waiting" if apart else NO_MIRRORS
@@ -162,43 +139,3 @@ def view_of(engines: Engines, phase: str, elapsed: float, recruiting: Recruiting
     idle = {(engine.mirror, topic): wanted for engine in copied for topic, wanted in engine.idle_topics().items()}
     mirrors = (*(engine.mirror for engine in copied), *apart) or ("*",)
     return RunView(now_ms(), elapsed, phase, mirrors, tuple(topics), rate, tuple(notes), idle=idle, apart=apart)
-
-
-def _topic_view(engine: MirrorEngine, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
-    rows = [row for partition in partitions if (row := engine.partitions.rows.get(partition)) is not None]
-    troubles = {partition: found for partition in partitions if (found := engine.trouble(partition)) is not None}
-    lags = [engine.lag(partition) for partition in partitions]
-    as_of = [at for partition in partitions if (at := engine.lag_as_of_ms(partition)) is not None]
-    failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
-    troubled = failed or next((row for row in rows if row.reason), None)
-    aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
-    link = link_state([row.reason for row in rows], engine.source.trouble)
-    flows = "LINK_FAILED" if troubles else "ACTIVE"
-    state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
-    reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
-    if troubles and not failed:
-        reason, message = next(iter(troubles.values()))
-    elif troubled is None and engine.source.trouble is not None:
-        reason, message = engine.source.trouble.reason or Reason.SOURCE_UNREACHABLE, str(engine.source.trouble)
-    return TopicView(
-        engine.mirror,
-        topic,
-        len(partitions),
-        None if None in lags else sum(lag for lag in lags if lag is not None),
-        sum(row.bytes_per_second for row in rows if (row.topic, row.partition) not in troubles),
-        state,
-        reason,
-        message,
-        min(as_of) if len(as_of) == len(partitions) else None,
-    )
-
-
-def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
-    """Return the state of a topic whose link is refused or down; None when it is neither.
-
-    `reasons` is what lanes say of its partitions, `seen` what the source monitor saw at the source.
-    """
-    if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
-        return "LINK_FAILED"
-    is_silent = seen is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
-    return "SOURCE_UNAVAILABLE" if is_silent else None

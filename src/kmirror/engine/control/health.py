@@ -24,9 +24,10 @@ LATE_SECONDS = 4.0
 
 @dataclass(slots=True)
 class _Voice:
-    """When what some partitions have in common was last reported on: the lane that last said all that it copies."""
+    """When some partitions were last reported on, together: what a lane copies, as it last said all of that."""
 
     heard_at: float
+    partitions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ class Health:
         voice = self._voices.setdefault(record.lane, _Voice(at))
         seen_ms = row.source_seen_ms
         seen_at = None if seen_ms is None else at - max(0, record.time_ms - seen_ms) / 1000
+        if (before := self._told.get(partition)) is not None:
+            before.voice.partitions -= 1
+        voice.partitions += 1
         self._told[partition] = _Told(voice, row.source_offset, seen_at)
         if seen_ms is None or row.state is PartitionState.FAILED:
             self._unseen.discard(partition)
@@ -102,7 +106,8 @@ class Health:
         """Forget what was said of partitions."""
         for partition in partitions:
             self._ends.pop(partition, None)
-            self._told.pop(partition, None)
+            if (told := self._told.pop(partition, None)) is not None:
+                told.voice.partitions -= 1
             self._unseen.discard(partition)
 
     def judge(self, silent: Mapping[int, float | None], partitions: Iterable[TopicPartition], *, late: bool) -> bool:
@@ -135,6 +140,11 @@ class Health:
     def reported_at(self) -> dict[TopicPartition, float]:
         """Return by partition when its lane last reported."""
         return {partition: told.voice.heard_at for partition, told in self._told.items()}
+
+    @property
+    def reported(self) -> int:
+        """How many partitions lanes report on now, rather than did before they released them."""
+        return sum(voice.partitions for voice in self._voices.values())
 
     def known_at(self, partition: TopicPartition) -> float | None:
         """Return since when neither end of a copy is known any better; None: one of them was never known."""

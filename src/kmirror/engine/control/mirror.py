@@ -37,6 +37,7 @@ from kmirror.engine.control.spread import Seat, limit_text
 from kmirror.engine.control.state_feed import FeedTopic, Replica, StoredRecords
 from kmirror.engine.control.throttle_shares import LaneUse, ThrottleShares
 from kmirror.engine.control.time_lag import time_lag
+from kmirror.engine.control.topic_views import TopicView, TopicViews
 from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.executors import Executor, Placement
@@ -45,6 +46,7 @@ from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
+    FRESH_SECONDS,
     PENDING_REBUILD,
     DesiredState,
     LaneRowsRecord,
@@ -114,6 +116,7 @@ class MirrorEngine:
         self._short_since: float | None = None
         self.counters = Counters()
         self._reports = LaneReports(lease.lease_id)
+        self._topic_views = TopicViews(self)
         self._heard: queue.SimpleQueue[
             ProgressRecord
             | LaneRowsRecord
@@ -329,6 +332,41 @@ class MirrorEngine:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
+    def topic_views(self) -> list[TopicView]:
+        """Return how each topic that is copied stands."""
+        return self._topic_views.current()
+
+    def places(self) -> dict[str, list[TopicPartition]]:
+        """Return the partitions that are to be copied, by topic."""
+        return self._topics.places()
+
+    def row(self, partition: TopicPartition) -> ProgressRow | None:
+        """Return a lane's last word on a partition."""
+        return self.partitions.rows.get(partition)
+
+    def take_moved(self) -> set[str]:
+        """Return the topics on whose partitions something else was reported since this was last asked."""
+        return self.partitions.take_moved()
+
+    def steady_since_ms(self, partitions: int) -> int | None:
+        """Return since when, at the earliest, lanes report on all these; None unless all is well but for topics.
+
+        Then views depend on rows alone.
+        """
+        at, heard = now(), self._lanes.heard_at.values()
+        accepted_at = self._heartbeats.last_at
+        is_well = self._ended_at is None and at - accepted_at <= LANE_SILENCE_SECONDS and self.source.trouble is None
+        if not is_well or not heard or self._health.wants_ends or self._health.silent_lanes:
+            return None
+        if self._health.reported != partitions:
+            return None
+        return epoch_ms(min(heard) - FRESH_SECONDS)
+
+    @property
+    def source_trouble(self) -> KmirrorError | None:
+        """Why the source does not answer, or may not be mirrored; None in the normal case."""
+        return self.source.trouble
+
     def trouble(self, partition: TopicPartition) -> tuple[Reason, str] | None:
         """Return why it is not known that a partition is copied, None where its lane reports."""
         at, accepted_at = self._ended_at or now(), self._heartbeats.last_at or self._health.began
@@ -350,7 +388,7 @@ class MirrorEngine:
 
     def _sample(self) -> Sample:
         """Sum up how the mirror stands now."""
-        wanted = [assignment.destination for assignment in self.orders.assignments()]
+        wanted = [place for places in self.places().values() for place in places]
         idle = sum(self._topics.partition_count(topic) for topic in self._topics.idle())
         rows, at_ms = self.partitions.rows, now_ms()
         troubled = {partition: found[0] for partition in wanted if (found := self.trouble(partition)) is not None}
@@ -426,7 +464,7 @@ class MirrorEngine:
         return (
             targets is not None
             and all(known.reached(p) or known.failed(p) for p in targets)
-            and all(a.destination in targets or known.failed(a.destination) for a in self.orders.assignments())
+            and all(p in targets or known.failed(p) for places in self.places().values() for p in places)
             and not self._topics.claimed()
             and not any(self._rebuilds.is_wanted(topic) for topic in self._topics.by_name)
         )

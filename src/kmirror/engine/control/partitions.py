@@ -5,6 +5,7 @@ A report that is news changes what is stored (`stored_partition`), and what it s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -54,6 +55,22 @@ class MirrorPartitions:
         self._again: dict[TopicPartition, tuple[int, int]] = {}
         #: How many records the source had lost before they were copied, since the engine began.
         self.lost_records = 0
+        #: The topics whose rows have changed; see `take_moved`.
+        self._moved: set[str] = set()
+        #: By topic, the partitions that anything is known of.
+        self._of_topic: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+        self._note(*self.records, *self._known_ends)
+
+    def _note(self, *partitions: TopicPartition) -> None:
+        """Note that something is known of these partitions, and that it has changed."""
+        for partition in partitions:
+            self._moved.add(partition.topic)
+            self._of_topic[partition.topic].add(partition)
+
+    def take_moved(self) -> set[str]:
+        """Return the topics on whose partitions something else is known since this was last asked."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     # -- reports --------------------------------------------------------------------------------------------------
 
@@ -63,11 +80,13 @@ class MirrorPartitions:
         is_news = self.rows.get(partition) != row
         if is_news:
             self.rows[partition] = row
+            self._note(partition)
             self._remember(partition, row)
         return is_news
 
     def take_last_report(self, partition: TopicPartition, row: ProgressRow) -> None:
         """Keep how far a lane came with a partition that it released."""
+        self._note(partition)
         if row.begun and row.destination_offset is not None:
             self._known_ends[partition] = row.destination_offset
         if partition in self.rows:
@@ -80,6 +99,7 @@ class MirrorPartitions:
         for partition, end in ends.items():
             self.targets.setdefault(partition, end)
             self._health.take_end(partition, end, seen_at)
+            self._note(partition)
         for partition, row in self.rows.items():
             # a partition that does not move reports nothing new, but may have been at its end when it last did
             kept = self.records.get(partition)
@@ -101,6 +121,7 @@ class MirrorPartitions:
         for partition in range(count):
             place = TopicPartition(topic.topic, partition)
             before, row = self.records.get(place), self.rows.pop(place, None)
+            self._note(place)
             record = given_up(before, topic, partition, row, now_ms())
             if record != before:
                 self.records[place] = self.changed[place] = record
@@ -112,21 +133,27 @@ class MirrorPartitions:
 
         What its `add` or its rebuilding has written counts, also where it is paused.
         """
-        self._health.forget([p for p in self.rows if p.topic == topic])
-        for known in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
-            for partition in [p for p in known if p.topic == topic]:
-                del known[partition]
+        known = self._of_topic.pop(topic, set())
+        self._health.forget(known)
+        for some in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
+            for partition in known & some.keys():
+                del some[partition]
         self.records.update({TopicPartition(p.topic, p.partition): p for p in records})
+        self._note(*(TopicPartition(p.topic, p.partition) for p in records))
+        self._moved.add(topic)
 
     def forget_targets(self, topic: str) -> None:
         """Forget what was to be reached of a topic."""
-        for partition in [p for p in self.targets or {} if p.topic == topic]:
-            del (self.targets or {})[partition]
+        targets = self.targets or {}
+        for partition in self._of_topic[topic] & targets.keys():
+            del targets[partition]
 
     def forget_failures(self, topic: str) -> None:
         """Let what lanes say next of the topic's FAILED partitions be news, also when it is the same again."""
-        for partition in [p for p in self.rows if p.topic == topic and self.failed(p)]:
-            del self.rows[partition]
+        self._moved.add(topic)
+        for partition in self._of_topic[topic]:
+            if self.failed(partition):
+                del self.rows[partition]
 
     # -- state of partitions --------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ are deleted there (`log_starts`). Runs in a thread of its own, with clients of i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -30,6 +30,8 @@ _LONGEST_PAUSE = 5.0
 #: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
 _ENDS_SECONDS = 3.0
 _STEP_SECONDS = 0.5
+#: Log starts are followed after a delay, of which the time between two looks is a part: a minute of an hour.
+_LOOKS_A_DELAY = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class SourceMonitor:
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
+        #: When the source was last asked where its logs start.
+        self._starts_seen_at = -inf
+        #: The mirror's partitions whose sources' ends were told.
+        self._asked: Set[TopicPartition] = frozenset()
 
     def run(self, stop: threading.Event, tell: Callable[[SourceReport | LoginReport], None]) -> None:
         """Look again and again until `stop` is set."""
@@ -139,7 +145,7 @@ class SourceMonitor:
             for p in range(min(t.partitions, len(found.topics[t.source_topic].partitions)))
         }
         seen_at = now()
-        return SourceReport(source_offsets=_ends(source, places), seen_at=seen_at)
+        return SourceReport(source_offsets=_ends(source, places, found), seen_at=seen_at)
 
     def _look(self, source: ClusterClient, destination: ClusterClient) -> SourceReport:
         topics = self._topics()
@@ -167,12 +173,17 @@ class SourceMonitor:
             for p in range(counts.get(t.topic, 0))
         }
         seen_at = now()
-        offsets = _ends(source, places)
+        # lanes report the ends of what they copy; of others one is to be known, once
+        wanted = places if self._ends_are_wanted() else {p: to for p, to in places.items() if to not in self._asked}
+        offsets = _ends(source, wanted, found)
+        self._asked = offsets.keys() | (self._asked & set(places.values()))
         trouble = None
-        if self._current_settings().follow_log_start:
-            starts = source.list_offsets(dict.fromkeys(places, EARLIEST))
+        delay = self._current_settings().follow_log_start_delay_ms / 1000
+        if self._current_settings().follow_log_start and seen_at - self._starts_seen_at >= delay / _LOOKS_A_DELAY:
+            starts = source.list_offsets(dict.fromkeys(places, EARLIEST), metadata=found)
+            self._starts_seen_at = seen_at
             seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and places[p].topic in same}
-            self._log_starts.delay = self._current_settings().follow_log_start_delay_ms / 1000
+            self._log_starts.delay = delay
             self._log_starts.seen(seen, now())
             trouble = self._follow_log_starts(destination, same)
         return SourceReport({t: n for t, n in counts.items() if t in same}, offsets, seen_at, log_start_trouble=trouble)
@@ -209,9 +220,11 @@ def _destination() -> Iterator[None]:
         raise _DestinationSilent from error
 
 
-def _ends(source: ClusterClient, places: Mapping[TopicPartition, TopicPartition]) -> dict[TopicPartition, int]:
+def _ends(
+    source: ClusterClient, places: Mapping[TopicPartition, TopicPartition], known: ClusterMetadata
+) -> dict[TopicPartition, int]:
     """Return the source's ends of these partitions, by the partition that each is given there."""
-    ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
+    ends = source.list_offsets(dict.fromkeys(places, LATEST), read_committed=True, metadata=known)
     return {places[p]: answer.offset for p, answer in ends.items() if answer.offset is not None}
 
 

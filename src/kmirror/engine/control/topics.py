@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic
@@ -28,6 +29,9 @@ class MirrorTopics:
         self._counts: dict[str, int] = {}
         #: Released topics: their record when they were released, and for which pause.
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
+        #: Topics of which it is to be found out whether they are to be released; and those that are to be rebuilt.
+        self._to_look_at = set(self.by_name)
+        self._claimed = {topic.topic for topic in self.by_name.values() if _is_claimed(topic)}
 
     def take_mirror(self, record: MirrorRecord) -> bool:
         """Take changed settings, and how to log in; return whether they are changed."""
@@ -48,6 +52,8 @@ class MirrorTopics:
         if record == before:
             return False
         self.by_name[record.topic] = record
+        self._to_look_at.add(record.topic)
+        (self._claimed.add if _is_claimed(record) else self._claimed.discard)(record.topic)
         goes_on = (
             before is not None
             and before.desired is not DesiredState.STOPPED
@@ -80,15 +86,19 @@ class MirrorTopics:
     def release(self, is_free: Callable[[str], bool]) -> bool:
         """Note that no lane has these topics any more; return whether anything is to be stored."""
         is_news = False
-        for topic in self.by_name.values():
+        for name in list(self._to_look_at):
+            topic = self.by_name[name]
             wish = topic.desired, topic.pause_id
             if topic.desired is DesiredState.ACTIVE:
-                self._released.pop(topic.topic, None)
+                self._released.pop(name, None)
             elif topic.destination_topic_id is None:
-                continue  # no mirror topic yet: what its `add` writes of the partitions must not be overwritten
-            elif self._released.get(topic.topic) != wish and is_free(topic.topic):
-                self._released[topic.topic] = wish
+                pass  # no mirror topic yet: what its `add` writes of the partitions must not be overwritten
+            elif self._released.get(name) != wish:
+                if not is_free(name):
+                    continue
+                self._released[name] = wish
                 is_news |= self._partitions.release(topic, self.partition_count(topic))
+            self._to_look_at.discard(name)
         return is_news
 
     def partition_count(self, topic: TopicRecord) -> int:
@@ -105,7 +115,19 @@ class MirrorTopics:
 
     def claimed(self) -> list[str]:
         """Return the topics that are to be rebuilt."""
-        return [topic.topic for topic in self.by_name.values() if topic.pending_operation == PENDING_REBUILD]
+        return sorted(self._claimed)
+
+    def places(self) -> dict[str, list[TopicPartition]]:
+        """Return the partitions that lanes are to copy now, by topic."""
+        return {
+            topic.topic: [TopicPartition(topic.topic, partition) for partition in range(self.partition_count(topic))]
+            for topic in self.by_name.values()
+            if is_copied(topic)
+        }
+
+
+def _is_claimed(topic: TopicRecord) -> bool:
+    return topic.pending_operation == PENDING_REBUILD
 
 
 def is_copied(topic: TopicRecord) -> bool:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: At most a thirtieth of a core for each job.
-_PAUSE_PER_WORK = 30.0
+#: At most a hundredth of a core for each job.
+_PAUSE_PER_WORK = 100.0
 
 
 class Pace:

@@ -1,0 +1,129 @@
+"""How the topics of one mirror stand, for watchers of a run: made anew where that may have changed. For one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.identity_check import LINK_REFUSED
+from kmirror.errors import KmirrorError, Reason
+from kmirror.state.records import PartitionState, ProgressRow
+
+_ALIGNING = PartitionState.LOG_ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """One topic while the engine runs. `lag` in offsets, None while unknown; it was so at `lag_as_of_ms`."""
+
+    mirror: str
+    topic: str
+    partitions: int
+    lag: int | None
+    bytes_per_second: float
+    state: str
+    reason: Reason | None
+    message: str | None
+    lag_as_of_ms: int | None = None
+
+
+class Known(Protocol):
+    """What an engine knows of its partitions."""
+
+    @property
+    def mirror(self) -> str: ...
+
+    @property
+    def source_trouble(self) -> KmirrorError | None:
+        """Why the source does not answer, or may not be mirrored; None in the normal case."""
+
+    def row(self, partition: TopicPartition) -> ProgressRow | None: ...
+
+    def trouble(self, partition: TopicPartition) -> tuple[Reason, str] | None: ...
+
+    def lag(self, partition: TopicPartition) -> int | None: ...
+
+    def lag_as_of_ms(self, partition: TopicPartition) -> int | None: ...
+
+    def places(self) -> dict[str, list[TopicPartition]]:
+        """Return the partitions that are to be copied, by topic."""
+
+    def take_moved(self) -> set[str]:
+        """Return the topics on whose partitions something else was reported since this was last asked."""
+
+    def steady_since_ms(self, partitions: int) -> int | None:
+        """Return since when, at the earliest, lanes report on all these; None unless all is well but for topics."""
+
+
+class TopicViews:
+    """Keep the views of one mirror's topics.
+
+    While the destination takes heartbeats, all lanes report and the source answers them, a view depends on the rows of
+    its partitions alone: of topics whose rows are as before, only the time of what is shown is another.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._views: dict[str, TopicView] = {}
+        self._was_steady = False
+
+    def current(self) -> list[TopicView]:
+        """Return a view of each topic that is copied, by name."""
+        known, places, moved = self._known, self._known.places(), self._known.take_moved()
+        since_ms = known.steady_since_ms(sum(map(len, places.values())))
+        kept = self._views if since_ms is not None and self._was_steady else {}
+        self._was_steady = since_ms is not None
+        views = {}
+        for topic, partitions in places.items():
+            view = kept.get(topic)
+            if view is None or topic in moved or view.partitions != len(partitions):
+                view = topic_view(known, topic, partitions)
+            elif view.lag_as_of_ms is not None and since_ms is not None:
+                view = replace(view, lag_as_of_ms=max(view.lag_as_of_ms, since_ms))
+            views[topic] = view
+        self._views = views
+        return [views[topic] for topic in sorted(views)]
+
+
+def topic_view(known: Known, topic: str, partitions: Sequence[TopicPartition]) -> TopicView:
+    """Sum up the partitions of a topic."""
+    rows = [row for partition in partitions if (row := known.row(partition)) is not None]
+    troubles = {partition: found for partition in partitions if (found := known.trouble(partition)) is not None}
+    lags = [known.lag(partition) for partition in partitions]
+    as_of = [at for partition in partitions if (at := known.lag_as_of_ms(partition)) is not None]
+    failed = next((row for row in rows if row.state is PartitionState.FAILED), None)
+    troubled = failed or next((row for row in rows if row.reason), None)
+    aligned = len(rows) == len(partitions) and all(row.begun or row.state is not _ALIGNING for row in rows)
+    source_trouble = known.source_trouble
+    link = link_state([row.reason for row in rows], source_trouble)
+    flows = "LINK_FAILED" if troubles else "ACTIVE"
+    state = "FAILED" if failed else link or (flows if aligned else "PENDING_MIRROR")
+    reason, message = (troubled.reason, troubled.message) if troubled else (None, None)
+    if troubles and not failed:
+        reason, message = next(iter(troubles.values()))
+    elif troubled is None and source_trouble is not None:
+        reason, message = source_trouble.reason or Reason.SOURCE_UNREACHABLE, str(source_trouble)
+    return TopicView(
+        known.mirror,
+        topic,
+        len(partitions),
+        None if None in lags else sum(lag for lag in lags if lag is not None),
+        sum(row.bytes_per_second for row in rows if TopicPartition(row.topic, row.partition) not in troubles),
+        state,
+        reason,
+        message,
+        min(as_of) if len(as_of) == len(partitions) else None,
+    )
+
+
+def link_state(reasons: Sequence[Reason | None], seen: KmirrorError | None) -> str | None:
+    """Return the state of a topic whose link is refused or down; None when it is neither.
+
+    `reasons` is what lanes say of its partitions, `seen` what the source monitor saw at the source.
+    """
+    if LINK_REFUSED.intersection(reasons) or (seen is not None and seen.reason in LINK_REFUSED):
+        return "LINK_FAILED"
+    is_silent = seen is not None or (reasons and set(reasons) == {Reason.SOURCE_UNREACHABLE})
+    return "SOURCE_UNAVAILABLE" if is_silent else None
