@@ -7,6 +7,10 @@ import pytest
 from kmirror.errors import Reason, RefusedError
 from kmirror.state.records import (
     DesiredState,
+    EngineRecord,
+    EngineState,
+    Key,
+    LaneRowsRecord,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -96,3 +100,20 @@ def test_forgetting_a_mirror_forgets_what_newer_versions_kept_about_it_too() -> 
 def test_changes_know_whether_there_is_anything_to_write() -> None:
     assert not Changes()
     assert Changes(tombstones=(("mirror", "a"),))
+
+
+def test_reports_are_taken_into_a_state_as_if_it_was_read_anew() -> None:
+    page = LaneRowsRecord("a", 9, 0, "L", 0, 0, ())
+    engine = EngineRecord("a", "L", EngineState.RUNNING, "h", "b", 1, 1, None, None, 0, 0, 10_000)
+    stored: dict[Key, Record | Unknown] = {record.key: record for record in [*RECORDS, page]}
+    state = State.of(stored.values())
+    news: list[EngineRecord | ProgressRecord | LaneRowsRecord] = [
+        replace(progress("a", 9), time_ms=5),
+        progress("b", 0),
+        replace(page, page=1),
+        engine,
+    ]
+    after = state.reported(news)
+    before, stored = State.of(stored.values()), {**stored, **{record.key: record for record in news}}
+    assert after == State.of(stored.values())
+    assert state == before, "the one before stays as it was"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -138,6 +138,20 @@ class State:
             {mirror: tuple(sorted(found, key=lambda group: group.group)) for mirror, found in groups.items()},
             {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
         )
+
+    def reported(self, reports: Iterable[EngineRecord | ProgressRecord | LaneRowsRecord]) -> State:
+        """Return the state after these reports of engines and lanes, which come all the time."""
+        records, progress, pages = dict(self.records), dict(self._progress), dict(self._pages)
+        for record in reports:
+            records[record.key] = record
+            match record:
+                case ProgressRecord():
+                    others = (one for one in progress.get(record.mirror, ()) if one.lane != record.lane)
+                    progress[record.mirror] = tuple(sorted((*others, record), key=lambda lane: lane.lane))
+                case LaneRowsRecord():
+                    place = record.mirror, record.lane
+                    pages[place] = {**pages.get(place, {}), record.page: record}
+        return replace(self, records=records, _progress=progress, _pages=pages)
 
     @property
     def mirrors(self) -> tuple[MirrorRecord, ...]:

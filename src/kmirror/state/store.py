@@ -26,7 +26,7 @@ from kmirror.errors import BrokerError, OutcomeUnknown, RefusedError, TimedOutEr
 from kmirror.state.client import STEP_S, Deadline, Watch, boottime, client, known_error, refused, unreachable
 from kmirror.state.events import Event, EventPage, decode_event
 from kmirror.state.own_rights import lacking_grant
-from kmirror.state.records import Removed, decode
+from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord, Removed, Unknown, decode
 from kmirror.state.snapshot import State
 
 STATE_TOPIC = "__kmirror_state"
@@ -248,14 +248,18 @@ class StateStore:
     def _decode(self, changed: set[bytes]) -> None:
         if not changed:
             return
+        reports: list[EngineRecord | ProgressRecord | LaneRowsRecord] = []
         for key in changed:
-            value = self._raw.get(key)
+            value, before = self._raw.get(key), self._decoded.get(key)
             record = None if value is None else decode(key, value)
             if record is None or isinstance(record, Removed):
                 self._decoded.pop(key, None)
             else:
                 self._decoded[key] = record
-        self._state = State.of(self._decoded.values())
+            if isinstance(record, EngineRecord | ProgressRecord | LaneRowsRecord) and not isinstance(before, Unknown):
+                reports.append(record)
+        is_all = len(reports) == len(changed)
+        self._state = self._state.reported(reports) if is_all else State.of(self._decoded.values())
 
     def _start_over(self) -> None:
         self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()

@@ -132,6 +132,12 @@ class Health:
             return None
         return max(0, known[1] - end)
 
+    def is_seen(self, partition: TopicPartition, at: float) -> bool:
+        """Tell whether the lane of a partition reports, and sees where its source ends."""
+        told = self._told.get(partition)
+        is_fresh = told is not None and told.end is not None and told.seen_at is None
+        return is_fresh and told is not None and at - told.voice.heard_at <= LATE_SECONDS
+
     def source_ends(self) -> dict[TopicPartition, tuple[float, int]]:
         """Return by partition when the source said where it ends, and where."""
         partitions = self._told.keys() | self._ends.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from kmirror.engine.clock import now
 from kmirror.engine.control.history import History
@@ -19,6 +20,9 @@ from kmirror.state.records import Incarnation, Key, LaneChangeRecord, PartitionR
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
+#: Records of partitions that one heartbeat stores, so that it is done in time; the next one comes sooner then.
+_MOST_RECORDS = 1000
+_SOON_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Heartbeats:
 
     def is_due(self, at: float) -> bool:
         """Tell whether it is time for the next one."""
-        return self._lanes.beat_now or at - self.last_at >= HEARTBEAT_SECONDS
+        pause = HEARTBEAT_SECONDS if len(self._partitions.changed) < _MOST_RECORDS else _SOON_SECONDS
+        return self._lanes.beat_now or at - self.last_at >= pause
 
     def beat(
         self,
@@ -76,7 +81,7 @@ class Heartbeats:
             beat = self._unconfirmed = _Beat(
                 self._lanes.claims(),
                 tuple(self._lanes.unsaid),
-                self._records(),
+                self._records(_MOST_RECORDS),
                 tuple(self._journal.events),
                 tuple(self._history.unsaid.values()),
                 self._history.expired,
@@ -109,11 +114,11 @@ class Heartbeats:
         """Give the lease back, with what is still to be stored."""
         with contextlib.suppress(KmirrorError, OutcomeUnknown):
             self._settle()
-            records: tuple[Record, ...] = (*self._records(), *self._history.unsaid.values())
+            records: tuple[Record, ...] = (*self._records(None), *self._history.unsaid.values())
             self._lease.release(records, tuple(self._journal.events))
 
-    def _records(self) -> tuple[PartitionRecord, ...]:
-        return () if self.keeps_lease_only else tuple(self._partitions.changed.values())
+    def _records(self, most: int | None) -> tuple[PartitionRecord, ...]:
+        return () if self.keeps_lease_only else tuple(islice(self._partitions.changed.values(), most))
 
     def _settle(self) -> None:
         """Find out what became of a heartbeat without an answer: a command may have acted on what it stored."""

@@ -149,12 +149,17 @@ class MirrorEngine:
             self.partitions.copied_up_to,
             self._topics.record.source_cluster_id,
             lambda: self._health.wants_ends,
+            self._is_followed,
         )
         guarded_thread(self._follow, "kmirror-follow", self._heard.put).start()
         guarded_thread(
             lambda: source_monitor.run(self._stop_threads, self._heard.put), "kmirror-scout", self._heard.put
         ).start()
         self._side_jobs.start(self._stop_threads, self._heard.put)
+
+    def _is_followed(self, partition: TopicPartition) -> bool:
+        """Tell whether a lane reports where a partition's source ends, and where it is to get is known; any thread."""
+        return partition in (self.partitions.targets or ()) and self._health.is_seen(partition, now())
 
     def _view(self) -> JobView:
         """Return what jobs beside the copy are shown; from any thread."""

@@ -7,7 +7,7 @@ are deleted there (`log_starts`). Runs in a thread of its own, with clients of i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -54,7 +54,8 @@ class _DestinationSilent(Exception):  # noqa: N818 - no failure of what is looke
 class SourceMonitor:
     """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are.
 
-    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else.
+    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else. Of a
+    partition that `is_followed` the engine knows the end.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SourceMonitor:
         ends: Callable[[], Mapping[TopicPartition, int]],
         source_cluster_id: str | None = None,
         ends_are_wanted: Callable[[], bool] = lambda: False,
+        is_followed: Callable[[TopicPartition], bool] = lambda _: False,
     ) -> None:
         self._current_settings = settings
         self._login = login
@@ -74,11 +76,10 @@ class SourceMonitor:
         self._ends = ends
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
+        self._is_followed = is_followed
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
         #: When the source was last asked where its logs start.
         self._starts_seen_at = -inf
-        #: The mirror's partitions whose sources' ends were told.
-        self._asked: Set[TopicPartition] = frozenset()
 
     def run(self, stop: threading.Event, tell: Callable[[SourceReport | LoginReport], None]) -> None:
         """Look again and again until `stop` is set."""
@@ -173,10 +174,7 @@ class SourceMonitor:
             for p in range(counts.get(t.topic, 0))
         }
         seen_at = now()
-        # lanes report the ends of what they copy; of others one is to be known, once
-        wanted = places if self._ends_are_wanted() else {p: to for p, to in places.items() if to not in self._asked}
-        offsets = _ends(source, wanted, found)
-        self._asked = offsets.keys() | (self._asked & set(places.values()))
+        offsets = _ends(source, {p: to for p, to in places.items() if not self._is_followed(to)}, found)
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
         if self._current_settings().follow_log_start and seen_at - self._starts_seen_at >= delay / _LOOKS_A_DELAY:

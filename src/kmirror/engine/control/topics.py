@@ -29,6 +29,8 @@ class MirrorTopics:
         self._counts: dict[str, int] = {}
         #: Released topics: their record when they were released, and for which pause.
         self._released: dict[str, tuple[DesiredState, str | None]] = {}
+        #: By topic, its partitions; see `places`.
+        self._places: dict[str, list[TopicPartition]] = {}
         #: Topics of which it is to be found out whether they are to be released; and those that are to be rebuilt.
         self._to_look_at = set(self.by_name)
         self._claimed = {topic.topic for topic in self.by_name.values() if _is_claimed(topic)}
@@ -119,11 +121,13 @@ class MirrorTopics:
 
     def places(self) -> dict[str, list[TopicPartition]]:
         """Return the partitions that lanes are to copy now, by topic."""
-        return {
-            topic.topic: [TopicPartition(topic.topic, partition) for partition in range(self.partition_count(topic))]
-            for topic in self.by_name.values()
-            if is_copied(topic)
-        }
+        return {name: self._places_of(topic) for name, topic in self.by_name.items() if is_copied(topic)}
+
+    def _places_of(self, topic: TopicRecord) -> list[TopicPartition]:
+        known, count = self._places.get(topic.topic, []), self.partition_count(topic)
+        if len(known) != count:
+            known = self._places[topic.topic] = [TopicPartition(topic.topic, partition) for partition in range(count)]
+        return known
 
 
 def _is_claimed(topic: TopicRecord) -> bool:
