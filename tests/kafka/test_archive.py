@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -29,10 +30,11 @@ from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic
 from kmirror.engine.bulk.runner import Threads
 from kmirror.engine.clock import now_ms
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.work import WorkView
 from tests.support.acls import create_in_force
 from tests.support.archiving import ArchiveProcess, assert_holds, check, make_archive, save
 from tests.support.clusters import MakeCluster, unique_topic
@@ -272,10 +274,22 @@ def test_one_bad_partition_does_not_stop_the_others(cluster: SandboxCluster) -> 
     ranges = [(0, 10), (0, 1000), (2, 12)]
     wanted = tuple(PartitionRanges(index, (one,)) for index, one in enumerate(ranges))
     spec = ArchiveSpec(cluster.client_properties(), topic, archive, topic_id, wanted)
-    result = archive_topic(spec, Threads())
+    proofs: dict[int, Proof] = {}
+    result = archive_topic(spec, Threads(), note=proofs.update)
     assert not result.saved
     assert [one.saved for one in result.outcomes] == [True, False, True]
     assert "ends at offset 11" in str(result.outcomes[1].trouble)
+    # what was proved is not done again
+    assert {p: proof.records for p, proof in proofs.items()} == {0: 10, 2: 10}
+    spec = replace(spec, partitions=(wanted[0], PartitionRanges(1, ((0, 11),)), wanted[2]))
+    views: list[WorkView] = []
+    assert archive_topic(spec, Threads(), views.append, proved=proofs).saved
+    assert {view.total for view in views} == {11}
+    # unless the archive is another one, or has been written to since
+    views.clear()
+    other = {0: proofs[0]._replace(archive_id="AAAAAAAAAAAAAAAAAAAAAQ"), 2: proofs[2]._replace(end=1)}
+    assert archive_topic(spec, Threads(), views.append, proved=other).saved
+    assert {view.total for view in views} >= {31}
     assert_holds(cluster, archive, shown(cluster, topic, 2)[2:], partition=2)
 
 

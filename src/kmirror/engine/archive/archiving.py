@@ -16,10 +16,11 @@ This module runs in workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.log_dirs import partition_sizes
@@ -74,6 +75,23 @@ class PartitionOutcome:
     def saved(self) -> bool:
         """True when everything is in the archive, and was found there."""
         return self.trouble is None and self.comparison is not None and self.comparison.equal
+
+
+class Proof(NamedTuple):
+    """What was proved of one partition: the archive with this id and these offsets holds all that it is to save.
+
+    Nobody else writes to an archive, so that one with the same id and offsets is the same.
+    """
+
+    archive_id: str
+    start: int
+    end: int
+    records: int
+    only_archived: int
+
+
+#: Given what is proved so far, by partition.
+Note = Callable[[Mapping[int, Proof]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +160,26 @@ def bytes_of(client: ClusterClient, spec: ArchiveSpec) -> dict[int, float]:
 
 
 def archive_topic(
-    spec: ArchiveSpec, runner: Runner, watch: Watch = unwatched, name: str | None = None
+    spec: ArchiveSpec,
+    runner: Runner,
+    watch: Watch = unwatched,
+    name: str | None = None,
+    proved: Mapping[int, Proof] | None = None,
+    note: Note = unwatched,
 ) -> ArchiveResult:
     """Copy the partitions of a spec, and compare what was copied; `watch` is shown how it goes, of a topic so `name`d.
+
+    What was `proved` of the same ranges of the same topic, and still holds, is not done again; `note` hears of proofs
+    as partitions are done.
 
     Raises:
         KmirrorError: the cluster does not answer, or the runner's tasks do not run.
     """
-    named, offsets = name or spec.topic, offsets_of(spec)
+    whole, named = spec, name or spec.topic
     with ClusterClient(client_config(spec.properties)) as client:
-        outcomes = {}
+        proofs = _still_proved(client, spec, proved or {})
+        spec = replace(spec, partitions=tuple(one for one in spec.partitions if one.partition not in proofs))
+        offsets, outcomes = offsets_of(spec), {p: _outcome_of(p, proof) for p, proof in proofs.items()}
         with Meter(watch, f"archiving {named}", "offset", offsets) as meter:
             tasks = [
                 Task(share, offsets_of(share)) for share in copy_shares(spec, bytes_of(client, spec), runner.slots)
@@ -164,14 +192,48 @@ def archive_topic(
                 Task(share, sum(piece.offsets for piece in share.pieces))
                 for share in check_shares(client, copied, runner.slots)
             ]
+            left: dict[int, list[Piece]] = {one.partition: [] for one in copied.partitions}
+            for piece in (piece for task in checks for piece in task.argument.pieces):
+                left[piece.partition].append(piece)
+            archive_id = _id_of(client, spec.archive)
             found: dict[Piece, PartitionOutcome] = {}
             for compared in runner.run(f"check of {spec.archive}", check_share, checks, meter):
                 found.update(compared)
-    for partition in copied.partitions:
-        number = partition.partition
-        mine = [found[piece] for task in checks for piece in task.argument.pieces if piece.partition == number]
-        outcomes[number] = put_in_order(outcomes[number], mine)
-    return ArchiveResult(tuple(outcomes[one.partition] for one in spec.partitions))
+                for number in [p for p in {piece.partition for piece in compared} if found.keys() >= set(left[p])]:
+                    pieces = left.pop(number)
+                    outcomes[number] = put_in_order(outcomes[number], [found[piece] for piece in pieces])
+                    one = outcomes[number].comparison
+                    if archive_id is not None and one is not None and outcomes[number].saved:
+                        rims = pieces[0].archived[0], pieces[-1].archived[1]
+                        proofs[number] = Proof(archive_id, *rims, one.records, one.only_archived)
+                        note(proofs)
+    return ArchiveResult(tuple(outcomes[one.partition] for one in whole.partitions))
+
+
+def _outcome_of(partition: int, proof: Proof) -> PartitionOutcome:
+    comparison = ArchiveComparison(proof.records, proof.only_archived, None, None)
+    return PartitionOutcome(partition, None, comparison)
+
+
+def _still_proved(client: ClusterClient, spec: ArchiveSpec, proved: Mapping[int, Proof]) -> dict[int, Proof]:
+    """Return the proofs whose archives are what they were."""
+    known = {one.partition: proved[one.partition] for one in spec.partitions if one.partition in proved}
+    if not known:
+        return {}
+    archive_id = _id_of(client, spec.archive)
+    places = {p: TopicPartition(spec.archive, p) for p in known}
+    starts = client.list_offsets(dict.fromkeys(places.values(), EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(places.values(), LATEST), log_end=True)
+    return {
+        p: proof
+        for p, proof in known.items()
+        if (proof.archive_id, proof.start, proof.end) == (archive_id, starts[places[p]].offset, ends[places[p]].offset)
+    }
+
+
+def _id_of(client: ClusterClient, topic: str) -> str | None:
+    found = client.metadata([topic]).topics.get(topic)
+    return found.printed_topic_id if found and not found.error_code else None
 
 
 def put_in_order(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -> PartitionOutcome:
@@ -318,8 +380,7 @@ def _compared(
 def _require_topic(spec: ArchiveSpec, client: ClusterClient) -> None:
     if spec.topic_id is None:
         return
-    found = client.metadata([spec.topic]).topics.get(spec.topic)
-    topic_id = found.printed_topic_id if found and not found.error_code else None
+    topic_id = _id_of(client, spec.topic)
     if topic_id != spec.topic_id:
         raise RefusedError(
             f"topic {spec.topic} with id {spec.topic_id} no longer exists"

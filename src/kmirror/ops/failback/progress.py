@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.archive.archiving import Proof
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.context import Destination, actor, change, now_ms
 from kmirror.state.events import Event
@@ -37,7 +38,8 @@ class TopicWork:
     """One topic under way.
 
     By partition: `ranges` are the offsets that are saved, `ends` where its logs ended, `limits` where they part from
-    the new primary's, `differs` where they were found to differ. `groups` are what groups had committed, by partition.
+    the new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups`
+    are what groups had committed, by partition.
     """
 
     topic: str
@@ -48,6 +50,7 @@ class TopicWork:
     ends: Mapping[int, int] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
     groups: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    proved: Mapping[int, Proof] = field(default_factory=dict)
     differs: Mapping[int, int] = field(default_factory=dict)
     records: int = 0
 
@@ -67,6 +70,7 @@ class TopicWork:
             "groups": {group: {str(p): at for p, at in offsets.items()} for group, offsets in self.groups.items()},
             "differs": {str(p): at for p, at in self.differs.items()},
             "records": self.records,
+            "proved": {str(p): list(proof) for p, proof in self.proved.items()},
         }
 
     @classmethod
@@ -83,6 +87,11 @@ class TopicWork:
                 {int(p): int(end) for p, end in facts["ends"].items()},
                 {int(p): int(limit) for p, limit in facts["limits"].items()},
                 {group: {int(p): int(at) for p, at in some.items()} for group, some in facts["groups"].items()},
+                # an older version wrote none
+                {
+                    int(p): Proof(str(archive), *map(int, rest))
+                    for p, (archive, *rest) in facts.get("proved", {}).items()
+                },
                 {int(p): int(at) for p, at in facts["differs"].items()},
                 int(facts["records"]),
             )
@@ -122,8 +131,8 @@ class Progress:
 
         change(self._destination, self._mirror, decide)
 
-    def note(self, work: TopicWork) -> TopicWork:
-        """Record how far a topic is, and return it.
+    def note(self, work: TopicWork, *, tells: bool = True) -> TopicWork:
+        """Record how far a topic is, and return it; `tells`: with an event.
 
         Raises:
             RefusedError: somebody else is at the same (FENCED).
@@ -143,7 +152,8 @@ class Progress:
                     Reason.FENCED,
                 )
             details = {"topic": work.topic, "archive": work.archive, "records": work.records}
-            return Changes((record,), (), (Event(now, self._mirror, FAILBACK, actor(), work.step, details),))
+            event = Event(now, self._mirror, FAILBACK, actor(), work.step, details)
+            return Changes((record,), (), (event,) if tells else ())
 
         change(self._destination, self._mirror, decide)
         self._known[work.topic] = record

@@ -6,7 +6,7 @@ Nothing is deleted before its archive was compared with it, and nothing that was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
@@ -42,6 +42,8 @@ from kmirror.work import Meter, Watch
 CREATION_S = 60.0
 #: How long is waited between two looks at that.
 PAUSE_S = 0.2
+#: How often it is recorded of which partitions the archive is proved.
+PROOF_S = 10.0
 _AGAIN = "run the same command again to continue"
 
 
@@ -152,19 +154,20 @@ def _save(topic: Topic) -> str | None:
     course, work = topic.course, topic.work
     is_saved = work.step is TopicStep.SAVED
     if not is_saved:
-        records = _archive(course, work) if work.archive else 0
+        records = _archive(topic) if work.archive else 0
         _require_untouched(course.destination, work)
         groups = {
             group: {place.partition: one.offset for place, one in offsets.items()}
             for group, offsets in standing_offsets(course.destination, {work.topic}).items()
         }
-        topic.known = course.progress.note(replace(work, step=TopicStep.SAVED, groups=groups, records=records))
+        topic.known = course.progress.note(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
     topic.tell_archive()
     return None if is_saved else "saved"
 
 
-def _archive(course: Course, work: TopicWork) -> int:
+def _archive(topic: Topic) -> int:
     """Archive and compare; return how many records were saved."""
+    course, work = topic.course, topic.work
     assert work.archive is not None
     client, factor = course.destination.client, course.settings.replication_factor
     try:
@@ -176,8 +179,16 @@ def _archive(course: Course, work: TopicWork) -> int:
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
     spec = ArchiveSpec(course.destination.properties, work.topic, work.archive, work.topic_id, wanted)
     where = course.bulk.where(sum(bytes_of(client, spec).values()))
-    count = 0
-    for outcome in archive_topic(spec, course.bulk.runner(where), course.watch, course.named(work.topic)).outcomes:
+    count, noted_at = 0, time.monotonic()
+
+    def note(proofs: Mapping[int, Proof]) -> None:
+        nonlocal noted_at
+        if time.monotonic() - noted_at >= PROOF_S:
+            topic.known = course.progress.note(replace(topic.work, proved=dict(proofs)), tells=False)
+            noted_at = time.monotonic()
+
+    runner, named = course.bulk.runner(where), course.named(work.topic)
+    for outcome in archive_topic(spec, runner, course.watch, named, work.proved, note).outcomes:
         place = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:
             raise outcome.trouble
