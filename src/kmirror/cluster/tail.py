@@ -76,6 +76,7 @@ class Tail:
 
     def _poll(self, max_wait_ms: int) -> TailAnswer:
         if self._connection is None or self._session is None or self._connection.must_be_replaced:
+            self.close()
             self._connection = self._open()
             version = self._connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
             self._session = FetchSession(self._client.config.client_id, version)
