@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,11 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import make_topic, produce, properties_of, settings_of
+from tests.support.shared_clusters import set_brokers
 from tests.support.visible import assert_mirrored, bounds, difference, shown
 
 #: As MirrorMaker's tests have it.
@@ -40,9 +41,11 @@ SOURCE_DEFAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def source(make_module_cluster: MakeCluster) -> SandboxCluster:
-    return make_module_cluster("source", properties=SOURCE_DEFAULTS)
+@pytest.fixture
+def source(mortal_cluster: SandboxCluster) -> Iterator[SandboxCluster]:
+    set_brokers(mortal_cluster, SOURCE_DEFAULTS)
+    yield mortal_cluster
+    set_brokers(mortal_cluster, dict.fromkeys(SOURCE_DEFAULTS))
 
 
 @pytest.fixture

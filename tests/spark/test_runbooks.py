@@ -20,10 +20,10 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
-from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.registry import down
-from tests.support.acls import USERS, acls, give, kmirror_rights, written
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.acls import acls, give, kmirror_rights, written
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, typed
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
@@ -32,7 +32,6 @@ from tests.support.ports import free_base_port
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
 from tests.support.waiting import wait_until
 
-MIRROR = "orders-dr"
 RECORDS = 200
 
 
@@ -40,12 +39,10 @@ def values(label: str, count: int = RECORDS) -> list[str]:
     return [f"{label}-{number}" for number in range(count)]
 
 
-@pytest.fixture(scope="module")
-def pair(make_module_cluster: MakeCluster) -> ClusterPair:
-    """Start A and B, which all runbooks share; each has a mirror and topics of its own."""
-    a, b = make_module_cluster("a", start=False), make_module_cluster("b", start=False)
-    start_together([a, b])
-    return ClusterPair(a, b)
+@pytest.fixture
+def pair(passing_destination: SandboxCluster, destination_cluster: SandboxCluster) -> ClusterPair:
+    """Return A, which may be lost and mirrored to, and B; each runbook has a mirror and topics of its own there."""
+    return ClusterPair(passing_destination, destination_cluster)
 
 
 def mirrored(pair: ClusterPair, *topics: str, **settings: str) -> str:
@@ -227,10 +224,10 @@ def test_drill(pair: ClusterPair, clusters_directory: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(600)
-def test_break_glass(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path) -> None:
     """The engine stays alive, its source is written to, and an engine of another mirror writes to the same memory."""
     a, topic, group = pair.source, unique_topic("orders"), unique_topic("billing")
-    b = make_cluster("b", secured=True, authorizer=True, users=USERS)
+    b, mirror = guarded_cluster, unique_topic("orders-dr")
     make_topic(a, topic, 1, retention_ms="604800000", message_timestamp_type="LogAppendTime")
     produce(a, topic, values("first"))
     commit(a, group, topic, {0: 50})
@@ -245,18 +242,18 @@ def test_break_glass(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Pat
         )
     with Destination.open(b.client_properties("kmirror")) as destination:
         often = {"sync.group.offsets.interval.seconds": "1"}
-        assert create(destination, MIRROR, properties_of(a) | often).exit_code == 0
-        assert add(destination, MIRROR, selector(topic)).exit_code == 0
+        assert create(destination, mirror, properties_of(a) | often).exit_code == 0
+        assert add(destination, mirror, selector(topic)).exit_code == 0
     given = {
         "B": b.bootstrap_servers,
-        "MIRROR": MIRROR,
+        "MIRROR": mirror,
         "TOPIC": topic,
         "GROUP": group,
         "KMIRROR_USER": "User:kmirror",
         "APP_USER": "User:app",
         "ADMIN": "admin.properties",
     }
-    engine = Engine(b, MIRROR, tmp_path / "engine.out", "--command-config", str(login), with_spark=False)
+    engine = Engine(b, mirror, tmp_path / "engine.out", "--command-config", str(login), with_spark=False)
     try:
         wait_until(lambda: committed(b, group, topic) == {0: 50}, 150)
         assert written(b, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -323,7 +320,6 @@ def test_the_script_for_ci(pair: ClusterPair, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_disaster(pair: ClusterPair, tmp_path: Path) -> None:
-    """Comes last: A is killed."""
     a, b = pair.source, pair.destination
     orders, payments = unique_topic("orders"), unique_topic("payments")
     mirror = mirrored(pair, orders, payments)
@@ -347,4 +343,3 @@ def test_disaster(pair: ClusterPair, tmp_path: Path) -> None:
             assert "failover" in operator.follow("6.")
     finally:
         engine.destroy()
-        a.start_broker(1)
