@@ -389,7 +389,7 @@ def test_list_shows_every_mirror_once(
 
 
 def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_told(
-    mortal_cluster: SandboxCluster,
+    mortal_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = mortal_cluster
     with Destination.open(properties_of(own)) as destination:
@@ -397,6 +397,7 @@ def test_a_destination_without_mirrors_shows_nothing_and_one_that_is_down_is_tol
         assert list_mirrors(destination) == ()
         assert [t for t in destination.client.metadata().topics if t.startswith("__kmirror")] == []
         own.stop()
+        monkeypatch.setattr(destination, "state", lambda: destination.store.read(2))  # a verb gives it half a minute
         with pytest.raises(UnreachableError) as caught:
             describe(destination)
     assert caught.value.reason is Reason.DESTINATION_UNREACHABLE

@@ -31,10 +31,16 @@ def original(seed: int) -> Original:
     return Original(build_log(seed))
 
 
+@cache
+def stored(seed: int) -> list[bytearray]:
+    one = original(seed)
+    return [bytearray(encode(batch)) for batch in one.log.batches if batch.base_offset < one.end]
+
+
 def source_of(one: Original) -> MadeLog:
     """Return the log as a read_committed fetch at the source gives it."""
     return MadeLog(
-        [bytearray(encode(batch)) for batch in one.log.batches if batch.base_offset < one.end],
+        stored(one.log.seed),
         floor=one.log.log_start_offset,
         ended_at=one.end,
         log_end_offset=one.log.log_end_offset,
