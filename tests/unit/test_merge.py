@@ -10,7 +10,15 @@ from crc32c import crc32c
 
 from kmirror.cluster.protocol import merge as merging
 from kmirror.cluster.protocol.batch import batch_headers, guard
-from kmirror.cluster.protocol.merge import FEW_BYTES, FEW_RECORDS, MERGED_BYTES, Merged, merge
+from kmirror.cluster.protocol.merge import (
+    FEW_BYTES,
+    FEW_PLAIN_BYTES,
+    FEW_PLAIN_RECORDS,
+    FEW_RECORDS,
+    MERGED_BYTES,
+    Merged,
+    merge,
+)
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
 NOW = 1_700_000_000_000
@@ -112,13 +120,13 @@ BREAKS = {
     "a delete horizon": signed(changed(batch(2), ">h", 21, 0x40)),
     "a hole": signed(changed(batch(2, 3), ">i", 57, 2)),
     "no records": signed(changed(changed(batch(2)[:61], ">i", 57, 0), ">i", 8, 49)),
-    "many records": batch(2, FEW_RECORDS + 1),
+    "many records": batch(2, FEW_PLAIN_RECORDS + 1),
     "a wrong checksum": changed(batch(2), ">I", 17, 1),
     "an old format": changed(batch(2), ">b", 16, 1),
     "the end of what was read": batch(2)[:-1],
     "a length that cannot be": changed(batch(2), ">i", 8, 5),
     "a negative length": changed(batch(2), ">i", 8, -9),
-    "many bytes": bytes(make_batch([record(2, value=bytes(FEW_BYTES))], leader_epoch=3)),
+    "many bytes": bytes(make_batch([record(2, value=bytes(FEW_PLAIN_BYTES))], leader_epoch=3)),
     "a record longer than its batch": signed(changed(batch(2), ">b", 61, 0x7E)),
     "a record of no length": signed(changed(batch(2), ">b", 61, 0)),
     "a record of a negative length": signed(changed(batch(2), ">b", 61, 3)),
@@ -137,6 +145,20 @@ def test_what_must_not_be_joined_ends_a_merged_batch(what: str) -> None:
     assert (made.batches, made.next_offset, made.end) == (2, 2, sum(map(len, before)))
     assert joined(before[0], BREAKS[what]) is None
     assert joined(BREAKS[what], batch(3), base_offset=2) is None
+
+
+def test_what_would_have_to_be_compressed_again_is_joined_up_to_a_lower_limit() -> None:
+    value = random.Random(1).randbytes(FEW_BYTES)
+    large = bytes(make_batch([record(2, value=value)], leader_epoch=3, compression_type="lz4"))
+    assert FEW_BYTES < len(large) < FEW_PLAIN_BYTES
+    before = batch(0, codec="lz4"), batch(1, codec="lz4")
+    for more, number in ((batch(2, FEW_RECORDS, "lz4"), 3), (batch(2, FEW_RECORDS + 1, "lz4"), 2), (large, 2)):
+        made = joined(*before, more)
+        assert made is not None
+        assert made.batches == number
+    plain = joined(batch(0, FEW_RECORDS + 1), batch(FEW_RECORDS + 1, FEW_PLAIN_RECORDS))
+    assert plain is not None
+    assert plain.next_offset == FEW_RECORDS + 1 + FEW_PLAIN_RECORDS
 
 
 @pytest.mark.parametrize("codec", ["lz4", "snappy", "zstd"])

@@ -24,13 +24,20 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.records import compress, decompress
 from kmirror.cluster.protocol.varint import read_varint, varint
 
-#: A batch with more records than this, or more bytes, costs less by itself.
+#: A batch with more records than this, or more bytes, costs less by itself: those of one that is compressed, which has
+#: to be compressed again, and those of one that is not.
 FEW_RECORDS = 20
 FEW_BYTES = 8 << 10
+FEW_PLAIN_RECORDS = 40
+FEW_PLAIN_BYTES = 32 << 10
 #: A merged batch takes so many bytes before it is compressed: larger ones are no faster.
 MERGED_BYTES = 256 << 10
 
 _NO_PRODUCER = (-1, -1, -1)
+_NO_HEADER = bytes(BATCH_OVERHEAD)
+#: Records' attributes, no timestamp delta, and each of the offset deltas that most records get.
+_HEADS_MADE = 4096
+_HEADS = tuple(b"\x00\x00" + varint(delta) for delta in range(_HEADS_MADE))
 _MERGED_CODECS = frozenset(COMPRESSION_TYPES.index(codec) for codec in ("none", "snappy", "lz4", "zstd"))
 
 
@@ -46,6 +53,13 @@ class Merged(NamedTuple):
     data: memoryview
     end: int
     batches: int
+
+
+def is_small(record_count: int, length: int, attributes: int) -> bool:
+    """Tell whether a batch with this header costs less when it is put together with others."""
+    if attributes:
+        return 0 < record_count <= FEW_RECORDS and length <= FEW_BYTES
+    return 0 < record_count <= FEW_PLAIN_RECORDS and length <= FEW_PLAIN_BYTES
 
 
 def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None:
@@ -65,9 +79,9 @@ def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None
         if (
             magic != 2
             or base != expected
-            or not 0 < count <= FEW_RECORDS
             or count != delta + 1
-            or not BATCH_OVERHEAD - LOG_OVERHEAD < length <= FEW_BYTES
+            or not is_small(count, length, attributes)
+            or length <= BATCH_OVERHEAD - LOG_OVERHEAD
             or end > size
             or attributes not in _MERGED_CODECS
             or (joined and kind != (epoch, attributes))
@@ -97,11 +111,9 @@ def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None
     if joined < 2:
         return None
     epoch, codec = kind
-    data = bytearray(BATCH_OVERHEAD)
     if codec:
-        data += compress(b"".join(parts), COMPRESSION_TYPES[codec])
-    else:
-        data += b"".join(parts)
+        parts = [compress(b"".join(parts), COMPRESSION_TYPES[codec])]
+    data = bytearray().join((_NO_HEADER, *parts))
     count = expected - base_offset
     stamps = (first_timestamp, latest)
     length = len(data) - LOG_OVERHEAD
@@ -124,29 +136,33 @@ def _move(
     """
     add = made.append
     for delta in range(count):
+        # nearly always a length of one or two bytes, no timestamp delta, an offset delta of one byte
         byte = records[position]
         if byte < 0x80:
-            length = byte >> 1 if not byte & 1 else -1
-            begin = position + 1
+            doubled, begin = byte, position + 1
+        elif (second := records[position + 1]) < 0x80:
+            doubled, begin = byte & 0x7F | second << 7, position + 2
         else:
             length, begin = read_varint(records, position)
-        following = begin + length
-        if length < 4 or following > end or records[begin]:
+            doubled = length << 1
+        following = begin + (doubled >> 1)
+        if doubled & 1 or doubled < 8 or following > end or records[begin]:
             return False
-        byte = records[begin + 1]
-        if byte == 0:
-            timestamp, middle = later, begin + 2
-        else:
+        if records[begin + 1]:
             timestamp, middle = read_varint(records, begin + 1)
             timestamp += later
+        else:
+            timestamp, middle = later, begin + 2
         byte = records[middle]
         if byte < 0x80:
-            found, tail = byte >> 1 if not byte & 1 else -1, middle + 1
+            found, tail = byte, middle + 1
         else:
             found, tail = read_varint(records, middle)
-        if found != delta or tail > following:
+            found <<= 1
+        if found != delta << 1 or tail > following:
             return False
-        head = b"\x00" + varint(timestamp) + varint(offset + delta)
+        place = offset + delta
+        head = _HEADS[place] if not timestamp and place < _HEADS_MADE else b"\x00" + varint(timestamp) + varint(place)
         add(varint(len(head) + following - tail) + head)
         add(records[tail:following])
         position = following

@@ -41,7 +41,7 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import Isolation, Kind
-from kmirror.cluster.protocol.merge import FEW_BYTES, FEW_RECORDS, merge
+from kmirror.cluster.protocol.merge import FEW_PLAIN_RECORDS, is_small, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.engine.histories.judge import Fail
@@ -185,7 +185,7 @@ class Intake:
         unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
         set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
         isolation: Isolation | None = None
-        few = FEW_RECORDS if self.merges else -1
+        few = FEW_PLAIN_RECORDS if self.merges else -1
         while end - position > MAGIC_POSITION:
             if end - position >= BATCH_OVERHEAD:
                 (base, length, leader_epoch, magic, crc, attributes, delta, _, max_timestamp, _, _, _, count) = unpack(
@@ -194,7 +194,11 @@ class Intake:
                 following = position + LOG_OVERHEAD + length
                 if following > end:
                     break
-                if count <= few and length <= FEW_BYTES and (merged := merge(records, position, expected)):
+                if (
+                    count <= few
+                    and is_small(count, length, attributes)
+                    and (merged := merge(records, position, expected))
+                ):
                     guard(merged.data, producer_id, producer_epoch, (expected - filled) & SEQUENCE_MASK)
                     self._counts.batches_merged += merged.batches
                     frame.pending += 1
