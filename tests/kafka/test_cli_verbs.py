@@ -216,13 +216,13 @@ def test_settings_can_be_seen_and_changed(
         (row,) = [row for row in json.loads(shown.stdout) if row["key"] == "copy.lanes"]
         return row["value"], row["default"]
 
-    assert lanes() == ("2", True)
+    assert lanes() == ("auto", True)
     assert typed(destination_cluster, *change, "--dry-run").returncode == 0
-    assert lanes() == ("2", True)
+    assert lanes() == ("auto", True)
     assert typed(destination_cluster, *change).returncode == 0
     assert lanes() == ("4", False)
     assert typed(destination_cluster, "config", "--mirror", mirror, "--unset", "copy.lanes").returncode == 0
-    assert lanes() == ("2", True)
+    assert lanes() == ("auto", True)
     unsure = typed(destination_cluster, "delete", "--mirror", mirror)
     assert unsure.returncode == 3
     assert unsure.stderr.endswith(

@@ -59,7 +59,7 @@ def test_defaults() -> None:
         emit_checkpoints_interval_seconds=60,
         emit_heartbeats_enabled=False,
         emit_heartbeats_interval_seconds=1,
-        copy_lanes=2,
+        copy_lanes=None,
         throttle_bytes_per_second=0,
         metrics_per_partition=False,
     )

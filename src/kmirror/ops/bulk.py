@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kmirror.engine.bulk.runner import THREADS, Runner, SparkTasks, Threads, Where
+from kmirror.engine.lane_count import cores_of, lanes_of
 from kmirror.errors import RefusedError
 from kmirror.java import find_java
 from kmirror.words import counted
@@ -45,7 +46,7 @@ class SparkChoice:
 class Bulk:
     """Decide where bulk work of one verb is done, and give it runners; use it as a context manager."""
 
-    def __init__(self, choice: SparkChoice, verb: str, mirror: str, lanes: int, watch: Watch) -> None:
+    def __init__(self, choice: SparkChoice, verb: str, mirror: str, lanes: int | None, watch: Watch) -> None:
         self._choice = choice
         self._verb = verb
         self._mirror = mirror
@@ -129,8 +130,6 @@ class Bulk:
         )
 
 
-def slots_of(master: str, lanes: int) -> int:
+def slots_of(master: str, lanes: int | None) -> int:
     """Return how many tasks run at once: one a core on this machine, as many as there are lanes on a cluster."""
-    from kmirror.engine.spark.conf import cores_of
-
-    return cores_of(master) or lanes
+    return cores_of(master) or lanes_of(lanes, master)

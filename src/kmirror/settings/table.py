@@ -107,6 +107,21 @@ def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
     return Kind("int", f"{lowest} – {highest}", read)
 
 
+def _auto_or(kind: Kind) -> Kind:
+    def read(key: str, text: str) -> Any:
+        if text.lower() == "auto":
+            return None
+        try:
+            return kind.read(key, text)
+        except UsageError as error:
+            raise UsageError(error.message, f"{error.hint}, or auto") from None
+
+    def write(value: Any) -> str:
+        return "auto" if value is None else kind.write(value)
+
+    return Kind(kind.name, f"auto, {kind.allowed}", read, write)
+
+
 def _byte_rate(lowest: int, highest: int) -> Kind:
     def read(key: str, text: str) -> int:
         if not re.fullmatch("[0-9]{1,18}", text) or (int(text) and not lowest <= int(text) <= highest):
@@ -464,11 +479,12 @@ class Settings:
         "`enforce`: ACLs deny all other clients write access to mirror topics, where possible. `detect`, and wherever"
         " ACLs are not possible: foreign writes are detected afterwards.",
     )
-    copy_lanes: int = _row(
+    copy_lanes: int | None = _row(
         "copy.lanes",
-        _integer(1, 256),
-        2,
-        "Number of Spark tasks that copy in parallel. Partitions are distributed among them.",
+        _auto_or(_integer(1, 256)),
+        None,
+        "Number of Spark tasks that copy in parallel. Partitions are distributed among them. `auto`: one for every four"
+        " cores of this machine, two on a Spark cluster.",
         Alias("tasks.max"),
         Alias("num.cluster.link.fetchers"),
         Alias("mirror.num.replica.fetchers"),

@@ -42,6 +42,7 @@ from kmirror.engine.control.topics import MirrorTopics, is_copied
 from kmirror.engine.control.workers import Workers
 from kmirror.engine.executors import Executor, Placement
 from kmirror.engine.lane.control import STATE_PARTITION
+from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
@@ -253,7 +254,7 @@ class MirrorEngine:
     @property
     def lanes_wanted(self) -> int:
         """How many lanes it would have if there were room."""
-        return self._topics.settings.copy_lanes
+        return lanes_of(self._topics.settings.copy_lanes, self._lease.record.master)
 
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         """Take where lanes run, and how many it may have; None for as many as it wants."""

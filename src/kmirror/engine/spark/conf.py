@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kmirror
+from kmirror.engine.lane_count import cores_of
 from kmirror.engine.spark.daemon import PRELOAD_VARIABLE
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import RefusedError, UsageError
@@ -80,14 +81,6 @@ def effective_master(options: SparkOptions) -> str:
 def local_threads(options: SparkOptions) -> int:
     """Return how many functions a local master runs at once."""
     return max(cores_of(options.master) or 1, options.slots + options.later_slots)
-
-
-def cores_of(master: str) -> int | None:
-    """Return how many cores of this machine a local master is to use; None for any other master."""
-    if (local := _LOCAL.fullmatch(master)) is None:
-        return None
-    threads = local["threads"] or "1"
-    return (os.cpu_count() or 1) if threads == "*" else max(1, int(threads))
 
 
 def worker_python(options: SparkOptions, environ: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kmirror.engine.lane_count import lanes_of
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.shipping import cache_folder
@@ -24,7 +25,7 @@ _LATER_SLOTS = 256
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     """Return what Spark is told so that the lanes of these mirrors run at the same time, and one more."""
-    lanes = sum(stored_settings(record.settings).copy_lanes for record in records)
+    lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master) for record in records)
     what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
     later = _LATER_SLOTS if request.all_mirrors else 0
     name = f"kmirror {what} on {socket.gethostname()}"
