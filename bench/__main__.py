@@ -5,15 +5,15 @@ smaller with fewer megabytes.
 
 Brokers compile what they have run often, so all that a contender makes them do is warmed up first, with little batches:
 of those a second holds as many as a minute of large ones. Then the source is filled once with each data set, and every
-contender copies it: until it gets no faster, and then round after round in another order, each time into a topic that
-did not exist. What counts is the median.
+contender copies it: once to warm up what it alone makes the brokers do, and then round after round in another order,
+each time into a topic that did not exist. What counts is the median. `--readme` writes README.md's table of the numbers
+in docs/results/bench.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import signal
 import statistics
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.clusters import Pair
@@ -34,7 +34,6 @@ from bench.contenders import (
     Load,
     let_go,
     prepare_senders,
-    warm_up,
 )
 from bench.cores import cores_apart
 from bench.data import DATA_SETS, WARM_UP, Amount, DataSet
@@ -44,11 +43,13 @@ from bench.machine import describe_machine
 from bench.measure import Copy, CopyFailedError, ProcessTree, watch
 from bench.mirrormaker import MirrorMaker, mirrormaker_jars
 from bench.processes import REPOSITORY, Running, kmirror
-from bench.report import Results, told
+from bench.readme import write_table
+from bench.report import CEILING_BUDGETS, Results, told
 
 ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
+_BEGAN = time.monotonic()
 #: As often a contender copies little batches before all else.
 _LITTLE_WARM_UPS = 2
 #: As often a contender copies a data set before it is measured: at least, and at most.
@@ -63,8 +64,11 @@ _NO_THROUGHPUT = {"latency", *_LOGS}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, tell and write; return 0 when every budget is kept."""
     options = _options(arguments)
+    if options.readme:
+        write_table()
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
-    only: set[str] = options.only or set(_PARTS)
+    only: set[str] = options.only or set(_PARTS) - _LOGS
     data_sets = [one for key, one in DATA_SETS.items() if key in only] or list(DATA_SETS.values())
     wanted = [one for one in CONTENDERS if one.key in only] or list(CONTENDERS)
     # `--only latency,kmirror` asks for no throughput; `--only latency,16k` does.
@@ -86,8 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if throughput:
                 _warm_up_brokers(pair, folder, contenders, options.megabytes)
-                for data_set in data_sets:
-                    _compare(pair, folder, contenders, data_set, options.megabytes, options.rounds, copies)
+                for number, data_set in enumerate(data_sets, 1):
+                    _say(f"data set {number} of {len(data_sets)}")
+                    some = [one for one in contenders if not one.apart or data_set.key in CEILING_BUDGETS]
+                    _compare(pair, folder, some, data_set, options.megabytes, options.rounds, copies)
             if "latency" in only:
                 for contender in contenders:
                     if not isinstance(contender, (Ceiling, KmirrorApart)):
@@ -128,12 +134,11 @@ def _compare(
 ) -> None:
     """Fill the source with a data set and let every contender copy it: to warm up, and then once each round."""
     load = filled(pair, folder, data_set, megabytes)
-    warm_up(pair.destination, load, folder)
     for contender in contenders:
-        _warm_up(functools.partial(_measure, pair, contender, load, "warm-up"))
+        _measure(pair, contender, load, "warm-up")
     for number in range(1, rounds + 1):
         turn = number % len(contenders)
-        what, in_turn = f"round {number}", (*contenders[turn:], *contenders[:turn])
+        what, in_turn = f"round {number} of {rounds}", (*contenders[turn:], *contenders[:turn])
         copies.extend(_measure(pair, contender, load, what, number) for contender in in_turn)
     pair.source.delete_topics({load.topic})
 
@@ -162,17 +167,6 @@ def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], 
     pair.source.delete_topics({load.topic})
 
 
-def _warm_up(copy: Callable[[], Copy]) -> None:
-    """Copy again while it gets faster."""
-    best, slower = 0.0, 0
-    for number in range(1, _MOST_WARM_UPS + 1):
-        rate = copy().megabytes_per_second
-        slower = 0 if rate > 1.05 * best else slower + 1
-        best = max(best, rate)
-        if slower >= 2 and number >= _LEAST_WARM_UPS:
-            return
-
-
 def _measure(pair: Pair, contender: Contender, load: Load, what: str, number: int = 0) -> Copy:
     copy = _copy(pair, contender, load, number)
     _say(
@@ -194,7 +188,7 @@ def _watched_copy(pair: Pair, contender: Contender, load: Load, number: int) -> 
     try:
         started_at = time.monotonic()
         running = contender.start()
-        tree = ProcessTree([process.pid for process in running.processes])
+        tree = ProcessTree([process.pid for process in running.processes], beside=pair.pids)
         seen = watch(lambda: pair.destination.log_end(load.topic), load.amount.records, tree, started_at, running.check)
         running.end()
     finally:
@@ -225,6 +219,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, default=None, help="write the results here; docs/results for a full run, else nowhere"
     )
+    parser.add_argument("--readme", action="store_true", help="only write README.md's table of what was measured last")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.megabytes < 1:
         parser.error("--rounds and --megabytes are at least 1")
@@ -239,7 +234,8 @@ def _parts(text: str) -> set[str]:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
+    print(f"{minutes:3d}:{seconds:02d}  {line}", flush=True)
 
 
 if __name__ == "__main__":

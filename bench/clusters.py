@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.data import PARTITIONS
+from bench.measure import DESTINATION, SOURCE
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -124,6 +125,12 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         self.source = Cluster("source", directory / "source")
         self.destination = Cluster("destination", directory / "destination")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the process of each cluster's broker, by the cluster's name."""
+        found = {SOURCE: self.source.sandbox.brokers[0].pid, DESTINATION: self.destination.sandbox.brokers[0].pid}
+        return {name: pid for name, pid in found.items() if pid is not None}
 
     def __enter__(self) -> Self:
         try:

@@ -7,7 +7,6 @@ as it was.
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from bench.sender import Errand
 
 _SENDERS = 2
 _REQUESTS_IN_FLIGHT = 3
-_WARM_UPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +128,6 @@ class CeilingApart(Ceiling):
     key = "ceiling-apart"
     title = "destination, apart"
     apart = True
-
-
-def warm_up(cluster: Cluster, load: Load, folder: Path) -> None:
-    """Send the load to a cluster, again and again, until its brokers get no faster: what they run gets compiled."""
-    best, slower = 0.0, 0
-    for _ in range(_WARM_UPS):
-        cluster.create_topic(load.topic)
-        senders = prepare_senders(cluster, load, folder)
-        began = time.monotonic()
-        let_go(senders)
-        for process in senders.processes:
-            process.wait()
-        rate = load.amount.stored_bytes / (time.monotonic() - began)
-        senders.end()
-        cluster.delete_topics({load.topic})
-        slower = 0 if rate > 1.05 * best else slower + 1
-        best = max(best, rate)
-        if slower == 2:
-            return
 
 
 def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:

@@ -49,7 +49,8 @@ DATA_SETS = {
     data_set.key: data_set
     for data_set in (
         DataSet("256k", "256 KB batches, uncompressed", "none", 255),
-        DataSet("16k", "16 KB batches, lz4", "lz4", 15),
+        DataSet("16k", "16 KB batches, uncompressed", "none", 15),
+        DataSet("16k-lz4", "16 KB batches, lz4", "lz4", 15),
         DataSet("2k", "2 records of 1 KB a batch", "none", 2, share=0.2),
         DataSet("2k-lz4", "2 records of 1 KB a batch, lz4", "lz4", 2, share=0.2),
         DataSet("1-record", "1 record of 1 KB a batch", "none", 1, share=0.2),

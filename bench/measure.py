@@ -2,14 +2,16 @@
 
 Bytes are counted at the destination, as the log ends its leaders name: often where the first and the last are about to
 come, less often between, since who watches takes from the cores that are measured. CPU and memory are those of the
-whole process tree as /proc tells them: JVMs, daemons and workers included, and those that have ended.
+whole process tree as /proc tells them: JVMs, daemons and workers included, and those that have ended. What the brokers
+use meanwhile is told beside it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,10 @@ _MEMORY_S = 1.0
 #: A copy that brings nothing for so long will not bring the rest.
 _STALLED_S = 90.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_JVM = "java"
+#: What a tree's processes are called; those that only send belong to the driver.
+DRIVER, JVM, LANES = "driver", "JVM", "lanes"
+SOURCE, DESTINATION = "source", "destination"
 
 
 class CopyFailedError(Exception):
@@ -30,21 +36,38 @@ class CopyFailedError(Exception):
 class _Process:
     pid: int
     parent: int
+    name: str
     started: str
     ticks: int
 
 
 class ProcessTree:
-    """Follow some processes and all that descend from them."""
+    """Follow some processes and all that descend from them; and, `beside` it, what others have used."""
 
-    def __init__(self, roots: Sequence[int]) -> None:
+    def __init__(self, roots: Sequence[int], beside: Mapping[str, int] | None = None) -> None:
         self._roots = set(roots)
+        self._beside = dict(beside or {})
         self._known: dict[tuple[int, str], int] = {}
+        self._kinds: dict[tuple[int, str], str] = {}
         #: Proportional set size of the whole tree, in bytes; the most that was seen.
         self.peak_memory = 0
 
     def cpu_seconds(self) -> float:
         """Look again, and return what the tree has used until now, by processes that have ended too."""
+        self._look()
+        return sum(self._known.values()) / _TICKS_PER_SECOND
+
+    def cpu_by_process(self) -> dict[str, float]:
+        """Look again, and return the same by what the processes are, with those beside the tree."""
+        running = self._look()
+        found: Counter[str] = Counter()
+        for name, pid in self._beside.items():
+            found[name] += running[pid].ticks if pid in running else 0
+        for process, ticks in self._known.items():
+            found[self._kinds[process]] += ticks
+        return {name: ticks / _TICKS_PER_SECOND for name, ticks in found.items()}
+
+    def _look(self) -> dict[int, _Process]:
         running = _running()
         members = set(self._roots)
         for process in running.values():
@@ -58,7 +81,19 @@ class ProcessTree:
         for pid in members & running.keys():
             process = running[pid]
             self._known[process.pid, process.started] = process.ticks
-        return sum(self._known.values()) / _TICKS_PER_SECOND
+            self._kinds[process.pid, process.started] = self._kind(process, running)
+        return running
+
+    def _kind(self, process: _Process, running: Mapping[int, _Process]) -> str:
+        """Say what a process is: the JVM, a lane that Spark started below it, or the driver, from which all come."""
+        if process.name == _JVM:
+            return JVM
+        parent: _Process | None = process
+        while parent and parent.pid not in self._roots:
+            parent = running.get(parent.parent)
+            if parent and parent.name == _JVM:
+                return LANES
+        return DRIVER
 
     def look_at_memory(self) -> None:
         """Sum up the memory of the processes known; pages that several share count once."""
@@ -82,6 +117,8 @@ class Copy:
     cpu_seconds_per_gigabyte: float
     first_byte_seconds: float
     peak_memory_bytes: int
+    #: By process, brokers included; what belongs to the tree makes up `cpu_seconds_per_gigabyte`.
+    cpu_by_process: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +127,7 @@ class Watched:
 
     times: list[float]
     records: list[int]
-    cpu_seconds: float
+    cpu_by_process: dict[str, float]
     first_byte_seconds: float
     peak_memory: int
 
@@ -100,6 +137,7 @@ class Watched:
         seen = [count * bytes_a_record for count in self.records]
         half = next(i for i, count in enumerate(seen) if count >= stored_bytes / 2 or i == len(seen) - 2)
         copied = stored_bytes - seen[0]
+        used = {process: seconds / (copied / 1e9) for process, seconds in self.cpu_by_process.items()}
         return Copy(
             contender,
             data_set,
@@ -108,9 +146,10 @@ class Watched:
             self.times[-1] - self.times[0],
             copied / (self.times[-1] - self.times[0]) / 1e6,
             (stored_bytes - seen[half]) / (self.times[-1] - self.times[half]) / 1e6,
-            self.cpu_seconds / (copied / 1e9),
+            sum(seconds for process, seconds in used.items() if process not in (SOURCE, DESTINATION)),
             self.first_byte_seconds,
             self.peak_memory,
+            used,
         )
 
 
@@ -124,14 +163,14 @@ def watch(
     """
     times: list[float] = []
     records: list[int] = []
-    cpu_before = 0.0
+    before: dict[str, float] = {}
     moved_at = started_at
     next_tree = next_memory = started_at
     while True:
         count = log_end()
         at = time.monotonic()
         if count and not times:
-            cpu_before = tree.cpu_seconds()
+            before = tree.cpu_by_process()
         if count > (records[-1] if records else 0):
             times.append(at)
             records.append(count)
@@ -148,13 +187,14 @@ def watch(
         if at - moved_at > _STALLED_S:
             raise CopyFailedError(f"{count:,} of {total:,} records are there, and no more came for {_STALLED_S:.0f} s")
         time.sleep(_until_next_look(times, records, total))
-    cpu_after = tree.cpu_seconds()
+    after = tree.cpu_by_process()
     tree.look_at_memory()
     if count > total:
         raise CopyFailedError(f"{count:,} records are there, and only {total:,} were to be copied")
     if len(times) < 2:
         raise CopyFailedError("all records came at once: too few to measure")
-    return Watched(times, records, cpu_after - cpu_before, times[0] - started_at, tree.peak_memory)
+    used = {process: seconds - before.get(process, 0.0) for process, seconds in after.items()}
+    return Watched(times, records, used, times[0] - started_at, tree.peak_memory)
 
 
 def _until_next_look(times: Sequence[float], records: Sequence[int], total: int) -> float:
@@ -166,7 +206,7 @@ def _until_next_look(times: Sequence[float], records: Sequence[int], total: int)
 
 
 def _running() -> dict[int, _Process]:
-    """Return every process of this machine: proc_pid_stat(5), fields 1, 4, 22, and 14 + 15."""
+    """Return every process of this machine: proc_pid_stat(5), fields 1, 4, 2, 22, and 14 + 15."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -175,8 +215,10 @@ def _running() -> dict[int, _Process]:
             stat = Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        fields = stat.rpartition(")")[2].split()
-        found[int(name)] = _Process(int(name), int(fields[1]), fields[19], int(fields[11]) + int(fields[12]))
+        named, _, rest = stat.rpartition(")")
+        fields, command = rest.split(), named.partition("(")[2]
+        ticks = int(fields[11]) + int(fields[12])
+        found[int(name)] = _Process(int(name), int(fields[1]), command, fields[19], ticks)
     return found
 
 

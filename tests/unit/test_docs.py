@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from bench import readme
 from kmirror.cli.main import VERBS, kmirror
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.show.tables import TopicState
@@ -25,6 +26,12 @@ NOT_OURS = {
     "CONTRIBUTING.md": {"src/kmirror/ops/FAMILY/VERB.py", "src/kmirror/cli/FAMILY.py"},
 }
 TROUBLESHOOTING = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    """`python -m bench --readme` writes it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.BEGIN + readme.stored_table() + readme.END in text
 
 
 def settings_table() -> str:
