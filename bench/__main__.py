@@ -6,8 +6,8 @@ smaller with fewer megabytes.
 Brokers compile what they have run often, so all that a contender makes them do is warmed up first, with little batches:
 of those a second holds as many as a minute of large ones. Then the source is filled once with each data set, and every
 contender copies it: once to warm up what it alone makes the brokers do, and then round after round in another order,
-each time into a topic that did not exist. What counts is the median. `--readme` writes README.md's table of the numbers
-in docs/results/bench.json.
+each time into a topic that did not exist. What counts is the median. A full run writes docs/results/bench.json, and of
+that README.md's table; `--readme` writes the table alone.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from bench.chart import draw
 
             draw(results, output / f"{stem}.png")
+        if stem == "bench" and options.output is None:
+            write_table()
         print(f"Written: {stem}.* in {output}")
     return 0 if all(budget.kept for budget in results.budgets()) else 1
 
@@ -134,7 +136,7 @@ def _compare(
 ) -> None:
     """Fill the source with a data set and let every contender copy it: to warm up, and then once each round."""
     load = filled(pair, folder, data_set, megabytes)
-    for contender in contenders:
+    for contender in _to_warm_up(contenders):
         _measure(pair, contender, load, "warm-up")
     for number in range(1, rounds + 1):
         turn = number % len(contenders)
@@ -161,10 +163,15 @@ def filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
 def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], megabytes: int) -> None:
     """Have the brokers do often what each contender makes them do."""
     load = filled(pair, folder, WARM_UP, megabytes)
-    for contender in contenders:
+    for contender in _to_warm_up(contenders):
         for _ in range(_LITTLE_WARM_UPS):
             _measure(pair, contender, load, "warm-up")
     pair.source.delete_topics({load.topic})
+
+
+def _to_warm_up(contenders: Sequence[Contender]) -> Sequence[Contender]:
+    """Return one contender of each kind: brokers do the same whichever cores they have."""
+    return [contender for contender in contenders if not contender.apart] or contenders
 
 
 def _measure(pair: Pair, contender: Contender, load: Load, what: str, number: int = 0) -> Copy:

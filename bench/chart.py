@@ -28,7 +28,8 @@ def draw(results: Results, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3 if results.latencies else 2, figsize=(14 if results.latencies else 11, 5.4))
+    rows = 3 if results.latencies else 2
+    figure, axes = pyplot.subplots(rows, 1, figsize=(13, 1.5 + 3.8 * rows))
     _bars(axes[0], results, throughput, list(TITLES))
     axes[0].set_title("Throughput, MB/s (more is better)")
     _bars(axes[1], results, cpu, ["kmirror", "mirrormaker"])
@@ -41,14 +42,14 @@ def draw(results: Results, path: Path) -> None:
         axis.grid(axis="y", color="#e4e4e4")
         axis.set_axisbelow(True)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.5, 0.035))
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.5, 0.02))
     figure.suptitle(
-        f"One Kafka topic copied to another cluster: {results.megabytes:,} MB of 1 KB records, 8 partitions",
+        f"One Kafka topic of 8 partitions copied to another cluster: up to {results.megabytes:,} MB",
         fontsize=14,
     )
-    figure.text(0.5, 0.925, f"bars: medians of {results.rounds} rounds; dots: each round", ha="center", fontsize=9)
-    figure.text(0.5, 0.015, f"{results.machine.title}; {results.machine.measured_at[:10]}", ha="center", fontsize=8)
-    figure.tight_layout(rect=(0, 0.09, 1, 0.94))
+    figure.text(0.5, 0.955, f"bars: medians of {results.rounds} rounds; dots: each round", ha="center", fontsize=9)
+    figure.text(0.5, 0.01, f"{results.machine.title}; {results.machine.measured_at[:10]}", ha="center", fontsize=8)
+    figure.tight_layout(rect=(0, 0.045, 1, 0.965))
     figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)
 
@@ -67,7 +68,8 @@ def _bars(axis: Any, results: Results, number: Callable[[Copy], float], contende
             axis.plot([x] * len(values), values, "o", color=_DOTS, markersize=3)
             text = f"{median:.0f}" if median >= 20 else f"{median:.1f}"
             axis.annotate(text, (x, max(values)), (0, 5), textcoords="offset points", ha="center", fontsize=10)
-    axis.set_xticks(range(len(results.data_sets)), [data_set.title for data_set in results.data_sets])
+    titles = [data_set.title.replace(", ", ",\n").replace(" a batch", "\na batch") for data_set in results.data_sets]
+    axis.set_xticks(range(len(results.data_sets)), titles)
 
 
 def _latency(axis: Any, results: Results) -> None:

@@ -190,7 +190,7 @@ def told(results: Results) -> Iterator[str]:
     yield results.machine.title
     for data_set in results.data_sets:
         yield ""
-        yield f"{data_set.title}; medians of {results.rounds} rounds of {results.megabytes} MB"
+        yield f"{data_set.title}; medians of {results.rounds} rounds of {results.megabytes * data_set.share:g} MB"
         yield (
             f"{'':<22}{'MB/s':>8}{'(from – to)':>16}{'2nd half':>10}{'CPU-s/GB':>10}{'first byte s':>14}{'peak MB':>9}"
         )
