@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
-from kmirror.cluster.protocol.produce import Append, AppendAnswer, answer, request
+from kmirror.cluster.protocol.produce import Append, AppendAnswer, answer, least_answer_bytes, request
 from kmirror.cluster.protocol.wire import FrameError
 
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -128,6 +128,15 @@ def test_an_answer_for_many_partitions(version: int) -> None:
         ],
         250,
     )
+
+
+@pytest.mark.parametrize("version", [11, 12, 13])
+@pytest.mark.parametrize("count", [1, 8, 200])
+def test_no_answer_is_shorter_than_said(version: int, count: int) -> None:
+    for code, base_offset in ((0, 5), (45, -1)):
+        rows = [("a", partition_answer(number, error_code=code, base_offset=base_offset)) for number in range(count)]
+        size = 4 + len(encoded_answer(version, rows))
+        assert size - 20 <= least_answer_bytes(count) <= size
 
 
 @pytest.mark.parametrize("version", [11, 13])

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection, Stream
+from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import FrameError
+from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.errors import OutcomeUnknown
 from tests.support.frames import PLAIN, framed, is_told, receive
 
@@ -59,6 +61,25 @@ def test_nobody_is_woken_by_parts_of_a_frame_that_fit_into_the_socket(tcp_ends: 
     theirs.sendall(framed(b"next"))
     assert is_told(stream)
     assert bytes(receive(stream)) == b"next"
+
+
+def test_several_answers_are_waited_for_at_once(tcp_ends: tuple[Stream, socket.socket]) -> None:
+    stream, theirs = tcp_ends
+    link = DestinationLink(1, stream, produce.HIGHEST_VERSION)
+    for number in range(3):
+        batches = [(None, None)] * 8
+        link.in_flight.append(ProduceRequest(number, 0.0, batches, 0, 0, False))  # type: ignore[arg-type]
+    frame = bytes(produce.least_answer_bytes(8) - 4)
+    link.await_answers(2)
+    theirs.sendall(framed(frame))
+    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    theirs.sendall(framed(frame))
+    assert is_told(stream)
+    assert [bytes(stream.receive() or b""), bytes(stream.receive() or b""), stream.receive()] == [frame, frame, None]
+    theirs.sendall(framed(frame))
+    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    link.await_answers(1)
+    assert is_told(stream)
 
 
 def test_a_frame_larger_than_its_socket_gets_through(tcp_ends: tuple[Stream, socket.socket]) -> None:

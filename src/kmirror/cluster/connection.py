@@ -277,8 +277,8 @@ class Stream:
         self._inbox_start = self._inbox_end = 0
         #: True when the last read emptied the socket: the next one can wait for the selector's word.
         self._drained = False
-        #: How many bytes the socket is to hold before the selector reports it.
-        self._awaited = 1
+        #: How many bytes the socket is to hold before the selector reports it; and before it reports a new frame.
+        self._awaited = self._least = 1
         self._frame: memoryview | None = None
         self._filled = 0
         self._spare: list[bytearray] = []
@@ -303,7 +303,7 @@ class Stream:
         Raises:
             OutcomeUnknown: the connection is gone.
         """
-        self._rest.extend(memoryview(buffer) for buffer in buffers)
+        self._rest.extend(map(memoryview, buffers))
         self.flush()
 
     def flush(self) -> None:
@@ -317,12 +317,13 @@ class Stream:
             while rest:
                 count = self._socket.send(rest[0]) if self._tls else self._socket.sendmsg(rest[:_MAX_BUFFERS])
                 done = 0
-                while done < len(rest) and count >= len(rest[done]):
-                    count -= len(rest[done])
+                for buffer in rest:
+                    if count < len(buffer):
+                        rest[done] = buffer[count:]
+                        break
+                    count -= len(buffer)
                     done += 1
                 del rest[:done]
-                if count:
-                    rest[0] = rest[0][count:]
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
@@ -359,8 +360,17 @@ class Stream:
         except OSError as error:
             raise OutcomeUnknown(self.connection.says(_reason_of(error))) from None
         self._frame = None
-        self._await(1)
+        self._await(self._least)
         return frame
+
+    def await_frames(self, least_bytes: int) -> None:
+        """Have the selector report new frames when they have at least so many bytes together; at first, one.
+
+        They have to come without anything more being sent, or nothing is reported before the connection ends.
+        """
+        self._least = least_bytes
+        if self._frame is None:
+            self._await(least_bytes)
 
     def _await(self, count: int) -> None:
         """Have the selector report when so much is here, or all that the socket can hold: less is of no use.

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.wire import (
@@ -41,9 +43,12 @@ _PARTITION_ANSWER = struct.Struct(">ihqqq")
 #: The same with an end that has nothing to tell.
 _PLAIN_ANSWER = struct.Struct(">ihqqq3s")
 _NO_TAGS = b"\x00"
+_topic_of = itemgetter(0)
 #: No record errors, no message, no tagged fields: how almost every partition's answer ends.
 _NOTHING_TO_TELL = b"\x01\x00\x00"
 _INT32 = struct.Struct(">i")
+#: Length, correlation id and throttle; and of what else there is, a byte each.
+_LEAST_ANSWER_BYTES = 16
 
 
 class Append(NamedTuple):
@@ -69,31 +74,32 @@ def request(
     correlation_id: int, version: int, client_id: str, appends: Sequence[Append], *, acks: int, timeout_ms: int
 ) -> list[Buffer]:
     """Encode one framed request. `appends` has at most one batch per partition, and topics in one piece."""
-    groups: list[tuple[str, int]] = []
-    for append in appends:
-        if groups and groups[-1][0] == append.topic:
-            groups[-1] = (append.topic, groups[-1][1] + 1)
-        else:
-            groups.append((append.topic, 1))
-    counts = iter(groups)
+    groups = [list(group) for _, group in groupby(appends, _topic_of)]
     prefix = request_header(API_KEY, version, correlation_id, client_id)
     prefix += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(groups) + 1)
-    buffers: list[Buffer] = []
-    size, left = 0, 0
+    buffers: list[Buffer] = [b""]
+    size = 0
     pack = _INT32.pack
-    for topic, topic_id, partition, batch in appends:
-        if not left:
-            _, left = next(counts)
-            name = topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(topic)
-            prefix += name + unsigned_varint(left + 1)
-        left -= 1
-        length = len(batch)
-        prefix += pack(partition) + unsigned_varint(length + 1)
-        buffers += (prefix, batch)
-        size += len(prefix) + length
-        prefix = _NO_TAGS if left else _NO_TAGS + _NO_TAGS
+    for group in groups:
+        topic, topic_id, _, _ = group[0]
+        name = topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(topic)
+        prefix += name + unsigned_varint(len(group) + 1)
+        for _, _, partition, batch in group:
+            length = len(batch)
+            prefix += pack(partition) + unsigned_varint(length + 1)
+            buffers += (prefix, batch)
+            size += len(prefix) + length
+            prefix = _NO_TAGS
+        prefix += _NO_TAGS
     prefix += _NO_TAGS
-    return [_INT32.pack(size + len(prefix)), *buffers, prefix]
+    buffers.append(prefix)
+    buffers[0] = _INT32.pack(size + len(prefix))
+    return buffers
+
+
+def least_answer_bytes(partitions: int) -> int:
+    """Return how many bytes the answer for so many partitions has at least, framed."""
+    return _LEAST_ANSWER_BYTES + partitions * _PLAIN_ANSWER.size
 
 
 def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
@@ -122,8 +128,9 @@ def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
         count, position = read_unsigned_varint(frame, position)
         end = position + _PLAIN_ANSWER.size * (count - 1)
         plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if end < len(frame) else []
-        if all(rest == _NOTHING_TO_TELL for *_, rest in plain):
-            answers += [AppendAnswer(topic or "", row[0], row[1], row[2], None) for row in plain]
+        if all(rest == _NOTHING_TO_TELL for _, _, _, _, _, rest in plain):
+            make, name = tuple.__new__, topic or ""
+            answers += [make(AppendAnswer, (name, index, code, base, None)) for index, code, base, _, _, _ in plain]
             count, position = count - len(plain), end if plain else position
         for _ in range(count - 1):
             index, code, base_offset, _, _ = _PARTITION_ANSWER.unpack_from(frame, position)

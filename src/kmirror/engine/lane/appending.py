@@ -10,18 +10,20 @@ import selectors
 
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol import produce
-from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
+from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.intake import Batch
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.states import Permission
+from kmirror.engine.lane.states import ALONE
 from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown
 
 REQUESTS_IN_FLIGHT = 5
+#: While so many are under way that no more may be sent, this many answers are waited for at once.
+_ANSWERS_AWAITED = 2
 #: A request takes no further batch when it has so many bytes; over a long line it may take more.
 PRODUCE_BYTES = 1 << 20
 PRODUCE_PARTITIONS = 200
@@ -84,6 +86,11 @@ class Appending:
 
     def pump(self, link: DestinationLink) -> None:
         """Send what may be sent to a broker now."""
+        self._send(link)
+        if len(link.in_flight) == REQUESTS_IN_FLIGHT:
+            link.await_answers(_ANSWERS_AWAITED)
+
+    def _send(self, link: DestinationLink) -> None:
         connection = link.stream.connection
         while (
             link.ready and len(link.in_flight) < REQUESTS_IN_FLIGHT and link.window.is_open and not link.stream.sending
@@ -97,13 +104,13 @@ class Appending:
                 return
             if link.in_flight and link.in_flight[-1].alone:
                 return
-            batches, alone = self._choose(link, wall)
+            batches, size, alone = self._choose(link, wall)
             if not batches:
                 return
-            self._append(link, batches, at, alone)
+            self._append(link, batches, size, at, alone)
 
-    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], bool]:
-        """Take what may be sent now, one batch a partition; say whether its answer has to come before anything else."""
+    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], int, bool]:
+        """Take what may be sent now, one batch a partition; its size; and whether its answer comes before all else."""
         batches: list[tuple[PartitionCopy, Batch]] = []
         size, alone = 0, False
         largest = max(PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
@@ -116,7 +123,7 @@ class Appending:
                 del ready[partition]
                 self._fills.note(partition)
                 continue
-            if permission is Permission.ALONE:
+            if permission is ALONE:
                 if link.in_flight:
                     continue
                 alone = True
@@ -126,16 +133,12 @@ class Appending:
             del ready[partition]
             if partition.queue:
                 ready[partition] = None
-        return batches, alone
+        return batches, size, alone
 
     def _append(
-        self, link: DestinationLink, batches: list[tuple[PartitionCopy, Batch]], at: float, alone: bool
+        self, link: DestinationLink, batches: list[tuple[PartitionCopy, Batch]], size: int, at: float, alone: bool
     ) -> None:
-        appends = []
-        for partition, batch in batches:
-            assignment, facts = partition.assignment, partition.facts
-            topic_id = (facts.destination_topic_id if facts else None) or NO_TOPIC_ID
-            appends.append(produce.Append(assignment.topic, topic_id, assignment.partition, batch.data))
+        appends = [partition.append_of(batch) for partition, batch in batches]
         if self._work.many_topics:
             appends.sort(key=lambda append: append.topic)
         config = self._work.destination_config
@@ -148,7 +151,6 @@ class Appending:
             acks=produce.ACKS_ALL,
             timeout_ms=config.request_timeout_ms,
         )
-        size = sum(len(batch.data) for _, batch in batches)
         link.in_flight.append(ProduceRequest(correlation_id, at, batches, size, link.window.sent(size), alone))
         try:
             if now() < self._work.control.deadline:
@@ -175,6 +177,8 @@ class Appending:
                 self._loop.watch(link)
             while self._work.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._appended(link, view)
+            if len(link.in_flight) < REQUESTS_IN_FLIGHT:
+                link.await_answers(1)
         except (OutcomeUnknown, FrameError) as error:
             self._lose(link, str(error))
 

@@ -95,7 +95,7 @@ class BrokerMemory:
         expiration = self.expiration_ms
         return expiration is not None and timestamp_ms + expiration - CLOCK_SLACK_MS > now_ms
 
-    def is_sure(self, now_ms: int, *, in_flight: bool) -> bool:
+    def is_sure(self, now_ms: int, in_flight: bool) -> bool:
         """Tell whether our producer id is surely remembered, whatever comes of the batches in flight."""
         oldest = self._kept_by_ms
         if oldest is None:
@@ -114,4 +114,4 @@ class BrokerMemory:
         numbers begin again: a batch that was numbered before could then follow ours by its number, at a wrong offset.
         """
         is_numbered_alike = self._lost_numbering <= {filled_offsets}
-        return not self._lost_markers and is_numbered_alike and self.is_sure(now_ms, in_flight=False)
+        return not self._lost_markers and is_numbered_alike and self.is_sure(now_ms, False)

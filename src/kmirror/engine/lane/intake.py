@@ -182,6 +182,7 @@ class Intake:
         expected, epoch = self.next_offset, self.leader_epoch
         producer_id, producer_epoch, filled = self._producer_id, self._producer_epoch, self._filled_offsets
         queue, queued_bytes = self.queue, self.queued_bytes
+        make = tuple.__new__
         unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
         set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
         isolation: Isolation | None = None
@@ -228,7 +229,8 @@ class Intake:
                     expected = base + count
                     epoch = leader_epoch
                     frame.pending += 1
-                    queue.append(Batch(base, expected, max_timestamp, leader_epoch, records[position:following], frame))
+                    taken = base, expected, max_timestamp, leader_epoch, records[position:following], frame
+                    queue.append(make(Batch, taken))
                     queued_bytes += following - position
                     position = following
                     continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from kmirror.cluster.connection import Stream
@@ -86,6 +87,14 @@ class DestinationLink:
         self.in_flight: deque[ProduceRequest] = deque()
         self.window = Window()
         self.ready: dict[PartitionCopy, None] = {}
+
+    def await_answers(self, count: int) -> None:
+        """Have the selector report this connection when so many of the requests under way are answered."""
+        if count > 1:
+            sizes = (produce.least_answer_bytes(len(request.batches)) for request in islice(self.in_flight, count))
+            self.stream.await_frames(sum(sizes))
+        else:
+            self.stream.await_frames(1)
 
     def in_order(self, answers: list[produce.AppendAnswer], *, many_topics: bool) -> list[produce.AppendAnswer]:
         """Return the answers to the oldest request in the order of its batches; a broker may give them in any.

@@ -45,12 +45,8 @@ class Loop:
 
     def take_events(self) -> None:
         """Call what was posted."""
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                return
-            event(now())
+        while not self._events.empty():
+            self._events.get_nowait()(now())
 
     def add(self, link: Link) -> None:
         """Begin to wait for what a connection brings."""

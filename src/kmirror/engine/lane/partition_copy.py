@@ -19,6 +19,8 @@ from collections import deque
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.produce import Append
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
 from kmirror.engine.lane.broker_memory import BrokerMemory
 from kmirror.engine.lane.counts import Counts
@@ -29,7 +31,7 @@ from kmirror.engine.lane.progress import Progress
 from kmirror.engine.lane.refusals import REJECTED, append_refused, fetch_refused, may_be_appended, misplaced
 from kmirror.engine.lane.retry import Retry
 from kmirror.engine.lane.source_view import SourceView
-from kmirror.engine.lane.states import Permission, Status
+from kmirror.engine.lane.states import ALONE, COPYING, DRAINING, FAILED, SHARED, Permission, Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
@@ -65,6 +67,8 @@ class PartitionCopy:
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None
+        #: What names it in a request for batches.
+        self._place = assignment.topic, NO_TOPIC_ID, assignment.partition
         self.intake = Intake(
             assignment.source,
             assignment.producer_id,
@@ -113,6 +117,7 @@ class PartitionCopy:
     def inspected(self, facts: Facts, verdict: Verdict, now: float, now_ms: int) -> None:
         """Take the verdict of an inspection that was begun while INSPECTING."""
         self.facts = facts
+        self._place = self.assignment.topic, facts.destination_topic_id or NO_TOPIC_ID, self.assignment.partition
         self.destination_node = facts.destination_leader[0] if not facts.trouble else None
         self.source.node_id = facts.source_leader[0] if not facts.trouble else None
         self.source.follows_until = None
@@ -279,22 +284,25 @@ class PartitionCopy:
 
     def may_send(self, now_ms: int) -> Permission | None:
         """Decide whether the first queued batch may go out now, and whether it may share its connection."""
-        queue = self.queue
-        if not queue or self.status is not Status.COPYING:
+        queue, in_flight = self.queue, len(self.in_flight)
+        if not queue or self.status is not COPYING or in_flight == MAX_IN_FLIGHT:
             return None
         batch = queue[0]
         if isinstance(batch, Gap):
             return None
         memory = self._memory
-        remembered = memory.is_sure(now_ms, in_flight=bool(self.in_flight))
+        remembered = memory.is_sure(now_ms, in_flight > 0)
         if memory.looked_at < memory.settle_until and not (remembered and memory.outlives(batch.max_timestamp, now_ms)):
-            if not self.in_flight:
+            if not in_flight:
                 self._hold(memory.settle_until)
             return None
-        guarded = remembered and memory.is_proven
-        if self.in_flight and not (guarded and len(self.in_flight) < MAX_IN_FLIGHT):
-            return None
-        return Permission.SHARED if guarded else Permission.ALONE
+        if remembered and memory.is_proven:
+            return SHARED
+        return None if in_flight else ALONE
+
+    def append_of(self, batch: Batch) -> Append:
+        """Return a batch with where it belongs."""
+        return tuple.__new__(Append, (*self._place, batch.data))
 
     def take(self) -> Batch:
         """Take the first queued batch for sending; ask `may_send` first."""
@@ -310,7 +318,7 @@ class PartitionCopy:
         frame.pending -= 1
         if frame.pending == 0:
             self.released.append(frame)
-        if code == Code.NONE and base_offset == batch.base_offset:
+        if not code and base_offset == batch.base_offset:
             self._memory.kept_by(batch.max_timestamp)
             if self.log_start.fill_to is None:
                 self.progress.appended(batch)
@@ -319,7 +327,7 @@ class PartitionCopy:
                 if self.status is Status.COPYING:
                     self.log_start.take_in_filler()
             self._got_on()
-        elif code == Code.NONE and self._mismatch is None:
+        elif not code and self._mismatch is None:
             self._mismatch = misplaced(self.assignment.destination, batch.base_offset, base_offset)
             # who and how much, an inspection finds out; the copy continues in no case
             if self.status is not Status.FAILED:
@@ -330,8 +338,8 @@ class PartitionCopy:
 
     def _got_on(self) -> None:
         """Note that copying continues; not by the late answer to what was sent before a failure."""
-        if self.status is not Status.FAILED:
-            self.retry.got_on(is_copying=self.status is Status.COPYING)
+        if self.status is not FAILED:
+            self.retry.got_on(is_copying=self.status is COPYING)
 
     def _refused(self, code: int, detail: str | None, batch: Batch, now: float) -> None:
         what = f"{code_name(code)} ({code})" + (f": {detail}" if detail else "")
@@ -506,12 +514,12 @@ class PartitionCopy:
 
     def advance(self, now: float) -> None:
         """Continue where nothing is waited for any more: look again, or fail for what cannot be carried."""
-        if self.status is Status.DRAINING and not self.in_flight and not self.fill.is_under_way:
+        if self.status is DRAINING and not self.in_flight and not self.fill.is_under_way:
             if self.retry.trouble:
                 self._pause(self.retry.trouble, now)
             else:
                 self.status, self.retry.wake_at = Status.WAITING, now
-        elif self.status is Status.COPYING and self.blocked_by and not self.queue and not self.in_flight:
+        elif self.blocked_by and self.status is COPYING and not self.queue and not self.in_flight:
             self._fail(self.blocked_by, now)
 
     def _fail(self, failure: Fail, now: float) -> None:
