@@ -117,11 +117,15 @@ def executors(context: SparkContext) -> list[Executor]:
     listed = context._jsc.sc().statusStore().executorList(True)
     summaries = [listed.apply(index) for index in range(listed.size())]
     return [
-        Executor(str(summary.id()), str(summary.hostPort()).rpartition(":")[0], int(summary.totalCores()))
+        Executor(str(summary.id()), _host_of(str(summary.hostPort())), int(summary.totalCores()))
         for summary in summaries
-        # one that has no address yet has just been asked for
-        if summary.id() != "driver" and summary.hostPort()
+        if summary.id() != "driver"
     ]
+
+
+def _host_of(address: str) -> str:
+    """Return the host of an executor's address, which has a port only when its block manager has come."""
+    return address.rpartition(":")[0] or address
 
 
 def from_java(error: BaseException) -> str | None:
