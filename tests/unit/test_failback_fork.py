@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.archive.archiving import Proof
 from kmirror.engine.histories.fork import Fork
 from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
+from kmirror.ops.failback.progress import TopicStep, TopicWork
+from kmirror.state.workflow_records import WorkflowRecord
+
+WORK = TopicWork(
+    "orders",
+    TopicStep.ARCHIVE,
+    "id",
+    "orders.kmirror-archive.1",
+    {0: (5, 9)},
+    {0: 9},
+    {0: 5},
+    {"g": {0: 7}},
+    {0: Proof("archive", 0, 5, 4, 0)},
+    {1: 3},
+    4,
+)
+
+
+def test_what_is_recorded_of_a_topic_is_read_back_also_where_an_older_version_wrote_it() -> None:
+    facts = json.loads(json.dumps(WORK.facts()))
+    record = WorkflowRecord("m", "failback orders", WORK.step, "actor", 0, 0, facts)
+    assert TopicWork.of("orders", record) == WORK
+    del facts["proved"]
+    assert TopicWork.of("orders", record) == replace(WORK, proved={})
+
 
 PLACE = TopicPartition("orders", 0)
 

@@ -106,6 +106,10 @@ class Bulk:
             return f"in {counted(min(tasks, THREADS), 'thread')}"
         return f"in {counted(tasks, 'Spark task')} on {self._choice.master}"
 
+    def named(self, where: Where) -> str:
+        """Say where work is done, whatever its tasks are."""
+        return "in threads" if where is Where.THREADS else f"on Spark ({self._choice.master})"
+
     def _lacks_java(self) -> bool:
         from kmirror.engine.spark.conf import is_local
 

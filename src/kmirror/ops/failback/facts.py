@@ -328,9 +328,10 @@ def _forks(
         )
         for one in logs
     ]
-    runner = bulk.runner(bulk.where(SEARCH_BYTES * len(questions)))
+    where = bulk.where(SEARCH_BYTES * len(questions))
+    runner = bulk.runner(where)
     found = {}
-    with Meter(watch, "searching for the forks", "partition", len(questions)) as meter:
+    with Meter(watch, f"searching for the forks {bulk.named(where)}", "partition", len(questions)) as meter:
         for answer in find_forks(runner, "forks", questions, primary.properties, destination.properties, meter):
             place = answer.question.destination
             if answer.fork is None:
@@ -367,8 +368,10 @@ def _count(
     ]
     where = bulk.where(sum(one.estimated_bytes for one in wanted))
     offsets = sum(one.high - one.low for one in wanted)
-    with Meter(watch, "counting the records after the forks", "offset", offsets) as meter:
-        return count_records(bulk.runner(where), destination.properties, wanted, meter)
+    # before the time is taken: it may start Spark
+    runner = bulk.runner(where)
+    with Meter(watch, f"counting the records after the forks {bulk.named(where)}", "offset", offsets) as meter:
+        return count_records(runner, destination.properties, wanted, meter)
 
 
 def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: Counted) -> Divergence:

@@ -187,7 +187,7 @@ def _archive(topic: Topic) -> int:
             topic.known = course.progress.note(replace(topic.work, proved=dict(proofs)), tells=False)
             noted_at = time.monotonic()
 
-    runner, named = course.bulk.runner(where), course.named(work.topic)
+    runner, named = course.bulk.runner(where), f"{course.named(work.topic)} {course.bulk.named(where)}"
     for outcome in archive_topic(spec, runner, course.watch, named, work.proved, note).outcomes:
         place = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:
