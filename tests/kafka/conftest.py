@@ -20,12 +20,13 @@ from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.state.store import StateStore
 from tests.support.clusters import ClusterPair
 from tests.support.inspected import Pair
+from tests.support.kafka_versions import FORGETFUL_VERSIONS, of_long
 from tests.support.lane import Mirror
 from tests.support.late_wire import LateWire
 from tests.support.logs import BuiltLog
 from tests.support.mirrors import properties_of
 from tests.support.round_trip import Trip
-from tests.support.shared_clusters import installed_in, late_wired_cluster
+from tests.support.shared_clusters import forgetful_cluster, installed_in, late_wired_cluster
 from tests.support.stores import state_store
 
 
@@ -61,6 +62,12 @@ def mortal(cluster: SandboxCluster, request: pytest.FixtureRequest) -> SandboxCl
     """Return a broker of the same version that may be killed; it holds little, and so is soon back."""
     shared = cluster.kafka_version == DEFAULT_KAFKA_VERSION
     return request.getfixturevalue("mortal_cluster") if shared else cluster
+
+
+@pytest.fixture(scope="module", params=[DEFAULT_KAFKA_VERSION, *of_long(FORGETFUL_VERSIONS)])
+def quick_to_forget(request: pytest.FixtureRequest) -> SandboxCluster:
+    """Return a cluster that looks for expired producer ids all the time, of a version that can be told to."""
+    return forgetful_cluster(request, request.param)
 
 
 @pytest.fixture(scope="module", params=["4.3.1", pytest.param("3.9.2", marks=pytest.mark.long)])

@@ -150,11 +150,12 @@ def test_a_large_hole_is_filled(cluster: SandboxCluster, client: ClusterClient) 
     assert_shows(cluster, topic, wanted)
 
 
-def test_records_older_than_the_brokers_memory(cluster: SandboxCluster, client: ClusterClient) -> None:
+def test_records_older_than_the_brokers_memory(quick_to_forget: SandboxCluster) -> None:
     """The broker forgets our producer id behind each of them; the sequence begins again where it must."""
+    cluster = quick_to_forget
     topic, old = create_topic(cluster), young() - 40 * DAY_MS
     wanted = []
-    with appender(client, topic) as out, Leader(cluster, topic) as leader:
+    with Leader(cluster, topic) as leader, appender(leader.client, topic) as out:
         for offset in (3, 4, 7, 8, 20):
             one = records(offset, offset + 1, timestamp=old)
             assert out.append(one) == offset + 1

@@ -52,6 +52,13 @@ class Marking(NamedTuple):
 
 
 @pytest.fixture
+def forgetting(quick_to_forget: SandboxCluster) -> Iterator[Marking]:
+    """Return the leader of a new topic of one partition, where idle producers are forgotten at once."""
+    with Leader(quick_to_forget, create_topic(quick_to_forget)) as leader:
+        yield Marking(leader)
+
+
+@pytest.fixture
 def marking(cluster: SandboxCluster) -> Iterator[Marking]:
     """Return the leader of a new topic of one partition."""
     with Leader(cluster, create_topic(cluster)) as leader:
@@ -91,11 +98,15 @@ def test_one_request_fills_many_partitions(cluster: SandboxCluster) -> None:
         assert codes == {(topic, p): 0 for p in range(20)}
         epochs = {TopicPartition(topic, p): leader.leader_epoch for p in range(20)}
         correlation_id = leader.connection.next_correlation_id()
-        data = log_end.request(correlation_id, log_end.HIGHEST_VERSION, "kmirror", epochs)
+        version = spoken_log_end_versions(leader)[-1]
+        data = log_end.request(correlation_id, version, "kmirror", epochs)
         frame = leader.connection.exchange_frame([data], correlation_id, 30)
-        assert log_end.answer(frame, log_end.HIGHEST_VERSION) == {
-            TopicPartition(topic, p): (0, p + 1) for p in range(20)
-        }
+        assert log_end.answer(frame, version) == {TopicPartition(topic, p): (0, p + 1) for p in range(20)}
+
+
+def spoken_log_end_versions(leader: Leader) -> range:
+    lowest, highest = leader.connection.api_versions[log_end.API_KEY]
+    return range(max(lowest, log_end.LOWEST_VERSION), min(highest, log_end.HIGHEST_VERSION) + 1)
 
 
 def test_every_version_a_broker_offers_is_spoken(marking: Marking) -> None:
@@ -118,7 +129,7 @@ def test_a_log_end_is_told_by_the_leader_of_this_epoch_only(marking: Marking) ->
         return log_end.answer(connection.exchange_frame([data], correlation_id, 30), version)[leader.partition]
 
     assert marking.mark(4) == 0
-    for version in range(log_end.LOWEST_VERSION, log_end.HIGHEST_VERSION + 1):
+    for version in spoken_log_end_versions(leader):
         assert ask(leader.leader_epoch, version) == (0, 4)
         assert ask(leader.leader_epoch + 1, version) == (Code.UNKNOWN_LEADER_EPOCH, None)
 
@@ -150,20 +161,20 @@ def test_where_nothing_was_known_the_sequence_begins_at_0_behind_a_marker(markin
     assert leader.append(batch_of(timestamp=young()), 0) == (0, 1)
 
 
-def test_where_our_memory_was_lost_the_sequence_begins_at_0_behind_a_marker(marking: Marking) -> None:
-    leader = marking.leader
+def test_where_our_memory_was_lost_the_sequence_begins_at_0_behind_a_marker(forgetting: Marking) -> None:
+    leader = forgetting.leader
     assert leader.append(batch_of(5, timestamp=young() - 40 * DAY_MS), 70) == (0, 0)
     wait_until(lambda: leader.producer() is None)
-    assert marking.mark() == 0
+    assert forgetting.mark() == 0
     assert leader.append(batch_of(timestamp=young()), 75)[0] == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert leader.append(batch_of(timestamp=young()), 0) == (0, 6)
 
 
-def test_a_marker_keeps_the_memory_until_the_next_old_record(marking: Marking) -> None:
-    leader = marking.leader
+def test_a_marker_keeps_the_memory_until_the_next_old_record(forgetting: Marking) -> None:
+    leader = forgetting.leader
     old = young() - 40 * DAY_MS
     assert leader.append(batch_of(2, timestamp=old), 0) == (0, 0)
-    assert marking.mark() == 0
+    assert forgetting.mark() == 0
     time.sleep(0.5)  # the broker looks for expired producers five times meanwhile
     state = leader.producer()
     assert state is not None

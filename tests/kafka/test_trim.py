@@ -34,7 +34,7 @@ from kmirror.errors import RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.kafka_versions import EVERY_VERSION
+from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
 from tests.support.real_logs import BUSY
@@ -142,7 +142,9 @@ def compacted(cluster: SandboxCluster, own: dict[str, str], partitions: int = 1)
     """Create a topic that has no other of these settings of its own."""
     topic = unique_topic()
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    wide = {"message.timestamp.before.max.ms": str(2**63 - 1), "segment.ms": "50"}
+    wide = {"segment.ms": "50"}
+    if not is_older(cluster.kafka_version, "3.6"):
+        wide["message.timestamp.before.max.ms"] = str(2**63 - 1)
     for created in admin.create_topics([NewTopic(topic, partitions, 1, config={**own, **wide})]).values():
         created.result(30)
     with ClusterClient(client_config(cluster.client_properties())) as client:

@@ -7,27 +7,47 @@ from contextlib import closing
 
 import pytest
 
-from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import NO_RETENTION, MakeCluster
-from tests.support.kafka_versions import OLDER_VERSIONS
-from tests.support.shared_clusters import quick_logs
+from tests.support.clusters import NO_RETENTION, ClusterPair, MakeCluster
+from tests.support.kafka_versions import OLDER_VERSIONS, of_long
 from tests.support.version_story import VersionStory
 
 OLDEST, *NEWER = OLDER_VERSIONS
-SOURCES = [OLDEST, *(pytest.param(version, marks=pytest.mark.long) for version in NEWER)]
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=[OLDEST, *of_long(NEWER)])
 def from_older(
-    request: pytest.FixtureRequest, make_cluster: MakeCluster, destination_cluster: SandboxCluster
+    request: pytest.FixtureRequest, make_cluster: MakeCluster, cluster_pair: ClusterPair
 ) -> Iterator[VersionStory]:
     """Return an older source before the destination that all tests share."""
-    source = make_cluster("older", kafka_version=request.param, heap="256m", properties=NO_RETENTION)
-    with closing(VersionStory(source, destination_cluster)) as story:
+    older = make_cluster("older", kafka_version=request.param, heap="256m", properties=NO_RETENTION)
+    with closing(VersionStory(older, cluster_pair.destination)) as story:
+        yield story
+
+
+@pytest.fixture(params=of_long(OLDER_VERSIONS))
+def to_older(
+    request: pytest.FixtureRequest, make_cluster: MakeCluster, cluster_pair: ClusterPair
+) -> Iterator[VersionStory]:
+    """Return an older destination of a source of its own, which is restarted, and is of the newest version."""
+    older = make_cluster("older", kafka_version=request.param, heap="256m", properties=NO_RETENTION)
+    with closing(VersionStory(make_cluster("newest", properties=NO_RETENTION), older)) as story:
         yield story
 
 
 def test_a_mirror_of_an_older_source(from_older: VersionStory) -> None:
-    from_older.copies(quick_logs())
+    from_older.copies()
     from_older.forks()
     from_older.resets()
+    from_older.loses_a_topic()
+
+
+@pytest.mark.long
+def test_an_older_source_becomes_the_destination(from_older: VersionStory) -> None:
+    from_older.returns()
+
+
+def test_a_mirror_on_an_older_destination(to_older: VersionStory) -> None:
+    to_older.copies()
+    to_older.forks()
+    to_older.resets()
+    to_older.returns()

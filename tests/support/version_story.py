@@ -1,30 +1,35 @@
-"""What mirrors do between two versions of Kafka: a copy of every kind of log, a fork, a reset, groups and a failover.
+"""What mirrors do between two versions of Kafka: a copy of every kind of log, a failover, a fork, a reset, a failback.
 
 Each step asserts what it is about, and is given a mirror and topics of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from confluent_kafka import KafkaException
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.archive.archive_topic import archives_of
+from kmirror.engine.histories.identity_check import AT_SOURCE, troubles
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
+from kmirror.ops.failback.plan import Way
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.assignment import Assignment
 from kmirror.state.records import PartitionState
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed
 from tests.support.installed_logs import install
 from tests.support.local_engine import LocalEngine
-from tests.support.logs import BuiltLog
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
-from tests.support.round_trip import produce_batches
+from tests.support.round_trip import Trip, produce_batches
+from tests.support.shared_clusters import quick_logs
 from tests.support.visible import assert_intact, assert_mirrored, shown
 from tests.support.waiting import wait_until
 
@@ -45,9 +50,9 @@ class VersionStory:
         """Close the connections."""
         self._at.close()
 
-    def copies(self, logs: Mapping[str, BuiltLog]) -> None:
+    def copies(self) -> None:
         """Every kind of log is copied as its readers see it; the source is restarted to be given them."""
-        topics = {unique_topic(name): log for name, log in logs.items()}
+        topics = {unique_topic(name): log for name, log in quick_logs().items()}
         install(self.source, topics)
         mirror = new_mirror(self._at, self.source)
         assert add(self._at, mirror, selector(*topics)).exit_code is ExitCode.OK
@@ -61,7 +66,7 @@ class VersionStory:
         """A topic with a group fails over, is written to on both sides, and the fork is found at its offset."""
         topic, group = self._topic(20), unique_topic("g")
         commit(self.source, group, topic, {0: 7})
-        mirror = new_mirror(self._at, self.source)
+        mirror = new_mirror(self._at, self.source, sync_group_offsets_interval_seconds="1")
         assert add(self._at, mirror, selector(topic)).exit_code is ExitCode.OK
         with LocalEngine(self._at, mirror, side_jobs_of(mirror, self._at.properties)) as engine:
             engine.catch_up()
@@ -97,9 +102,40 @@ class VersionStory:
         assert self._at.state().partitions(mirror, topic)[0].reason is Reason.SOURCE_TOPIC_RECREATED
         assert len(shown(self.destination, topic)) == 21
 
+    def loses_a_topic(self) -> None:
+        """A source topic that is gone is told from one that may not be seen."""
+        topic = self._topic(1)
+        with ClusterClient(client_config(properties_of(self.source))) as client:
+            metadata = client.metadata([topic])
+            partition = Assignment(
+                topic=topic,
+                partition=0,
+                source_topic=topic,
+                source_topic_id=metadata.topics[topic].printed_topic_id,
+                destination_topic_id=None,
+                producer_id=0,
+            )
+            assert troubles(AT_SOURCE, client, metadata, [partition]) == {}
+            delete_topic(self.source, topic)
+            found = troubles(AT_SOURCE, client, client.metadata([topic]), [partition])
+            assert found[partition].reason is Reason.SOURCE_TOPIC_DELETED
+
+    def returns(self) -> None:
+        """A topic fails over, is written to on both sides, and fails back: what only the old source had is archived."""
+        topic = unique_topic()
+        with Trip(self.source, self.destination) as trip:
+            trip.go(topic, records=30)
+            produce_batches(self.destination, topic, ["new", "newer"], 1)
+            produce_batches(self.source, topic, ["left behind"], 1)
+            assert trip.back(topic, way=Way.RECREATE).result.exit_code is ExitCode.OK
+            trip.copy_to_a()
+            trip.assert_same(topic)
+            archive = archives_of([topic], trip.at_a.client.metadata().topics)[topic][-1]
+            assert [record.value for record in shown(self.source, archive)] == [b"left behind"]
+
     def _topic(self, records: int) -> str:
         topic = unique_topic()
-        make_topic(self.source, topic)
+        make_topic(self.source, topic, retention_ms="-1")  # records bear an old time
         produce_batches(self.source, topic, [f"r{n}" for n in range(records)], 5)
         return topic
 

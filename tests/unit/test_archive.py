@@ -11,6 +11,7 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.topic_setting import TopicSetting
 from kmirror.engine.archive.archive_topic import (
     Origin,
     archive_name,
@@ -90,7 +91,11 @@ def test_two_long_topics_never_share_their_archives() -> None:
 
 
 def test_an_archive_keeps_everything_for_ever() -> None:
-    settings = archive_settings()
+    older = archive_settings({"message.timestamp.difference.max.ms": TopicSetting("1", is_override=False)})
+    limits = {key for key in older if "timestamp" in key} - {"message.timestamp.type"}
+    assert limits == {"message.timestamp.difference.max.ms"}
+    settings = archive_settings(3)
+    assert settings.keys() - older.keys() == {"message.timestamp.before.max.ms", "message.timestamp.after.max.ms"}
     assert settings["retention.ms"] == settings["retention.bytes"] == "-1"
     assert settings["cleanup.policy"] == "delete"
     assert settings["max.message.bytes"] == "2147483647"

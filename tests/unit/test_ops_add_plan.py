@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.add.plan import Action, Facts, Selection, TopicPlan, decide, select
@@ -21,6 +21,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, StartFrom, parse_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import SettingsPlan
 
 SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
@@ -189,6 +190,16 @@ def test_a_topic_that_is_not_there_is_created_with_the_sources_partitions() -> N
     assert isinstance(plan, TopicPlan)
     assert (plan.action, plan.topic, plan.partitions) == (Action.CREATE, "a.orders", 2)
     assert plan.source_topic_id == format_topic_id(SOURCE_ID)
+
+
+def test_clusters_without_topic_ids_are_refused() -> None:
+    nameless = refused(decided(source={"orders": topic("orders", topic_id=NO_TOPIC_ID)}))
+    assert "the source has no topic ids" in str(nameless.message)
+    assert "inter.broker.protocol.version on the source's brokers" in str(nameless.hint)
+    memory = refused(decided(here=topic(STATE_TOPIC, topic_id=NO_TOPIC_ID)))
+    assert "the destination has no topic ids" in str(memory.message)
+    assert isinstance(decided(here=topic(STATE_TOPIC)), TopicPlan)
+    assert isinstance(decided(here=topic(STATE_TOPIC, error=3, topic_id=NO_TOPIC_ID)), TopicPlan)
 
 
 def test_an_existing_topic_is_refused_and_with_adopt_its_content_decides() -> None:

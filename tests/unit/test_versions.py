@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kmirror.ops.check.versions import Role, judged, too_old
+from tests.support.kafka_versions import OLDER_VERSIONS, is_older
+from tests.support.versions_page import PAGE, STEPS, page, seen
 
 Offered = dict[int, tuple[int, int]]
 
@@ -23,16 +25,16 @@ def offered(release: str) -> Offered:
     return {key: (0, highest) for key, highest in OFFERED[release].items()}
 
 
-NEW_ENOUGH = {Role.SOURCE: ["2.8", "3.1", "3.5", "3.9", "4.1"], Role.DESTINATION: ["3.9", "4.1"]}
+NEW_ENOUGH = ["2.8", "3.1", "3.5", "3.9", "4.1"]
 
 
 @pytest.mark.parametrize("role", Role)
 def test_a_broker_that_is_new_enough_is_told_by_its_release(role: Role) -> None:
     for release in OFFERED:
         found = judged(1, "h:1", offered(release), role)
-        assert found.is_supported is (release in NEW_ENOUGH[role])
+        assert found.is_supported is (release in NEW_ENOUGH)
         assert (str(found) == f"Kafka {release} or later") is found.is_supported
-    assert role.first_version == NEW_ENOUGH[role][0]
+    assert role.first_version == NEW_ENOUGH[0]
 
 
 def test_a_broker_that_is_too_old_is_told_by_what_it_lacks() -> None:
@@ -43,3 +45,21 @@ def test_a_broker_that_is_too_old_is_told_by_what_it_lacks() -> None:
     assert judged(1, "h:1", without, Role.SOURCE).is_supported
     assert judged(1, "h:1", without, Role.DESTINATION).lacking == ("DescribeProducers 0",)
     assert "upgrade the source first" in too_old(Role.SOURCE)
+
+
+# -- docs/versions.md -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_was_seen() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(seen()), (
+        "run: .venv/bin/python -m tests.support.versions_page --page"
+    )
+
+
+def test_every_version_that_is_taken_was_seen_to_work_in_each_role() -> None:
+    rows = {(one.version, one.role): one.steps for one in seen()}
+    assert set(rows) == {(version, role.name.lower()) for version in OLDER_VERSIONS for role in Role}
+    for role in Role:
+        taken = [version for version in OLDER_VERSIONS if not is_older(version, role.first_version)]
+        assert taken[0].startswith(role.first_version), "the oldest that is taken is not one that was seen"
+        assert [rows[version, role.name.lower()] for version in taken] == [dict.fromkeys(STEPS, True)] * len(taken)

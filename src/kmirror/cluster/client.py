@@ -18,7 +18,7 @@ from kmirror.cluster.connection import Connection, UnknownHostError
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, decode_metadata
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
@@ -109,10 +109,13 @@ class ClusterClient:
             config = replace(config, connect_timeout_ms=min(config.connect_timeout_ms, int(1000 * timeout)))
         return Connection.open(host, port, config)
 
-    def ask_any(self, message: Any, *, highest: int | None = None, timeout: float | None = None) -> Any:
+    def ask_any(
+        self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
+    ) -> Any:
         """Send a request to whichever broker answers.
 
         Raises:
+            UnsupportedVersionError: it does not speak a version from `lowest` to `highest`.
             UnreachableError: none does within `timeout` seconds (request.timeout.ms by default).
         """
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
@@ -120,7 +123,7 @@ class ClusterClient:
             try:
                 # Half of what is left, so that a broker that is silent leaves time for another one.
                 patience = max((deadline - time.monotonic()) / 2, 0.1)
-                return self._any_connection(patience).request(message, highest=highest, timeout=patience)
+                return self._any_connection(patience).request(message, lowest=lowest, highest=highest, timeout=patience)
             except OutcomeUnknown as error:
                 if time.monotonic() > deadline:
                     raise UnreachableError(str(error), "check that the cluster is up") from None
@@ -175,6 +178,10 @@ class ClusterClient:
 
         An id tells what is gone (UNKNOWN_TOPIC_ID) from what is forbidden (TOPIC_AUTHORIZATION_FAILED): of a name that
         we may not see, brokers say that it is forbidden whether it exists or not (KIP-516).
+
+        Raises:
+            UnsupportedVersionError: the broker is older than Kafka 3.1.
+            UnreachableError: no broker answers.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -183,7 +190,7 @@ class ClusterClient:
         if not wanted:
             return {}
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self.ask_any(request, highest=_METADATA_BY_ID, timeout=timeout)
+        answer = self.ask_any(request, lowest=_METADATA_BY_ID, highest=_METADATA_BY_ID, timeout=timeout)
         return {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
 
     def per_leader(
@@ -390,7 +397,7 @@ class ClusterClient:
                 require(result.error_code, f"adding partitions to {result.name}", result.error_message)
 
     def create_topic(self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str]) -> bytes:
-        """Create a topic and return its id, 16 bytes; `replication_factor` -1 is the brokers' default.
+        """Create a topic and return its id, 16 bytes or zeros; `replication_factor` -1 is the brokers' default.
 
         Brokers learn of it one after the other: `list_offsets` waits until its leaders are ready.
 
@@ -414,7 +421,7 @@ class ClusterClient:
         what = f"creating topic {name}"
         (result,) = self._change(request, lambda answer: answer.topics, what, lowest=_CREATE_TOPICS_WITH_ID)
         require(result.error_code, what, result.error_message)
-        return bytes(result.topic_id.bytes)
+        return NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
 
     def delete_topics(self, topics: Iterable[str | bytes]) -> None:
         """Delete topics, each given by its name, or by its id of 16 bytes; one that is not there is fine.

@@ -107,7 +107,8 @@ class Connection:
             raise ConnectFailedError(
                 f"handshake with {host}:{port} failed: {_reason_of(error)}",
                 f"is {config.security_protocol} the listener's security.protocol? "
-                "A listener that wants TLS or SASL hangs up on a client that offers none",
+                "A listener that wants TLS or SASL hangs up on a client that offers none; "
+                "brokers before Kafka 2.4 cannot be talked to at all",
             ) from None
         except BaseException:
             sock.close()

@@ -257,7 +257,8 @@ class TopicRebuilder:
             return 0
         factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
         try:
-            destination.client.create_topic(rebuild.archive, max(ranges) + 1, factor, archive_settings())
+            alike = archive_settings(topic_settings(destination.client, [record.topic])[record.topic])
+            destination.client.create_topic(rebuild.archive, max(ranges) + 1, factor, alike)
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise

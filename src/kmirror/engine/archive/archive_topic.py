@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.protocol.topic_setting import TopicSettings
 from kmirror.errors import UsageError
 
 OFFSET_HEADER = "kmirror.offset"
@@ -34,6 +35,9 @@ _HASH_BYTES = 5
 _NAMES = (OFFSET_HEADER, LEADER_EPOCH_HEADER, TIMESTAMP_HEADER)
 _ENDLESS = str((1 << 63) - 1)
 _LARGEST = str((1 << 31) - 1)
+_TIMESTAMP_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+#: The only one before KIP-937.
+_TIMESTAMP_LIMITS_BEFORE_3_6 = ("message.timestamp.difference.max.ms",)
 
 Header = tuple[str, bytes | None]
 #: Offsets from the first to before the second.
@@ -76,16 +80,20 @@ def _alike(name: str) -> str:
     return name.replace(".", "_")
 
 
-def archive_settings() -> dict[str, str]:
-    """Return the settings to create an archive with: it keeps everything, as it is, for ever."""
+def archive_settings(of_topic: TopicSettings | int) -> dict[str, str]:
+    """Return the settings to create an archive with: it keeps everything, as it is, for ever.
+
+    `of_topic` are those of any topic of the cluster, or the error code of asking: they tell which names brokers know.
+    """
+    is_before_known = isinstance(of_topic, int) or _TIMESTAMP_LIMITS[0] in of_topic
+    limits = _TIMESTAMP_LIMITS if is_before_known else _TIMESTAMP_LIMITS_BEFORE_3_6
     return {
         "cleanup.policy": "delete",
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "compression.type": "producer",
         "message.timestamp.type": "CreateTime",
-        "message.timestamp.before.max.ms": _ENDLESS,
-        "message.timestamp.after.max.ms": _ENDLESS,
+        **dict.fromkeys(limits, _ENDLESS),
         "max.message.bytes": _LARGEST,
         # a batch has to fit into a segment, whatever the brokers' default is
         "segment.bytes": str(1 << 30),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
@@ -76,6 +77,8 @@ def troubles(
     ids = [parse_topic_id(topic_id) for topic_id in doubtful if topic_id is not None]
     try:
         by_id = client.topic_errors(ids, timeout=_TIMEOUT)
+    except UnsupportedVersionError:  # brokers before Kafka 3.1: only what they say of the name is known
+        by_id = {}
     except (KmirrorError, OutcomeUnknown):
         by_id = dict.fromkeys(ids, int(Code.UNKNOWN_SERVER_ERROR))
     told = {}

@@ -143,7 +143,8 @@ def _facts(
     chosen: Sequence[str],
 ) -> Facts:
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        here = destination.client.metadata([work.settings.topic_prefix + name for name in chosen]).topics
+        names = [work.settings.topic_prefix + name for name in chosen]
+        here = destination.client.metadata([STATE_TOPIC, *names]).topics
         ends = _log_ends(destination.client, here)
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
     told = source_settings(source, work.mirror.source, chosen)

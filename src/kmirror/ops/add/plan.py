@@ -22,6 +22,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, StartFrom, canonical
 from kmirror.state.records import DesiredState, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.discovery import is_internal
 from kmirror.sync.topic_settings import SettingsPlan
 from kmirror.words import counted
@@ -228,6 +229,14 @@ def _filter_change(
     )
 
 
+def _without_topic_ids(there: TopicMetadata, memory: TopicMetadata | None) -> str | None:
+    """Return which cluster's brokers follow a protocol from before topic ids (KIP-516), if one's do."""
+    if there.printed_topic_id is None:
+        return "source"
+    is_lacking_here = memory is not None and not memory.error_code and memory.printed_topic_id is None
+    return "destination" if is_lacking_here else None
+
+
 def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
     """Return what is to be done with one source topic, or why nothing is; `named` unless an expression matched it."""
     topic = facts.settings.topic_prefix + source_topic
@@ -258,6 +267,12 @@ def decide(facts: Facts, source_topic: str, *, adopt: bool, named: bool) -> Topi
     if former is not None and former.source_topic != source_topic:
         return _refused(
             topic, f"{topic} already mirrors {former.source_topic}", "a mirror topic can have one source topic only"
+        )
+    if without_id := _without_topic_ids(there, facts.destination.get(STATE_TOPIC)):
+        return _refused(
+            topic,
+            f"the {without_id} has no topic ids, without which a topic that was created again cannot be told",
+            f"set inter.broker.protocol.version on the {without_id}'s brokers to 2.8 or later first",
         )
     gone = former is not None and is_gone(former, here)
     if former is None and not named and facts.settings.topic_prefix and source_topic in facts.upstream.copies:

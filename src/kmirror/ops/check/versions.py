@@ -22,7 +22,7 @@ class Needed(NamedTuple):
     name: str
 
 
-_PRODUCE = Needed(0, 11, "Produce")
+_PRODUCE = Needed(0, 9, "Produce")
 _FETCH = Needed(1, 12, "Fetch")
 _LIST_OFFSETS = Needed(2, 6, "ListOffsets")
 #: From here on it tells topics' ids.
@@ -42,9 +42,9 @@ class Role(Enum):
 
     SOURCE = "2.8", (_FETCH, _LIST_OFFSETS, _METADATA)
     DESTINATION = (
-        "3.9",
+        "2.8",
         (
-            *(_PRODUCE, _FETCH._replace(version=17), _LIST_OFFSETS, _METADATA, _CREATE_TOPICS, _DELETE_TOPICS),
+            *(_PRODUCE, _FETCH, _LIST_OFFSETS, _METADATA, _CREATE_TOPICS, _DELETE_TOPICS),
             *(_WRITE_TXN_MARKERS, _INCREMENTAL_ALTER_CONFIGS, _DESCRIBE_PRODUCERS),
         ),
     )

@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError, UnreachableError
@@ -171,7 +172,8 @@ def _archive(topic: Topic) -> int:
     assert work.archive is not None
     client, factor = course.destination.client, course.settings.replication_factor
     try:
-        client.create_topic(work.archive, len(work.ends), factor, archive_settings())
+        alike = archive_settings(topic_settings(client, [work.topic])[work.topic])
+        client.create_topic(work.archive, len(work.ends), factor, alike)
     except BrokerError as error:
         if error.code != Code.TOPIC_ALREADY_EXISTS:
             raise

@@ -1,0 +1,143 @@
+"""docs/versions.md, made of what was seen: `python -m tests.support.versions_page` runs the stories and writes it.
+
+It takes some ten minutes. With versions (`3.3.2 3.6.2`) only their stories run, and the others' results stay; with
+`--page` none does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kmirror.ops.check.versions import Role
+from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
+from kmirror.sandbox.spec import needs_zookeeper
+from tests.support.clusters import NO_RETENTION, made_clusters
+from tests.support.kafka_versions import OLDER_VERSIONS
+from tests.support.version_story import VersionStory
+
+_ROOT = Path(__file__).parent.parent.parent
+PAGE = _ROOT / "docs" / "versions.md"
+RESULTS = _ROOT / "docs" / "results" / "versions.json"
+
+#: The steps of a story, by what the page calls them.
+STEPS = {
+    "copies": "copy of every kind of log",
+    "forks": "group offsets, failover, fork found",
+    "resets": "source topic created again",
+    "returns": "failback",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one version in one role, the other side being of the newest."""
+
+    version: str
+    role: str
+    #: By step, whether all was as it should be.
+    steps: dict[str, bool]
+
+
+def seen(results: Path = RESULTS) -> list[Seen]:
+    """Return what the committed results say."""
+    found: list[dict[str, Any]] = json.loads(results.read_text(encoding="utf-8"))["seen"]
+    return [Seen(**one) for one in found]
+
+
+def page(rows: Sequence[Seen]) -> str:
+    """Return the text of docs/versions.md."""
+    head = ["Kafka", "with", "as", *STEPS.values()]
+    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for one in rows:
+        manager = "ZooKeeper" if needs_zookeeper(one.version) else "KRaft"
+        told = ["yes" if one.steps[step] else "**no**" for step in STEPS]
+        table.append(f"| {' | '.join([one.version, manager, one.role, *told])} |")
+    different = [f"| {version} | {what} |" for version, what in _DIFFERENCES.items()]
+    older = ["| brokers before | what is different |", "|---|---|", *different]
+    return "\n".join([_INTRODUCTION, *table, "", _NOTES, *older, _END])
+
+
+_INTRODUCTION = f"""\
+# Versions of Kafka
+
+kmirror copies from Kafka {Role.SOURCE.first_version} and later to Kafka {Role.DESTINATION.first_version} and later.
+The two sides need not have the same version. For each request it takes the newest version that a broker offers, and
+`kmirror check` names what a broker lacks. Older clusters are refused (exit code 3) before anything is changed.
+
+Seen on real brokers, one on each side; the other side was {DEFAULT_KAFKA_VERSION}:
+"""
+
+_NOTES = """\
+* *copy of every kind of log*: compacted topics, transactions, all codecs and message formats, logs that start above 0:
+  what consumers read is compared record by record.
+* *group offsets, failover, fork found*: after a failover both sides are written to, and `add --adopt` names the exact
+  offset of the fork.
+* *source topic created again*: the topic is deleted and created again while nothing is fetched, and has more records
+  than before: no record of the new topic is copied, and the partition becomes SOURCE_TOPIC_RECREATED.
+* *failback*: the old source becomes the destination; what only it had is archived.
+
+`make test` runs this for the oldest source, `make test-long` for all. `.venv/bin/python -m tests.support.versions_page`
+writes this page and [its results](results/versions.json).
+
+## What is different with older brokers
+"""
+
+#: By the first version of which it is not true any more.
+_DIFFERENCES = {
+    "4.1": "As destination they are told topics by name. The id is checked right before, each answer's offset after.",
+    "3.6": "There is one limit for timestamps, `message.timestamp.difference.max.ms`, in place of two.",
+    "3.4": "How long a producer id is remembered is `transactional.id.expiration.ms`, a week by default.",
+    "3.1": "As source they are asked for records by topic name. Behind each answer kmirror asks for its topics' ids,"
+    " and takes nothing that is not proven to be of the same topic.",
+    "3.0": "As source they do not tell the timestamp of the newest record, so `failover` reports the loss without it.",
+}
+
+_END = """
+A topic needs an id (KIP-516). Brokers have them from 2.8 on, once `inter.broker.protocol.version` is 2.8 or later:
+before that `add` refuses, because a topic that was deleted and created again could not be told from the old one.
+That is also why Kafka before 2.8 is refused.
+"""
+
+
+def _stories(versions: Sequence[str], folder: Path) -> Iterator[Seen]:
+    with made_clusters(folder) as make:
+        newest = make("newest", properties=NO_RETENTION)
+        for version in versions:
+            with made_clusters(folder) as make_older:
+                older = make_older("older", kafka_version=version, heap="256m", properties=NO_RETENTION)
+                for role, pair in (("source", (older, newest)), ("destination", (newest, older))):
+                    with closing(VersionStory(*pair)) as story:
+                        yield Seen(version, role, {step: _holds(story, step) for step in STEPS})
+
+
+def _holds(story: VersionStory, step: str) -> bool:
+    try:
+        getattr(story, step)()
+    except AssertionError as error:
+        sys.stderr.write(f"{step}: {error}\n")
+        return False
+    return True
+
+
+def _see(versions: Sequence[str]) -> None:
+    rows = {(one.version, one.role): one for one in (seen() if RESULTS.exists() else ())}
+    with tempfile.TemporaryDirectory() as folder:
+        for one in _stories(versions, Path(folder)):
+            sys.stderr.write(f"{one}\n")
+            rows[one.version, one.role] = one
+    kept = sorted(rows.values(), key=lambda one: (one.version, one.role == "destination"))
+    document = {"newest": DEFAULT_KAFKA_VERSION, "seen": [asdict(one) for one in kept]}
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--page"]:
+        _see(sys.argv[1:] or OLDER_VERSIONS)
+    PAGE.write_text(page(seen()), encoding="utf-8")
