@@ -40,9 +40,15 @@ _COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
 class Cluster:
     """One of the two clusters, with what the bench asks of it."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, brokers: int = 1) -> None:
         self.sandbox = SandboxCluster(
-            name, directory, heap=_HEAP, java_options=_JAVA_OPTIONS, properties=_PROPERTIES, report=print
+            name,
+            directory,
+            brokers=brokers,
+            heap=_HEAP,
+            java_options=_JAVA_OPTIONS,
+            properties=_PROPERTIES,
+            report=print,
         )
 
     def open(self) -> None:
@@ -122,9 +128,9 @@ class Cluster:
 class Pair:
     """Source and destination: `with Pair(folder) as pair`; the brokers end with it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.source = Cluster("source", directory / "source")
-        self.destination = Cluster("destination", directory / "destination")
+    def __init__(self, directory: Path, brokers: int = 1) -> None:
+        self.source = Cluster("source", directory / "source", brokers)
+        self.destination = Cluster("destination", directory / "destination", brokers)
 
     @property
     def pids(self) -> dict[str, int]:

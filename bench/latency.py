@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,15 @@ from bench.contenders import Contender, Load
 from bench.data import DATA_SETS, PARTITIONS, Amount
 from bench.measure import CopyFailedError
 from bench.processes import Running, last_words
+from kmirror.cluster.protocol.metadata import TopicPartition
 
 _RATE = 200
 #: Records at the beginning that do not count: the copier starts, and what is compiled as it runs gets compiled.
 _WARM_UP_S = 15
 _MEASURED_S = 30
 _FIRST_ARRIVAL_TIMEOUT_S = 120.0
-_VALUE = struct.Struct(">qd")
-_PADDING = bytes(1000 - _VALUE.size)
+VALUE = struct.Struct(">qd")
+_PADDING = bytes(1000 - VALUE.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,12 @@ class Latency:
     added_ms: Percentiles
 
 
-class _Listener:
-    """Reads a topic as it grows, and notes when each record arrived."""
+class Listener:
+    """Reads partitions as they grow, and notes when each record arrived."""
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
-        from confluent_kafka import Consumer, TopicPartition
+    def __init__(self, cluster: Cluster, places: Sequence[TopicPartition], *, from_end: bool = False) -> None:
+        from confluent_kafka import OFFSET_END, Consumer
+        from confluent_kafka import TopicPartition as Position
 
         self.arrivals: dict[int, float] = {}
         self._stop = threading.Event()
@@ -71,7 +74,7 @@ class _Listener:
                 "log_level": 0,
             }
         )
-        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+        self._consumer.assign([Position(*place, OFFSET_END if from_end else 0) for place in places])
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -79,7 +82,7 @@ class _Listener:
         while not self._stop.is_set():
             message = self._consumer.poll(0.2)
             if message is not None and message.error() is None:
-                number, sent = _VALUE.unpack_from(message.value())
+                number, sent = VALUE.unpack_from(message.value())
                 self.arrivals[number] = time.monotonic() - sent
 
     def close(self) -> None:
@@ -100,7 +103,8 @@ def measure_latency(pair: Pair, contender: Contender) -> Latency:
     pair.source.create_topic(topic)
     contender.prepare(Load(topic, data_set, Amount(0, 0, 0), 0), for_latency=True)
     running: Running | None = None
-    listeners = [_Listener(pair.source, topic), _Listener(pair.destination, topic)]
+    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    listeners = [Listener(pair.source, places), Listener(pair.destination, places)]
     try:
         running = contender.start()
         total = _produce(pair.source, topic, running, listeners[1])
@@ -123,7 +127,7 @@ def measure_latency(pair: Pair, contender: Contender) -> Latency:
     )
 
 
-def _produce(source: Cluster, topic: str, running: Running, destination: _Listener) -> int:
+def _produce(source: Cluster, topic: str, running: Running, destination: Listener) -> int:
     """Produce until the copy has been under way for the warm-up and the time that counts; return how many records."""
     from confluent_kafka import Producer
 
@@ -135,7 +139,7 @@ def _produce(source: Cluster, topic: str, running: Running, destination: _Listen
     arrived = False
     number = 0
     while time.monotonic() < end:
-        producer.produce(topic, _VALUE.pack(number, time.monotonic()) + _PADDING, partition=number % PARTITIONS)
+        producer.produce(topic, VALUE.pack(number, time.monotonic()) + _PADDING, partition=number % PARTITIONS)
         number += 1
         if not arrived and destination.arrivals:
             arrived = True
@@ -151,7 +155,7 @@ def _produce(source: Cluster, topic: str, running: Running, destination: _Listen
     return number
 
 
-def _wait_for(listeners: list[_Listener], total: int) -> None:
+def _wait_for(listeners: list[Listener], total: int) -> None:
     deadline = time.monotonic() + _FIRST_ARRIVAL_TIMEOUT_S
     while any(len(listener.arrivals) < total for listener in listeners):
         if time.monotonic() > deadline:

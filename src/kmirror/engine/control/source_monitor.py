@@ -7,6 +7,7 @@ are deleted there (`log_starts`). Runs in a thread of its own, with clients of i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ _LONGEST_PAUSE = 5.0
 #: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
 _ENDS_SECONDS = 3.0
 _STEP_SECONDS = 0.5
+#: At most a hundredth of a core is used for looking.
+_PAUSE_PER_WORK = 100.0
 #: Log starts are followed after a delay, of which the time between two looks is a part: a minute of an hour.
 _LOOKS_A_DELAY = 60
 
@@ -78,6 +81,8 @@ class SourceMonitor:
         self._ends_are_wanted = ends_are_wanted
         self._is_followed = is_followed
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
+        #: Between two looks, in seconds: longer where there is much to look at.
+        self._least_pause = 0.0
         #: When the source was last asked where its logs start.
         self._starts_seen_at = -inf
 
@@ -102,10 +107,12 @@ class SourceMonitor:
                 tell(renewed)
                 if renewed.trouble is None:
                     return
-            began = now()
-            pause: float = self._current_settings().refresh_interval_seconds
+            began, worked = now(), time.thread_time()
+            pause: float = max(self._current_settings().refresh_interval_seconds, self._least_pause)
             is_due = began - complete_at >= pause
             seen, is_done = self._seen(source, destination, is_due=is_due)
+            if is_due:
+                self._least_pause = _PAUSE_PER_WORK * (time.thread_time() - worked)
             if is_done:
                 complete_at = began if is_due else complete_at
                 failures = 0

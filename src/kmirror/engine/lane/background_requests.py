@@ -17,10 +17,11 @@ from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import fetch, log_end, markers, produce
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.trim import trim_compacted
+from kmirror.engine.clock import now
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.links import Side
@@ -36,6 +37,8 @@ _FILL_BUFFER = 64 << 10
 _SIDES: dict[Side, str] = {"source": "source", "destination": "destination", "fill": "destination"}
 _END_LOOK_PAUSE = 0.5
 _PAUSE = 1.0
+#: So long the leaders of logs whose ends are looked at are not asked for again, unless they have moved.
+_LEADERS_SECONDS = 60.0
 #: Transactions that fill are ended so often at least, so that the lane learns how far they are.
 _ROUNDS = 50
 
@@ -87,6 +90,7 @@ class BackgroundRequests:
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
             self._inspector = Inspector(source, destination, spec.source_cluster_id)
             self._looked_at = destination
+            self._leaders: tuple[ClusterMetadata | None, float] = None, 0.0
             while (background_request := self._looks.get()) is not None:
                 background_request()
 
@@ -120,7 +124,8 @@ class BackgroundRequests:
 
         def background_request() -> None:
             try:
-                found = self._looked_at.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True)
+                leaders = self._leaders_of(partitions)
+                found = self._looked_at.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, metadata=leaders)
             except (KmirrorError, OutcomeUnknown):
                 found = {}
             ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
@@ -128,6 +133,15 @@ class BackgroundRequests:
             done(ends | dict.fromkeys(gone))
 
         self._looks.put(background_request)
+
+    def _leaders_of(self, partitions: Sequence[TopicPartition]) -> ClusterMetadata:
+        """Return who leads these partitions at the destination, as it was within the last minute."""
+        known, asked_at = self._leaders
+        topics = {partition.topic for partition in partitions}
+        if known is None or now() - asked_at > _LEADERS_SECONDS or not topics <= known.topics.keys():
+            known = self._looked_at.metadata(topics)
+            self._leaders = known, now()
+        return known
 
     def connect(
         self,

@@ -1,0 +1,235 @@
+"""What many partitions cost: `python -m bench.width`, or with sizes, `python -m bench.width 100 1000 --out FILE`.
+
+For each size a pair of clusters of its own, topics of five partitions with a record in each, and an engine that has
+copied them. Then nothing happens, and it is measured what that costs: processor time of the engine with all its
+processes, memory, and what is written to the state topic. After that a hundredth of the partitions gets records; the
+engine is killed and started again; and all is failed over. What an operator types is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.clusters import Pair
+from bench.latency import VALUE, Listener, Percentiles
+from bench.machine import describe_machine
+from bench.measure import CopyFailedError, ProcessTree
+from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.tail import Tail
+
+SIZES = (100, 1_000, 5_000, 20_000)
+PARTITIONS_OF_A_TOPIC = 5
+_STATE = TopicPartition("__kmirror_state", 0)
+_TOPICS_AT_ONCE = 200
+_SETTLED_S, _IDLE_S, _BUSY_S = 60.0, 60.0, 30.0
+_RATE = 200
+_TIMEOUT_S = 900.0
+#: More partitions than one broker may have files open.
+_MOST_OF_A_BROKER = 7_000
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """What was measured with so many partitions. Times are in seconds, a core is 100 percent."""
+
+    partitions: int
+    brokers: int
+    add_seconds: float
+    first_copy_seconds: float
+    idle_core_percent: float
+    memory_megabytes: float
+    state_records_per_minute: float
+    state_bytes_per_minute: float
+    describe_seconds: float
+    describe_processor_seconds: float
+    added_latency_ms: Percentiles
+    restart_seconds: float
+    failover_seconds: float
+
+
+def measure_width(pair: Pair, folder: Path, partitions: int, brokers: int) -> Width:
+    """Measure one size on a fresh pair of clusters.
+
+    Raises:
+        CopyFailedError: a command failed, or the copy did not come to its end.
+    """
+    source, destination = pair.source.bootstrap_servers, pair.destination.bootstrap_servers
+    names = [f"width-{number:05}" for number in range(partitions // PARTITIONS_OF_A_TOPIC)]
+    _fill(source, names)
+    config = folder / "source.properties"
+    config.write_text(f"bootstrap.servers={source}\n")
+    here = ("--bootstrap-server", destination)
+    carry_out(kmirror("create", "--mirror", "wide", "--mirror-config", str(config), *here))
+    add_seconds = _timed(lambda: carry_out(kmirror("add", "--mirror", "wide", "--topics", "width-.*", *here)))
+    wait = kmirror("wait", "--mirror", "wide", "--for", "caught-up", "--timeout", f"{_TIMEOUT_S:g}s", *here)
+    running = _run(destination, folder / "run.log")
+    try:
+        first_copy_seconds = _timed(lambda: carry_out(wait))
+        time.sleep(_SETTLED_S)
+        idle = _idle(running, destination)
+        describe_seconds, processor_seconds = _describe(here)
+        latency = _latency(pair, names, max(1, partitions // 100), running)
+        running.kill()
+        running = _run(destination, folder / "run.log")
+        restart_seconds = _timed(lambda: _copy_one(pair, names[-1]))
+        running.end()
+    finally:
+        running.kill()
+    failover = _timed(lambda: carry_out(kmirror("failover", "--mirror", "wide", "--yes", *here)))
+    return Width(
+        partitions,
+        brokers,
+        add_seconds,
+        first_copy_seconds,
+        *idle,
+        describe_seconds,
+        processor_seconds,
+        latency,
+        restart_seconds,
+        failover,
+    )
+
+
+def _fill(source: str, names: list[str]) -> None:
+    """Create the topics, with a record in each partition."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": source, "log_level": 0})
+    for first in range(0, len(names), _TOPICS_AT_ONCE):
+        new = [NewTopic(name, PARTITIONS_OF_A_TOPIC, 1) for name in names[first : first + _TOPICS_AT_ONCE]]
+        for created in admin.create_topics(new, operation_timeout=120, request_timeout=120).values():
+            created.result(_TIMEOUT_S)
+    producer = Producer({"bootstrap.servers": source, "log_level": 0})
+    for name in names:
+        for partition in range(PARTITIONS_OF_A_TOPIC):
+            producer.produce(name, bytes(100), partition=partition)
+        producer.poll(0)
+    if producer.flush(_TIMEOUT_S):
+        raise CopyFailedError("the source did not take the records")
+
+
+def _run(destination: str, log: Path) -> Running:
+    return Running([start(kmirror("run", "--mirror", "wide", "--bootstrap-server", destination), log)], log, False)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return round(time.monotonic() - began, 2)
+
+
+def _idle(running: Running, destination: str) -> tuple[float, float, float, float]:
+    """Return percent of a core, megabytes, and records and bytes a minute of the state topic while nothing happens."""
+    tree = ProcessTree([process.pid for process in running.processes])
+    with ClusterClient(client_config({"bootstrap.servers": destination})) as client:
+        tail = Tail(client, _STATE, look_back=0)
+        tail.poll(0)
+        first, before, began = _state_end(client), tree.cpu_seconds(), time.monotonic()
+        size = 0
+        while (seconds := time.monotonic() - began) < _IDLE_S:
+            size += sum(len(record.key or b"") + len(record.value or b"") for record in tail.poll(500).records)
+        used, written = tree.cpu_seconds() - before, _state_end(client) - first
+        tail.close()
+    tree.look_at_memory()
+    running.check()
+    minutes = seconds / 60
+    return (
+        round(100 * used / seconds, 2),
+        round(tree.peak_memory / 2**20),
+        round(written / minutes),
+        round(size / minutes),
+    )
+
+
+def _state_end(client: ClusterClient) -> int:
+    return client.list_offsets({_STATE: LATEST})[_STATE].offset or 0
+
+
+def _describe(here: tuple[str, str]) -> tuple[float, float]:
+    """Return how long `describe` takes, and how much of it a processor works for it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = _timed(lambda: carry_out(kmirror("describe", "--mirror", "wide", *here)))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, round(used, 2)
+
+
+def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Percentiles:
+    """Return what the copy adds to the time of a record while so many partitions get records, one by one."""
+    from confluent_kafka import Producer
+
+    step = max(1, len(names) // busy)
+    places = [TopicPartition(name, 0) for name in names[::step][:busy]]
+    listeners = [Listener(cluster, places, from_end=True) for cluster in (pair.source, pair.destination)]
+    producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "linger.ms": 0, "log_level": 0})
+    try:
+        time.sleep(5)  # until the listeners know their ends
+        began, total = time.monotonic(), int(_BUSY_S * _RATE)
+        for number in range(total):
+            place = places[number % len(places)]
+            producer.produce(place.topic, VALUE.pack(number, time.monotonic()), partition=place.partition)
+            producer.poll(0)
+            time.sleep(max(0.0, began + number / _RATE - time.monotonic()))
+        producer.flush(_TIMEOUT_S)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while any(len(listener.arrivals) < total for listener in listeners):
+            running.check()
+            if time.monotonic() > deadline:
+                raise CopyFailedError(f"of {total:,} records {[len(one.arrivals) for one in listeners]} arrived")
+            time.sleep(0.05)
+    finally:
+        for listener in listeners:
+            listener.close()
+    at_source, at_destination = (listener.arrivals for listener in listeners)
+    # of the first third, connections and caches are still being made
+    return Percentiles.of([at_destination[n] - at_source[n] for n in range(total // 3, total)])
+
+
+def _copy_one(pair: Pair, topic: str) -> None:
+    """Give a partition another record, and wait until it is copied."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "log_level": 0})
+    producer.produce(topic, b"v", partition=0)
+    producer.flush(_TIMEOUT_S)
+    wanted = pair.source.log_ends(topic, PARTITIONS_OF_A_TOPIC)
+    deadline = time.monotonic() + _TIMEOUT_S
+    while pair.destination.log_ends(topic, PARTITIONS_OF_A_TOPIC) != wanted:
+        if time.monotonic() > deadline:
+            raise CopyFailedError(f"{topic} is not copied")
+        time.sleep(0.1)
+
+
+def main() -> int:
+    """Measure each size, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--brokers", type=int, default=1, help="brokers of each cluster, more where they are needed")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "results" / "width.json")
+    given = parser.parse_args()
+    found: list[Width] = []
+    for size in given.sizes:
+        brokers = max(given.brokers, -(-size // _MOST_OF_A_BROKER))
+        with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name), brokers=brokers) as pair:
+            found.append(measure_width(pair, Path(name), size, brokers))
+            version = pair.source.sandbox.spec.kafka_version
+        print(json.dumps(asdict(found[-1])), flush=True)
+        document = {"machine": asdict(describe_machine(version)), "widths": [asdict(one) for one in found]}
+        given.out.write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
