@@ -101,6 +101,10 @@ ACTIVE, STOPPED = DesiredState.ACTIVE, DesiredState.STOPPED
         ),
         (f"--create --topics demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
         (f"--create --source-topic demo --link demo-link {B}", f"add --mirror demo-link --topics demo {B}"),
+        (
+            f"--create --topics t --link l --config segment.ms=1 {B}",
+            f"add --mirror l --topics t --config segment.ms=1 {B}",
+        ),
         (f"--list {B}", f"list {B}"),
         (f"--list --link demo-link {B}", f"describe --mirror demo-link {B}"),
         (f"--describe --links demo-link {B}", f"describe --mirror demo-link {B}"),
@@ -231,7 +235,6 @@ def test_a_mirror_topic_is_named_with_the_prefix_of_its_mirror() -> None:
             "--mirror-config and topics exclude each other",
             "run two commands",
         ),
-        ("--create --link l --mirror-topic t --config a=b", "--config cannot be used with topics", "kafka-configs"),
         ("--start --mirror m", "--start needs --topics", "name topics of the source"),
         ("--stop --mirror m", "--stop needs --topics", "give --failover --mirror M"),
         ("--remove --mirror m", "--remove needs --topics", "name mirror topics"),

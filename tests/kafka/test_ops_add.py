@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from kmirror.ops.add import steps as add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.context import PENDING_ADD, Destination, change
+from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.describe import describe
@@ -35,12 +37,36 @@ from tests.support.mirrors import (
     selector,
     settings_of,
 )
+from tests.support.side_jobs import run_once
 
 ENDLESS = "9223372036854775807"
 
 
 def topics_of(destination: Destination) -> set[str]:
     return set(destination.client.metadata().topics)
+
+
+def test_topics_that_are_created_keep_the_settings_that_an_operator_gives_them(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic, segment_ms="7200000", flush_messages="7")
+    name = new_mirror(destination, cluster_pair.source)
+    for key in ("retention.ms", "cleanup.policy"):
+        with pytest.raises(UsageError, match=f"--config {key} cannot be set on a mirror topic"):
+            add(destination, name, selector(topic), overrides={key: "1"})
+    told = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"}, dry_run=True)
+    assert "segment.ms=3600000" in str(told.results[0].message)
+    added = add(destination, name, selector(topic), overrides={"segment.ms": "3600000"})
+    assert outcomes(added) == {topic: "DONE"}
+    with closing(SettingsSyncJob(name, destination.properties)) as job:
+        assert run_once(job, destination, name) == []
+    found = settings_of(cluster_pair.destination, topic)
+    assert (found["segment.ms"], found["flush.messages"]) == ("3600000", "7")
+    record = destination.state().topic(name, topic)
+    assert record is not None
+    assert record.settings is not None
+    assert ("segment.ms" in record.settings, record.settings["flush.messages"]) == (False, "7")
 
 
 def test_add_creates_the_topic_as_mirroring_needs_it_and_remembers_the_rest(

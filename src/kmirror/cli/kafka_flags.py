@@ -338,11 +338,6 @@ def _unknown(flag: str, action: str, passed: Mapping[str, bool]) -> UsageError:
             "--mirror-config and topics exclude each other: one creates a mirror, the other mirror topics",
             "run two commands: first --create --mirror-config, then --create with topics",
         )
-    if action in _ADDING and flag == "--config":
-        return UsageError(
-            "--config cannot be used with topics: mirror topics take their settings from the source",
-            "leave it out; kafka-configs changes them, topic.properties.exclude keeps a key from being synced",
-        )
     see = f"see `kafka-mirrors {action} --help`"
     if flag in OWN or flag in _options_of_all():
         return UsageError(f"{flag} cannot be used with {action}", see)

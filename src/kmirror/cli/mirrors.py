@@ -115,6 +115,7 @@ def create_verb(
     click.Option(
         ["--start-from"], metavar="WHEN", callback=_start_from, help="Where to start copying. Default: start.from."
     ),
+    assignments_option("--config", "Setting of the topics that are created, in place of the source's. Repeatable."),
     MASTER,
     SPARK_CONF,
     examples=(
@@ -133,6 +134,7 @@ def add_verb(
     adopt: bool,
     allow_missing: bool,
     start_from: StartFrom | None,
+    config: dict[str, str],
     master: str,
     spark_conf: dict[str, str],
 ) -> int:
@@ -148,6 +150,7 @@ def add_verb(
             adopt=adopt,
             allow_missing=allow_missing,
             start_from=start_from,
+            overrides=config,
             spark=SparkChoice(master, spark_conf),
             watch=watch,
             dry_run=call.dry_run,

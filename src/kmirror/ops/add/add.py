@@ -16,7 +16,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topic_settings import topic_settings
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.add.adopt import Clusters, refusals
 from kmirror.ops.add.plan import Action, Facts, FilterChange, decide, select
 from kmirror.ops.add.steps import Work, carry_out, refusal_of, rows_of_plan
@@ -31,7 +31,7 @@ from kmirror.settings.table import StartFrom, stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import SettingsPlan, settings_for, settings_made, settings_to_change
+from kmirror.sync.topic_settings import ALWAYS, HELD_BACK, SettingsPlan, settings_for, settings_made, settings_to_change
 from kmirror.work import Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
@@ -46,6 +46,7 @@ def add(
     adopt: bool = False,
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
+    overrides: Mapping[str, str] | None = None,
     spark: SparkChoice | None = None,
     bulk: Bulk | None = None,
     watch: Watch = unwatched,
@@ -54,14 +55,15 @@ def add(
     """Create (or with `adopt` take over) destination topics for the source topics selected, one result a topic.
 
     `start_from` says where the copies begin; None is as the mirror's settings say. What a topic holds that is adopted
-    decides by itself where its copy goes on. `watch` is shown how comparing these goes; `bulk`, or else `spark`, says
-    where that is done.
+    decides by itself where its copy goes on. `overrides` are settings of topics that are created, in place of their
+    sources'. `watch` is shown how comparing these goes; `bulk`, or else `spark`, says where that is done.
 
     Raises:
-        UsageError: the patterns contradict the mirror's filters.
+        UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
         RefusedError: no such mirror, or the source is another cluster than it was (SOURCE_CLUSTER_CHANGED).
         UnreachableError: a cluster does not answer or refuses us.
     """
+    _check_overrides(overrides or {})
     state = destination.state()
     record = require_mirror(state, mirror)
     settings = stored_settings(record.settings)
@@ -71,6 +73,7 @@ def add(
         selection = select(topics, excluded, settings, found, source.config, allow_missing=allow_missing)
         selection.filters.apply(settings)
         work = Work(record, settings, {}, list(selection.results), selection.filters, warnings=[*selection.warnings])
+        work.overrides = dict(overrides or {})
         names = selection.chosen
         facts = replace(
             _facts(destination, source, state, work, found, names),
@@ -88,6 +91,15 @@ def add(
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def _check_overrides(overrides: Mapping[str, str]) -> None:
+    for key in overrides:
+        if key in ALWAYS or key in HELD_BACK:
+            raise UsageError(
+                f"--config {key} cannot be set on a mirror topic: it decides which records stay, and is its source's",
+                "leave it out; change it with kafka-configs when mirroring has stopped",
+            )
 
 
 def add_discovered(
@@ -245,7 +257,9 @@ def _try(destination: Destination, work: Work) -> None:
         else:
             wanted = work.plans[topic].settings
             work.made[topic] = settings_made(wanted, found)
-            if changes := settings_to_change(wanted, found):
+            changes = settings_to_change(wanted, found)
+            # an `add` that was interrupted has set these already, in the request that created the topic
+            if changes := {key: value for key, value in changes.items() if key not in work.overrides}:
                 work.changes[topic] = changes
     for plan in work.plans.values():
         if plan.settings.left_out:

@@ -75,6 +75,8 @@ class Work:
     made: dict[str, dict[str, str]] = field(default_factory=dict)
     #: True when nobody asked for the topics but the mirror's filters.
     discovers: bool = False
+    #: Settings that the operator gives to topics that are created; they stay, as others that are set here do.
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, topic: str, error: KmirrorError, outcome: Outcome = Outcome.REFUSED) -> None:
         """Take a topic out of the plan."""
@@ -84,7 +86,8 @@ class Work:
     def new_topics(self) -> list[NewTopic]:
         """Return the topics to create."""
         new = [plan for plan in self.plans.values() if plan.action is Action.CREATE]
-        return [NewTopic(p.topic, p.partitions, self.settings.replication_factor, p.settings.now) for p in new]
+        factor = self.settings.replication_factor
+        return [NewTopic(p.topic, p.partitions, factor, {**p.settings.now, **self.overrides}) for p in new]
 
     @property
     def changes_filters(self) -> bool:
@@ -166,7 +169,7 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
 def _words(plan: TopicPlan, work: Work, *, done: bool) -> str:
     many = counted(plan.partitions, "partition")
     infinitive, past, shown = {
-        Action.CREATE: (f"create with {many}", f"created with {many}", plan.settings.now),
+        Action.CREATE: (f"create with {many}", f"created with {many}", {**plan.settings.now, **work.overrides}),
         Action.FINISH: ("finish what was started", "finished what was started", work.changes.get(plan.topic, {})),
         Action.ADOPT: ("adopt", "adopted", work.changes.get(plan.topic, {})),
     }[plan.action]
@@ -301,6 +304,7 @@ def _complete(
                 tombstones += forgotten
                 complete = replace(claim, pending_operation=None, destination_topic_id=topic_id, first_offsets=None)
                 made_of = work.made.get(topic, settings_made(plan.settings))
+                made_of = {key: value for key, value in made_of.items() if key not in work.overrides}
                 records.append(replace(complete, settings=made_of, added_at_ms=now_ms()))
             elif topic not in unknown and plan.former is None:
                 tombstones.append(claim.key)
