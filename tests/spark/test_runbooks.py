@@ -12,16 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.sandbox.jars import kafka_jars
 from kmirror.sandbox.registry import down
+from kmirror.sync.mirrormaker import checkpoint
 from tests.support.acls import acls, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, typed
@@ -111,7 +114,7 @@ def another_engine(source: SandboxCluster, destination: SandboxCluster) -> Itera
             yield
 
 
-@pytest.mark.parametrize("page", ["migration", "disaster", "failback", "drill", "break-glass"])
+@pytest.mark.parametrize("page", ["migration", "disaster", "failback", "drill", "break-glass", "from-mirrormaker"])
 def test_every_variable_is_set_first(page: str) -> None:
     blocks = blocks_of((DOCS / "runbooks" / f"{page}.md").read_text(encoding="utf-8"))
     assert blocks[0].kind == "settings"
@@ -144,6 +147,53 @@ def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
             operator.follow("8.")
     finally:
         engine.destroy()
+
+
+@pytest.mark.timeout(600)
+def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
+    a, b, topic, alias = pair.source, pair.destination, unique_topic("orders"), unique_topic("A")
+    moved, stays = unique_topic("billing"), unique_topic("stays")
+    make_topic(a, topic, 1, retention_ms="-1")
+    produce(a, topic, values("first"))
+    commit(a, stays, topic, {0: 30})
+    # as MirrorMaker 2 left it: a copy that begins ten records later, and two checkpoints, of which the last counts
+    make_topic(b, f"{alias}.{topic}", 1)
+    produce(b, f"{alias}.{topic}", values("first")[10:])
+    place = TopicPartition(f"{alias}.{topic}", 0)
+    make_topic(b, f"{alias}.checkpoints.internal", 1, cleanup_policy="compact")
+    marks = Producer(properties_of(b))
+    for entry in (
+        checkpoint(moved, place, 20, 10),
+        checkpoint(stays, place, 30, 20),
+        checkpoint(moved, place, 150, 140),
+    ):
+        marks.produce(f"{alias}.checkpoints.internal", key=entry.key, value=entry.value)
+    assert marks.flush(30) == 0
+    (tmp_path / "mm2.properties").write_text(
+        f"clusters = {alias}, B\n{alias}.bootstrap.servers = {a.bootstrap_servers}\n"
+        f"B.bootstrap.servers = {b.bootstrap_servers}\n{alias}->B.enabled = true\n{alias}->B.topics = {topic}\n"
+    )
+    given = {
+        "B": b.bootstrap_servers,
+        "MM_FILE": "mm2.properties",
+        "ALIAS": alias,
+        "MIRROR": unique_topic("m"),
+        "TOPIC": topic,
+        "GROUP": moved,
+    }
+    with Operator("from-mirrormaker", tmp_path, given) as operator:
+        # the formatter is in a jar that no other tool needs
+        consumer = tmp_path / "bin" / "kafka-console-consumer.sh"
+        jars = kafka_jars(None, os.environ, lambda line: None, ["connect-mirror", "kafka-tools"])
+        consumer.write_text(re.sub("-cp '[^']*'", f"-cp '{jars.classpath}'", consumer.read_text()))
+        assert "topics.include" in operator.follow("1.")
+        operator.follow("2.")
+        wait_until(lambda: committed(b, stays, topic) == {0: 30}, 60)
+        assert stays in operator.follow("3.")
+        assert f"{topic},0,150\n" in operator.follow("4.")
+        assert read_all(b, topic, RECORDS - 150, moved) == values("first")[150:]
+        assert operator.interrupt() == [0]
+        operator.follow("5.")
 
 
 FULL_FAILBACKS = [pytest.param(case, True, id=f"{case}-to-the-end", marks=pytest.mark.long) for case in ("4b", "4c")]
