@@ -10,6 +10,7 @@ from kmirror.cluster.acl_commands import Grant
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.errors import UsageError
 from kmirror.ops.check.rights import destination_grants, source_grants
+from kmirror.ops.jobs.mirrormaker import HeartbeatsJob
 from kmirror.settings.cluster_links import link_conversion
 from kmirror.settings.conversion import Became, Conversion, Given, convert
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
@@ -173,6 +174,9 @@ def test_the_rights_for_mirrormaker_2s_topics_are_those_of_what_is_enabled() -> 
         for more in ({}, {"emit.checkpoints.enabled": "true"})
     ]
     assert reads == [False, True]
+    # a job with nothing to do looks no more often than others
+    job = HeartbeatsJob("m", {})
+    assert [job.interval_s(parse_settings({"emit.heartbeats.enabled": on})) for on in ("false", "true")] == [10.0, 1.0]
 
 
 def test_a_links_file_becomes_a_mirror() -> None:

@@ -160,8 +160,9 @@ class HeartbeatsJob(_Job):
     name = "heartbeats"
 
     def interval_s(self, settings: Settings) -> float:
-        """Return the time between two heartbeats, in seconds."""
-        return float(settings.emit_heartbeats_interval_seconds)
+        """Return the time between two heartbeats, in seconds; without any, how soon it is seen that they are wanted."""
+        seconds = settings.emit_heartbeats_interval_seconds
+        return float(seconds if settings.emit_heartbeats_enabled else settings.refresh_interval_seconds)
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Write one. Raises KmirrorError where a cluster does not answer."""
