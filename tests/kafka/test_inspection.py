@@ -139,7 +139,7 @@ def test_a_tail_of_markers_is_seen_through_and_the_sequence_number_is_known(pair
     assert (facts.tail, facts.tail_producer_id, facts.destination_log_end) == (Tail.SAME, OWN_ID, end)
     assert verdict == Copy(end, filled_offsets=32)
     with pair.at_copy(topic) as copy:
-        assert facts.coordinator_epoch == copy.producer().coordinator_epoch >= 0  # type: ignore[union-attr]
+        assert facts.unused_coordinator_epoch == copy.producer().coordinator_epoch + 1 > 0  # type: ignore[union-attr]
         refused, _ = copy.append(batch_of(), end)
         assert refused == 45
         assert copy.append(batch_of(), end - verdict.filled_offsets) == (0, end)

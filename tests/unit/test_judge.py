@@ -236,8 +236,8 @@ def test_a_new_producer_epoch_begins_with_sequence_0() -> None:
 
 
 def test_markers_go_above_the_coordinator_epoch_that_is_remembered() -> None:
-    assert seen(producer=producer(59, coordinator_epoch=6)).coordinator_epoch == 6
-    assert seen(producer=None).coordinator_epoch == -1
+    assert seen(producer=producer(59, coordinator_epoch=6)).unused_coordinator_epoch == 7
+    assert seen(producer=None).unused_coordinator_epoch == 0
 
 
 # -- the beginning of a log --------------------------------------------------------------------------------------------

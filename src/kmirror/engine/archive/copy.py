@@ -266,7 +266,7 @@ class _Writer:
         self._pending: list[Record] = []
         self._pending_bytes = 0
         self._codec = "none"
-        self._last_offset = -1
+        self._next_offset = 0
         #: Up to where progress was told.
         self._told = 0
 
@@ -277,8 +277,8 @@ class _Writer:
 
     def take(self, record: Record, codec: str, leader_epoch: int) -> None:
         """Add a record to the batch, or begin another one."""
-        if record.offset <= self._last_offset:
-            message = f"the log has a record at offset {record.offset} behind the one at {self._last_offset}"
+        if record.offset < self._next_offset:
+            message = f"the log has a record at offset {record.offset} behind the one at {self._next_offset - 1}"
             raise HistoriesDifferError(message, "its offsets should grow", Reason.CORRUPT_BATCH)
         size = _RECORD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(name) + len(value or b"") for name, value in record.headers)
@@ -288,7 +288,7 @@ class _Writer:
         self._pending.append(Record(0, record.timestamp, record.key, record.value, headers))
         self._pending_bytes += size
         self._codec = codec
-        self._last_offset = record.offset
+        self._next_offset = record.offset + 1
 
     def flush(self) -> None:
         """Append what is pending."""
@@ -308,8 +308,8 @@ class _Writer:
                 self._out.renew()
         self._pending.clear()
         self._pending_bytes = 0
-        self._progress(self._last_offset + 1 - self._told)
-        self._told = self._last_offset + 1
+        self._progress(self._next_offset - self._told)
+        self._told = self._next_offset
 
 
 def _rest(record: Record) -> tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:

@@ -118,9 +118,9 @@ class Facts:
     foreign_writers: ForeignWriters | None = None
 
     @property
-    def coordinator_epoch(self) -> int:
-        """The highest epoch that the destination's leader has seen in a marker of ours, −1 for none: go above it."""
-        return self.producer.coordinator_epoch if self.producer else -1
+    def unused_coordinator_epoch(self) -> int:
+        """The lowest epoch above all that the destination's leader has seen in markers of ours."""
+        return self.producer.coordinator_epoch + 1 if self.producer else 0
 
     def filled_offsets(self, producer_epoch: int) -> int:
         """Return what to subtract from an offset for its sequence number, modulo 2^31: the offsets that have none.

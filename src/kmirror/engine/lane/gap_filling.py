@@ -32,9 +32,9 @@ class GapFilling:
         #: Above all coordinator epochs that the leader may have met.
         self._coordinator_epoch = 0
 
-    def inspected(self, coordinator_epoch: int) -> None:
-        """Take the highest coordinator epoch that an inspection saw."""
-        self._coordinator_epoch = max(self._coordinator_epoch, coordinator_epoch + 1)
+    def inspected(self, unused_coordinator_epoch: int) -> None:
+        """Take a coordinator epoch above all that an inspection saw."""
+        self._coordinator_epoch = max(self._coordinator_epoch, unused_coordinator_epoch)
 
     def next_step(self, gap: Gap) -> Ask | Look:
         """Return what the gap at the head of the queue needs now; sent, tell `sent`."""

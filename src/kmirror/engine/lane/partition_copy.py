@@ -142,7 +142,7 @@ class PartitionCopy:
         """Copy from where the destination ends, once nothing can change that any more."""
         progress, memory = self.progress, self._memory
         self.retry.trouble = None
-        self.fill.inspected(facts.coordinator_epoch)
+        self.fill.inspected(facts.unused_coordinator_epoch)
         memory.inspected(facts.producer.last_timestamp if facts.producer else None)
         if isinstance(verdict, Copy) and verdict.copied_again:
             progress.again = verdict.offset, verdict.offset + verdict.copied_again

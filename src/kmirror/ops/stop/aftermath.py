@@ -50,7 +50,9 @@ def trim_fillers(work: StopWork) -> str:
             if start is None or end is None or start == end:
                 continue
             own = _writer_at(client, place, start)
-            if own >= FIRST_OWN_PRODUCER_ID and (found := filler_end(client, place, start, end, own)):
+            if own is None or own < FIRST_OWN_PRODUCER_ID:
+                continue
+            if found := filler_end(client, place, start, end, own):
                 trims[place] = found
         troubles: dict[str, KmirrorError] = {}
         for place, trimmed in trim_compacted(client, trims).items() if trims else ():
@@ -69,10 +71,10 @@ def trim_fillers(work: StopWork) -> str:
     return "filler trimmed"
 
 
-def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int:
-    """Return the producer id of the batch with which a log begins; -1 where there is none."""
+def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int | None:
+    """Return the producer id of the batch with which a log begins; None where there is no batch."""
     headers = batch_headers(PartitionReader(client, place).fetch(start).records)
-    return next((header.producer_id for header in headers if header.next_offset > start), -1)
+    return next((header.producer_id for header in headers if header.next_offset > start), None)
 
 
 def clamp_group_offsets(work: StopWork) -> str:
