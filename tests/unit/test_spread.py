@@ -79,6 +79,7 @@ class Engine:
 
     mirror: str = "m"
     lanes_wanted: int = 4
+    is_settled: bool = True
     limits: list[int | None] = field(default_factory=list)
     moves: list[tuple[int, str]] = field(default_factory=list)
     have: list[Seat] = field(default_factory=list)
@@ -119,6 +120,15 @@ def test_a_lane_that_was_moved_stays_for_a_while() -> None:
     engine.have = [replace(seat, may_move=False) for seat in engine.have]
     spread.tick(placement, [engine], 1.0)
     assert engine.moves == [(0, "b")]
+
+
+def test_nothing_moves_while_a_lane_is_being_started() -> None:
+    # it may be where nothing seems to be
+    starting, other, spread = Engine("m", 2, is_settled=False), Engine("n", 2), Spread()
+    other.have = seats_at({A: [0, 0]})
+    for at in (0.0, 1.0):
+        spread.tick(Placement((A, B), {"0": A, "1": A}), [starting, other], at)
+    assert (other.moves, other.limits) == ([], [None, None])
 
 
 def test_for_what_they_copy_lanes_move_now_and_then_only() -> None:

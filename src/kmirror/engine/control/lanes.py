@@ -263,6 +263,11 @@ class Lanes:
         self.beat_now = True
 
     @property
+    def is_settled(self) -> bool:
+        """True when all lanes run, and it is known where."""
+        return all(h.future is not None and h.lane in self.places for h in self._handles.values() if h.wanted)
+
+    @property
     def has_room(self) -> bool:
         """True when there is to be one more lane, and others have partitions to spare."""
         spare = any(len(h.copies) > 1 and h.is_told_of_changes for h in self._handles.values())

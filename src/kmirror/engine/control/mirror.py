@@ -256,6 +256,11 @@ class MirrorEngine:
         """How many lanes it would have if there were room."""
         return lanes_of(self._topics.settings.copy_lanes, self._lease.record.master)
 
+    @property
+    def is_settled(self) -> bool:
+        """True when all its lanes run, and it is known where."""
+        return self._lanes.is_settled
+
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         """Take where lanes run, and how many it may have; None for as many as it wants."""
         lanes = self._lanes

@@ -60,6 +60,10 @@ class Seated(Protocol):
     def lanes_wanted(self) -> int:
         """How many lanes it would have if there were room."""
 
+    @property
+    def is_settled(self) -> bool:
+        """True when all its lanes run, and it is known where."""
+
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         """Take where lanes run, and how many it may have; None for as many as it wants."""
 
@@ -88,6 +92,8 @@ class Spread:
         limits = slot_shares({e.mirror: e.lanes_wanted for e in engines}, self._believed_slots(placement, at))
         for engine in engines:
             engine.take_placement(placement, limits.get(engine.mirror))
+        if not all(engine.is_settled for engine in engines):
+            return  # a lane that is being started is in nobody's count
         seats = [seat for engine in engines for seat in engine.seats()]
         self._avoided = {name: until for name, until in self._avoided.items() if until > at}
         by_mirror = {engine.mirror: engine for engine in engines}
