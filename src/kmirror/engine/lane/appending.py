@@ -87,8 +87,12 @@ class Appending:
     def pump(self, link: DestinationLink) -> None:
         """Send what may be sent to a broker now."""
         self._send(link)
-        if len(link.in_flight) == REQUESTS_IN_FLIGHT:
-            link.await_answers(_ANSWERS_AWAITED)
+        self._await_answers(link)
+
+    def _await_answers(self, link: DestinationLink) -> None:
+        """Be told of a connection, unless it was lost, when answers are here: of several where nothing can be sent."""
+        if self._work.destinations.get(link.node_id) is link:
+            link.await_answers(_ANSWERS_AWAITED if len(link.in_flight) == REQUESTS_IN_FLIGHT else 1)
 
     def _send(self, link: DestinationLink) -> None:
         connection = link.stream.connection
@@ -177,8 +181,7 @@ class Appending:
                 self._loop.watch(link)
             while self._work.destinations.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._appended(link, view)
-            if len(link.in_flight) < REQUESTS_IN_FLIGHT:
-                link.await_answers(1)
+            self._await_answers(link)
         except (OutcomeUnknown, FrameError) as error:
             self._lose(link, str(error))
 
