@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.control.health import Health
+from kmirror.engine.control.journal import Journal
+from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import FeedTopic, Replica
 from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
 from kmirror.errors import Reason
@@ -184,3 +188,28 @@ def test_other_mirrors_are_not_heard() -> None:
     for met in (replace(CLAIM, mirror="n"), replace(PROGRESS, mirror="n"), replace(BEFORE, mirror="n")):
         assert replica.take(met) == []
     assert replica.take(ADDED) == [FeedTopic(ADDED, ())]
+
+
+def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_whole() -> None:
+    health, place, other = Health(0.0), TopicPartition("orders", 3), TopicPartition("pay", 0)
+    known = MirrorPartitions("m", [BEFORE], (), health, Journal("m", "eve"))
+    record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
+    health.hear(0, 5.0, says_all=True)
+    assert known.are_quiet
+    for report, is_quiet in (
+        (row(end=45), False),
+        (row(end=50, bytes_per_second=3.0), False),
+        (row(end=50), True),
+        (row(end=50)._replace(source_offset=None), False),
+    ):
+        assert known.take_report(place, record, report, 5.0)
+        assert known.are_quiet is is_quiet, report
+    assert known.take_report(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
+    known.take_source_ends({place: 50, other: 1}, 5.0)
+    assert (known.take_moved(), known.take_moved()) == ({"orders", "pay"}, set())
+    assert health.reported == 2
+    known.forget_targets("orders")
+    known.replace("orders", [BEFORE])
+    assert (set(known.rows), set(known.records), known.targets) == ({other}, {place, other}, {other: 1})
+    assert known.are_quiet
+    assert (known.take_moved(), health.reported) == ({"orders"}, 1)

@@ -297,7 +297,9 @@ class MirrorEngine:
     def _even_out(self, at: float) -> None:
         """Give lanes that are ahead partitions of those that are behind, and begin lanes that there is room for."""
         lanes = self._lanes
-        self._balance.take(lanes.at_work, self._positions(), at)
+        # where nothing is left and nothing comes there is no position to compare
+        is_quiet = self.partitions.are_quiet and not self._health.wants_ends
+        self._balance.take(lanes.at_work, {} if is_quiet else self._positions(), at)
         if lanes.is_moving:
             return
         if lanes.has_room:

@@ -55,6 +55,8 @@ class MirrorPartitions:
         self._again: dict[TopicPartition, tuple[int, int]] = {}
         #: How many records the source had lost before they were copied, since the engine began.
         self.lost_records = 0
+        #: The partitions that are behind or were being copied when their lanes last reported on them.
+        self._busy: set[TopicPartition] = set()
         #: The topics whose rows have changed; see `take_moved`.
         self._moved: set[str] = set()
         #: By topic, the partitions that anything is known of.
@@ -80,6 +82,7 @@ class MirrorPartitions:
         is_news = self.rows.get(partition) != row
         if is_news:
             self.rows[partition] = row
+            (self._busy.add if _is_busy(row) else self._busy.discard)(partition)
             self._note(partition)
             self._remember(partition, row)
         return is_news
@@ -91,6 +94,7 @@ class MirrorPartitions:
             self._known_ends[partition] = row.destination_offset
         if partition in self.rows:
             self.rows[partition] = row
+            (self._busy.add if _is_busy(row) else self._busy.discard)(partition)
 
     def take_source_ends(self, ends: Mapping[TopicPartition, int], seen_at: float) -> None:
         """Take where the source ended at a moment; the first time that is also what is to be reached."""
@@ -121,6 +125,7 @@ class MirrorPartitions:
         for partition in range(count):
             place = TopicPartition(topic.topic, partition)
             before, row = self.records.get(place), self.rows.pop(place, None)
+            self._busy.discard(place)
             self._note(place)
             record = given_up(before, topic, partition, row, now_ms())
             if record != before:
@@ -134,6 +139,7 @@ class MirrorPartitions:
         What its `add` or its rebuilding has written counts, also where it is paused.
         """
         known = self._of_topic.pop(topic, set())
+        self._busy -= known
         self._health.forget(known)
         for some in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
             for partition in known & some.keys():
@@ -173,6 +179,11 @@ class MirrorPartitions:
         """Tell whether it is FAILED now."""
         row = self.rows.get(partition)
         return row is not None and row.state is PartitionState.FAILED
+
+    @property
+    def are_quiet(self) -> bool:
+        """True while lanes have nothing to copy, and have copied nothing just now."""
+        return not self._busy
 
     def left_to_copy(self) -> dict[TopicPartition, int]:
         """Return how many offsets are left to copy where that is known."""
@@ -271,3 +282,8 @@ def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bo
     That stays until the source deletes more.
     """
     return record is not None and record.lost_until is not None and (row.source_log_start or 0) <= record.lost_until
+
+
+def _is_busy(row: ProgressRow) -> bool:
+    """Tell whether a lane copies something, or is to."""
+    return row.bytes_per_second > 0 or row.source_offset is None or (row.destination_offset or 0) < row.source_offset
