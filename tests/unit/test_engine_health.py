@@ -42,6 +42,25 @@ def test_a_lane_that_reports_but_does_not_hear_of_its_source_knows_nothing_new()
     assert not health.wants_ends
 
 
+def test_rows_that_a_lane_does_not_name_are_as_old_as_its_last_report() -> None:
+    health = Health(1000.0)
+    health.hear(0, 1000.0, says_all=True)
+    report(health, ROW, 1000.0)
+    health.hear(0, 1020.0, says_all=False)
+    assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
+    assert (health.reported_at(), health.known_at(P0)) == ({P0: 1020.0}, 1018.0)
+    assert (health.is_seen(P0, 1024.0), health.is_seen(P0, 1024.1)) == (True, False)
+    # it hangs up and has forgotten when it last asked a source that stood still: it had said so 2 s before
+    health.hear(0, 1022.0, says_all=False)
+    report(health, ROW._replace(source_seen_ms=1_000), 1022.0)
+    assert (health.lag(P0, 100, 1027.9), health.lag(P0, 100, 1028.1)) == (20, None)
+    # what it names no more when it says all is none of its work: silent from then on
+    report(health, ROW, 1030.0)
+    health.hear(0, 1030.0, says_all=True)
+    health.hear(0, 1040.0, says_all=False)
+    assert (health.reported, health.reported_at()) == (0, {P0: 1022.0})
+
+
 def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_reported() -> None:
     health = Health(1000.0)
     assert health.judge({0: 1030.0, 1: None}, [P0], late=True)

@@ -27,6 +27,8 @@ class _Voice:
     """When some partitions were last reported on, together: what a lane copies, as it last said all of that."""
 
     heard_at: float
+    #: When it was heard the time before.
+    heard_before: float
     partitions: int = 0
 
 
@@ -70,17 +72,22 @@ class Health:
     def hear(self, lane: int, at: float, *, says_all: bool) -> None:
         """Note that a lane reports; `says_all`: what it does not name with this report it does not copy."""
         if says_all or lane not in self._voices:
-            self._voices[lane] = _Voice(at)
+            self._voices[lane] = _Voice(at, at)
         else:
-            self._voices[lane].heard_at = at
+            voice = self._voices[lane]
+            voice.heard_at, voice.heard_before = at, voice.heard_at
 
     def take_report(self, partition: TopicPartition, record: ProgressRecord, row: ProgressRow, at: float) -> None:
         """Take what a lane that was heard says of the source."""
-        voice = self._voices.setdefault(record.lane, _Voice(at))
+        voice = self._voices.setdefault(record.lane, _Voice(at, at))
         seen_ms = row.source_seen_ms
         seen_at = None if seen_ms is None else at - max(0, record.time_ms - seen_ms) / 1000
         if (before := self._told.get(partition)) is not None:
             before.voice.partitions -= 1
+            # a lane that hangs up forgets when a source that stood still was last asked, which it had said before
+            if seen_at is not None and before.seen_at is None and before.end is not None:
+                heard_at = voice.heard_before if before.voice is voice else before.voice.heard_at
+                self.take_end(partition, before.end, heard_at - FRESH_SECONDS)
         voice.partitions += 1
         self._told[partition] = _Told(voice, row.source_offset, seen_at)
         if seen_ms is None or row.state is PartitionState.FAILED:
