@@ -12,6 +12,8 @@ from kmirror.errors import KmirrorError, Reason
 from kmirror.state.records import PartitionState, ProgressRow
 
 _ALIGNING = PartitionState.LOG_ALIGNMENT
+#: The time of what is shown of a topic that stands still may be older than it had to be by less than this.
+_AS_OF_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class TopicViews:
             view = kept.get(topic)
             if view is None or topic in moved or view.partitions != len(partitions):
                 view = topic_view(known, topic, partitions)
-            elif view.lag_as_of_ms is not None and since_ms is not None:
-                view = replace(view, lag_as_of_ms=max(view.lag_as_of_ms, since_ms))
+            elif view.lag_as_of_ms is not None and since_ms is not None and since_ms - view.lag_as_of_ms >= _AS_OF_MS:
+                view = replace(view, lag_as_of_ms=since_ms)
             views[topic] = view
         self._views = views
         return [views[topic] for topic in sorted(views)]
