@@ -71,7 +71,7 @@ def test_down_where_nothing_is(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--brokers", "0"), ("--brokers", "many"), ("--kafka-version", "2.8.0"), ("--base-port", "80")],
+    [("--brokers", "0"), ("--brokers", "many"), ("--kafka-version", "2.7.2"), ("--base-port", "80")],
 )
 def test_what_cannot_be_had(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     shown = run("sandbox", "up", "--dir", "s", *arguments, "--json")

@@ -139,6 +139,8 @@ def test_json_has_exactly_these_keys_and_values() -> None:
         "bytesPerSecond": 5_000,
         "recordsPerSecond": 4.0,
         "etaMs": 2_500,
+        "lane": 0,
+        "worker": "h1",
     }
 
 
