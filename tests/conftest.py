@@ -6,6 +6,7 @@ No fixture starts anything before a test asks for it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -97,6 +98,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # else each of the many processes that tests start would compile anew what it imports
     sys.dont_write_bytecode = False
+    # a run in the background, or under nohup, ignores these, and so would all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunReport(config), "kmirror-run-report")

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
-from kmirror.engine.histories.judge import AdvanceStart, Copy, Tail, Wait
+from kmirror.engine.histories.judge import AdvanceStart, Copy, ForeignWriters, Tail, Wait
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, fill, produce, transact
@@ -159,12 +159,12 @@ def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
         def is_gone() -> bool:
             written(source, None, b"same", next(clock))
             time.sleep(0.1)
-            return 6 not in [header.base_offset for header in batch_headers(source.fetch(0).records)]
+            return 6 not in [header.base_offset for header in batch_headers(source.fetch(6).records)]
 
         wait_until(is_gone)
         facts, verdict = cleaned.look(topic)
         assert failure(verdict) == (Reason.DESTINATION_WRITTEN, 6)
-        assert facts.tail_producer_id == -1
+        assert (facts.tail_producer_id, facts.foreign_writers) == (-1, ForeignWriters(-1, 1, -1))
 
 
 # -- logs of all kinds -------------------------------------------------------------------------------------------------

@@ -80,7 +80,8 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
         assert value(found, "kmirror_topic_records_copied_total", mirror=mirror, topic=topic) == RECORDS
         assert (value(found, "kmirror_topic_bytes_copied_total", mirror=mirror, topic=topic) or 0) >= RECORDS * SIZE
         batches = value(found, "kmirror_batches_copied_total", mirror=mirror) or 0
-        assert batches >= RECORDS * SIZE / 20_000
+        # put together, but never beyond a megabyte
+        assert batches >= RECORDS * SIZE / (1 << 20)
         # one request carries batches of several partitions
         assert 0 < (value(found, "kmirror_produce_duration_seconds_count", mirror=mirror) or 0) <= batches
     assert {row.throttle_bytes_per_second for row in describe(destination, mirror)} == {None}

@@ -9,16 +9,18 @@ import pytest
 from kmirror.engine.lane_count import lanes_of
 from kmirror.settings.table import parse_settings
 
+CORES = os.cpu_count() or 1
+
 
 @pytest.mark.parametrize(
     ("setting", "master", "lanes"),
     [
         ("auto", "local", 1),
-        ("auto", "local[2]", 1),
-        ("auto", "local[4]", 1),
-        ("auto", "local[5, 3]", 2),
+        ("auto", "local[2]", 2),
+        ("auto", "local[8]", 2),
+        ("auto", "local[9, 3]", 3),
         ("auto", "local[16]", 4),
-        ("auto", "local[*]", -(-(os.cpu_count() or 1) // 4)),
+        ("auto", "local[*]", min(CORES, max(2, -(-CORES // 4)))),
         ("auto", "spark://h:7077", 2),
         ("auto", "local-cluster[8,1,512]", 2),
         ("auto", None, 2),

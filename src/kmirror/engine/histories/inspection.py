@@ -15,6 +15,7 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.histories import identity_check as presence
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.engine.histories.foreign_writers import foreign_writers_in
+from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import Question, search_forks
 from kmirror.engine.histories.judge import Facts, Tail, Trouble
 from kmirror.engine.histories.tail_reader import Obstacle, TailReader
@@ -112,18 +113,19 @@ class Inspector:
                 obstacle = Obstacle(side, answer.trouble or KmirrorError("where the logs part was not found"))
                 found[assignment] = Facts(trouble=_tail_trouble(assignment, obstacle))
                 continue
+            fork = _with_strange_records(answer.fork, facts.differs_at)
             try:
                 foreign_writers = foreign_writers_in(
                     self._destination,
                     assignment.destination,
-                    answer.fork.offset,
+                    fork.offset,
                     facts.destination_log_end,
                     assignment.producer_id,
                 )
             except (KmirrorError, OutcomeUnknown) as error:
                 found[assignment] = Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
             else:
-                found[assignment] = replace(facts, fork=answer.fork, foreign_writers=foreign_writers)
+                found[assignment] = replace(facts, fork=fork, foreign_writers=foreign_writers)
         return found
 
     def _look_at_destination(self, assignments: Collection[Assignment]) -> _Destination:
@@ -261,6 +263,18 @@ def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
     if facts.trouble or facts.destination_log_start:
         return False
     return facts.destination_log_end > 0 and max(facts.source_log_start, assignment.first_offset) > 0
+
+
+def _with_strange_records(fork: Fork, differs_at: int | None) -> Fork:
+    """Let the logs fork where the tails differ, if that is lower.
+
+    A record of another writer where the source shows none, since its cleaner was there, contradicts nothing that a
+    search sees: it knows no writers.
+    """
+    if differs_at is None or fork.offset <= differs_at:
+        return fork
+    agreed_at = fork.agreed_at if fork.agreed_at is not None and fork.agreed_at < differs_at else None
+    return replace(fork, offset=differs_at, contradicts=True, agreed_at=agreed_at)
 
 
 def _may_differ(facts: Facts) -> bool:
