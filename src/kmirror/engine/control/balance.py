@@ -94,10 +94,11 @@ class Balance:
         if len(self._samples) == _SAMPLES:
             for lane, (partitions, since) in self._held.items():
                 if since <= began:
-                    self.paces[lane] = LanePace(
-                        sum(self._left(p) for p in partitions), sum(self.rate(p) for p in partitions)
-                    )
-                    self.best[lane] = max(self.best.get(lane, 0.0), self.paces[lane].rate)
+                    # the others have nothing left and copied nothing, as far as is known
+                    known = partitions & positions.keys() if positions else ()
+                    pace = LanePace(sum(self._left(p) for p in known), sum(self.rate(p) for p in known))
+                    self.paces[lane] = pace
+                    self.best[lane] = max(self.best.get(lane, 0.0), pace.rate)
 
     def rate(self, partition: TopicPartition) -> float:
         """Return how many bytes a second of a partition were copied lately; 0 where that is not known."""
