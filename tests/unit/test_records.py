@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import cramjam
 import pytest
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kio.records.readers import read_batch as read_by_kio
@@ -152,6 +153,33 @@ def test_xerial_snappy_of_several_blocks_is_read() -> None:
     for block in (b"\x05\x10hello", b"\x01\x00!"):
         framed += struct.pack(">i", len(block)) + block
     assert bytes(decompress(memoryview(framed), "snappy")) == b"hello!"
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 65_536, 65_537, 300_000])
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_lz4_frames_are_those_of_javas_client(size: int, shrinks: bool) -> None:
+    data = (b"to be or not " * (size // 13 + 1))[:size] if shrinks else random.Random(size).randbytes(size)
+    frame = compress(data, "lz4")
+    assert frame[:7].hex() == "04224d18604082"
+    assert frame[-4:] == bytes(4)
+    assert bytes(cramjam.lz4.decompress(frame)) == data
+    assert bytes(decompress(memoryview(frame), "lz4")) == data
+
+
+@pytest.mark.parametrize("size", [0, 5000, 300_000])
+def test_lz4_frames_of_other_clients_are_read(size: int) -> None:
+    data = random.Random(size).randbytes(size // 2) * 2
+    frame = bytes(cramjam.lz4.compress(data))
+    assert frame[:7] != compress(data, "lz4")[:7]
+    assert bytes(decompress(memoryview(frame), "lz4")) == data
+
+
+@pytest.mark.parametrize("position", range(7, 12))
+def test_a_damaged_lz4_frame_is_a_value_error(position: int) -> None:
+    frame = bytearray(compress(b"to be or not to be, " * 40, "lz4"))
+    frame[position] ^= 0xFF
+    with pytest.raises(ValueError, match=r"."):
+        decompress(memoryview(frame), "lz4")
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "unknown(6)"])

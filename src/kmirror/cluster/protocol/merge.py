@@ -10,6 +10,8 @@ right checksum. Anything else ends a merged batch, and is left to who asked.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -35,10 +37,18 @@ MERGED_BYTES = 256 << 10
 
 _NO_PRODUCER = (-1, -1, -1)
 _NO_HEADER = bytes(BATCH_OVERHEAD)
-#: Records' attributes, no timestamp delta, and each of the offset deltas that most records get.
-_HEADS_MADE = 4096
-_HEADS = tuple(b"\x00\x00" + varint(delta) for delta in range(_HEADS_MADE))
 _MERGED_CODECS = frozenset(COMPRESSION_TYPES.index(codec) for codec in ("none", "snappy", "lz4", "zstd"))
+#: What a batch's length counts without any record.
+_NO_RECORDS = BATCH_OVERHEAD - LOG_OVERHEAD
+#: A batch's header without producer fields, and what its records begin with.
+_HEADER_AND_START = struct.Struct(">qiibIhiqq14xi5s")
+#: A record's start: its length in two bytes, as in most; no attributes and no timestamp delta; its offset delta, which
+#: takes one byte in a batch of less than 64 records.
+_START = struct.Struct(">HHB")
+_START_BYTES = 5
+_TWO_BYTES = range(1 << 6, 1 << 13)
+#: By a batch's length, how its records begin if it has a single one with a length of two bytes, and nothing unusual.
+_SINGLES = {_NO_RECORDS + 2 + length: varint(length) + b"\0\0\0" for length in _TWO_BYTES}
 
 
 class Merged(NamedTuple):
@@ -67,50 +77,63 @@ def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None
 
     None where no two of them can be; they are left as they are.
     """
-    unpack, size = HEADER.unpack_from, len(batches)
-    expected, first_timestamp, latest, raw_bytes, joined = base_offset, 0, -1, 0, 0
-    kind = (0, 0)
+    unpack, last = _HEADER_AND_START.unpack_from, len(batches) - BATCH_OVERHEAD - _START_BYTES
+    if position > last:
+        return None
+    _, _, epoch, _, _, codec, _, first_timestamp, _, _, _ = unpack(batches, position)
+    if codec not in _MERGED_CODECS:
+        return None
+    few, few_bytes = (FEW_RECORDS, FEW_BYTES) if codec else (FEW_PLAIN_RECORDS, FEW_PLAIN_BYTES)
+    size = len(batches)
+    expected, latest, raw_bytes, joined = base_offset, -1, 0, 0
     parts: list[bytes | memoryview] = []
-    while size - position >= BATCH_OVERHEAD:
-        (base, length, epoch, magic, crc, attributes, delta, timestamp, max_timestamp, _, _, _, count) = unpack(
+    add = parts.append
+    while position <= last:
+        (base, length, its_epoch, magic, crc, attributes, delta, timestamp, max_timestamp, count, start) = unpack(
             batches, position
         )
         end = position + LOG_OVERHEAD + length
         if (
-            magic != 2
-            or base != expected
+            base != expected
             or count != delta + 1
-            or not is_small(count, length, attributes)
-            or length <= BATCH_OVERHEAD - LOG_OVERHEAD
+            or not 0 < count <= few
+            or not _NO_RECORDS < length <= few_bytes
+            or its_epoch != epoch
+            or attributes != codec
+            or magic != 2
             or end > size
-            or attributes not in _MERGED_CODECS
-            or (joined and kind != (epoch, attributes))
             or crc32c(batches[position + ATTRIBUTES_POSITION : end]) != crc
         ):
             break
-        if not joined:
-            kind, first_timestamp = (epoch, attributes), timestamp
-        made: list[bytes | memoryview] = []
-        try:
-            if attributes:
-                section = decompress(batches[position + BATCH_OVERHEAD : end], COMPRESSION_TYPES[attributes])
-                raw = len(section)
-                fits = _move(section, 0, raw, count, base - base_offset, timestamp - first_timestamp, made)
+        offset, later, begin = base - base_offset, timestamp - first_timestamp, position + BATCH_OVERHEAD
+        if not codec:
+            if (raw_bytes := raw_bytes + end - position) > MERGED_BYTES and joined:
+                break
+            if count == 1 and start == _SINGLES.get(length):
+                head = b"\0" + varint(later) + varint(offset)
+                begin += _START_BYTES
+                add(varint(len(head) + end - begin) + head)
+                add(batches[begin:end])
             else:
-                raw = end - position
-                begin = position + BATCH_OVERHEAD
-                fits = _move(batches, begin, end, count, base - base_offset, timestamp - first_timestamp, made)
-        except (ValueError, IndexError):
-            break
-        if not fits or (joined and raw_bytes + raw > MERGED_BYTES):
-            break
-        parts += made
-        raw_bytes += raw
+                kept = len(parts)
+                if not _move(batches, begin, end, count, offset, later, add):
+                    del parts[kept:]
+                    break
+        else:
+            kept = len(parts)
+            try:
+                section = decompress(batches[begin:end], COMPRESSION_TYPES[codec])
+            except ValueError:
+                break
+            if (raw_bytes := raw_bytes + len(section)) > MERGED_BYTES and joined:
+                break
+            if not _move(section, 0, len(section), count, offset, later, add):
+                del parts[kept:]
+                break
         latest = max(latest, max_timestamp)
         expected, position, joined = base + count, end, joined + 1
     if joined < 2:
         return None
-    epoch, codec = kind
     if codec:
         parts = [compress(b"".join(parts), COMPRESSION_TYPES[codec])]
     data = bytearray().join((_NO_HEADER, *parts))
@@ -128,42 +151,38 @@ def _move(
     count: int,
     offset: int,
     later: int,
-    made: list[bytes | memoryview],
+    add: Callable[[bytes | memoryview], None],
 ) -> bool:
     """Add the records of a section with deltas for another batch; tell whether they fill it, one at each offset.
 
     `offset` is the first one's delta there, and `later` what timestamps are after that batch's base.
     """
-    add = made.append
-    for delta in range(count):
-        # nearly always a length of one or two bytes, no timestamp delta, an offset delta of one byte
-        byte = records[position]
-        if byte < 0x80:
-            doubled, begin = byte, position + 1
-        elif (second := records[position + 1]) < 0x80:
-            doubled, begin = byte & 0x7F | second << 7, position + 2
-        else:
-            length, begin = read_varint(records, position)
-            doubled = length << 1
-        following = begin + (doubled >> 1)
-        if doubled & 1 or doubled < 8 or following > end or records[begin]:
-            return False
-        if records[begin + 1]:
-            timestamp, middle = read_varint(records, begin + 1)
-            timestamp += later
-        else:
-            timestamp, middle = later, begin + 2
-        byte = records[middle]
-        if byte < 0x80:
-            found, tail = byte, middle + 1
-        else:
-            found, tail = read_varint(records, middle)
-            found <<= 1
-        if found != delta << 1 or tail > following:
-            return False
-        place = offset + delta
-        head = _HEADS[place] if not timestamp and place < _HEADS_MADE else b"\x00" + varint(timestamp) + varint(place)
-        add(varint(len(head) + following - tail) + head)
-        add(records[tail:following])
-        position = following
+    unpack, same_time = _START.unpack_from, b"\0" + varint(later)
+    try:
+        for delta in range(count):
+            length, zeros, found = unpack(records, position)
+            if not zeros and found == delta << 1 and length & 0x8080 == 0x8000:
+                tail = position + _START_BYTES
+                following = tail - 3 + (length >> 9 & 0x3F | (length & 0x7F) << 6)
+                is_negative, head = length & 0x100, same_time + varint(offset + delta)
+            elif zeros == delta << 1 and not length & 0x80FF:
+                tail = position + _START_BYTES - 1
+                following = tail - 3 + (length >> 9)
+                is_negative, head = length & 0x100, same_time + varint(offset + delta)
+            else:
+                length, begin = read_varint(records, position)
+                timestamp, middle = read_varint(records, begin + 1)
+                found, tail = read_varint(records, middle)
+                following = begin + length
+                is_negative, head = (
+                    found != delta or records[begin],
+                    b"\0" + varint(later + timestamp) + varint(offset + delta),
+                )
+            if is_negative or following < tail or following > end:
+                return False
+            add(varint(len(head) + following - tail) + head)
+            add(records[tail:following])
+            position = following
+    except (ValueError, IndexError, struct.error):
+        return False
     return position == end

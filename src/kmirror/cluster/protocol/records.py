@@ -27,6 +27,15 @@ from kmirror.cluster.protocol.varint import read_varint, varint
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
+#: How Java's client begins a frame: version 1, independent blocks of up to 64 KB, no checksums; and how each ends.
+_LZ4_START = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_END = bytes(4)
+_LZ4_BLOCK_BYTES = 64 << 10
+#: A block's length, with this bit set where its bytes are stored as they are.
+_LZ4_BLOCK_LENGTH = struct.Struct("<I")
+_LZ4_STORED = 1 << 31
+#: What a frame of one block takes beside it.
+_LZ4_OVERHEAD = len(_LZ4_START) + _LZ4_BLOCK_LENGTH.size + len(_LZ4_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ def decompress(data: memoryview, compression_type: str) -> memoryview:
             case "snappy":
                 return memoryview(_snappy(data))
             case "lz4":
-                return memoryview(bytes(cramjam.lz4.decompress(data)))
+                return _lz4(data)
             case "zstd":
                 return memoryview(bytes(cramjam.zstd.decompress(data)))
             case _:
@@ -75,14 +84,37 @@ def compress(data: bytes, compression_type: str) -> bytes:
             block = bytes(cramjam.snappy.compress_raw(data))
             return _XERIAL_MAGIC + struct.pack(">iii", 1, 1, len(block)) + block
         case "lz4":
-            # as Java's client: what the higher levels gain takes them twenty times as long
-            compressor = cramjam.lz4.Compressor(1, block_linked=False)
-            compressor.compress(data)
-            return bytes(compressor.finish())
+            return _lz4_frame(data)
         case "zstd":
             return bytes(cramjam.zstd.compress(data))
         case _:
             raise ValueError(f"unknown compression {compression_type}")
+
+
+def _lz4(data: memoryview) -> memoryview:
+    """Undo lz4; a frame of one block, as Java's client writes it, in a third of the time that any frame takes."""
+    if len(data) > _LZ4_OVERHEAD and data[: len(_LZ4_START)] == _LZ4_START and data[-4:] == _LZ4_END:
+        (length,) = _LZ4_BLOCK_LENGTH.unpack_from(data, len(_LZ4_START))
+        if length & ~_LZ4_STORED == len(data) - _LZ4_OVERHEAD:
+            block = data[_LZ4_OVERHEAD - len(_LZ4_END) : -len(_LZ4_END)]
+            if length & _LZ4_STORED:
+                return block
+            room = bytearray(_LZ4_BLOCK_BYTES)
+            return memoryview(bytes(memoryview(room)[: cramjam.lz4.decompress_block_into(block, room)]))
+    return memoryview(bytes(cramjam.lz4.decompress(data)))
+
+
+def _lz4_frame(data: bytes) -> bytes:
+    """Make a frame as Java's client does: at the quickest level, and without checksums of its own."""
+    frame = [_LZ4_START]
+    for position in range(0, len(data), _LZ4_BLOCK_BYTES):
+        block = data[position : position + _LZ4_BLOCK_BYTES]
+        shrunk = bytes(cramjam.lz4.compress_block(block, store_size=False))
+        if len(shrunk) < len(block):
+            frame += (_LZ4_BLOCK_LENGTH.pack(len(shrunk)), shrunk)
+        else:
+            frame += (_LZ4_BLOCK_LENGTH.pack(len(block) | _LZ4_STORED), block)
+    return b"".join((*frame, _LZ4_END))
 
 
 def _snappy(data: memoryview) -> bytes:
