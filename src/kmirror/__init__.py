@@ -1,3 +1,43 @@
-"""Mirror Kafka topics between stock clusters with the same offsets, record for record."""
+"""Mirror Kafka topics between stock clusters with the same offsets, record for record.
+
+`kmirror.Client` and what belongs to it is imported when it is first asked for: `import kmirror` costs nothing.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+
+#: What `kmirror.client` gives to all; `__init__.pyi` tells type checkers the same.
+_FROM_CLIENT = frozenset(
+    {
+        "CheckLine",
+        "CheckReport",
+        "Client",
+        "ErrorInfo",
+        "ExitCode",
+        "GroupResult",
+        "HistoriesDifferError",
+        "KmirrorError",
+        "MirrorRow",
+        "Outcome",
+        "OutcomeUnknown",
+        "PartitionRow",
+        "PartlyDoneError",
+        "Reason",
+        "RefusedError",
+        "StopTotals",
+        "TimedOutError",
+        "TopicResult",
+        "UnreachableError",
+        "UsageError",
+        "VerbResult",
+        "VerifyOutcome",
+        "VerifyRow",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FROM_CLIENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("kmirror.client"), name)

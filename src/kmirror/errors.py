@@ -11,6 +11,7 @@ Errors cross Spark, so each one pickles by its constructor arguments.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -82,6 +83,8 @@ class KmirrorError(Exception):
     """Say what is wrong (`message`), what to do (`hint`), and why in one word (`reason`)."""
 
     exit_code: ExitCode = ExitCode.UNEXPECTED
+    #: What was found and done until then, from `kmirror.Client`: the rows or the document that it returns otherwise.
+    result: Any = None
 
     def __init__(self, message: str, hint: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message, hint, reason)
@@ -147,3 +150,6 @@ class BrokerError(KmirrorError):
 
 class OutcomeUnknown(Exception):  # noqa: N818 - not an error: nobody knows yet
     """A request was sent and its answer never came: it may or may not have been carried out."""
+
+    exit_code = ExitCode.UNEXPECTED
+    reason: Reason | None = None

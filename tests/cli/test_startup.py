@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
+import kmirror as package
+from kmirror import client
+
+#: As a program sees it that no type checker has looked at.
+kmirror: Any = package
 
 HEAVY = {
     "pyspark",
@@ -54,6 +62,28 @@ def modules_after(code: str) -> set[str]:
     report = "import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", f"{code}; {report}"], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+def test_the_library_is_imported_when_it_is_asked_for() -> None:
+    assert {name for name in modules_after("import kmirror") if name.startswith("kmirror")} == {"kmirror"}
+    asked = modules_after("from kmirror import Client, VerbResult")
+    assert "kmirror.ops.results" in asked
+    assert not {"pyspark", "confluent_kafka", "rich", "click", "prometheus_client"} & asked
+
+
+def test_the_library_s_names_are_those_of_its_module() -> None:
+    assert client.__all__ == sorted(client.__all__)
+    assert set(client.__all__) == kmirror._FROM_CLIENT
+    assert all(getattr(kmirror, name) is getattr(client, name) for name in client.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'client_of'"):
+        _ = kmirror.client_of
+
+
+def test_an_error_keeps_what_was_found_on_its_way_to_another_process() -> None:
+    error = client.TimedOutError("not yet", "wait", client.Reason.NO_ENGINE)
+    error.result = client.VerbResult.of("wait", "m", [client.TopicResult("t", 0, client.Outcome.TIMED_OUT)])
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (arrived.message, arrived.reason, arrived.result) == (error.message, error.reason, error.result)
 
 
 def test_a_verb_imports_messages_and_none_of_kafka_python_s_clients() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from kmirror.columns import COUNT, DURATION, END, FLAG, OFFSET, TEXT, TIME, Column, Table, Type, one_of
 from kmirror.errors import NOT_COPYING, Reason
@@ -137,6 +138,10 @@ class PartitionRow:
         if self.state is PartitionState.STOPPED:
             return None
         return kept_offsets(self.source_log_start, self.destination_log_start, self.destination_offset)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return PARTITIONS.document(self)
 
 
 def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
@@ -439,6 +444,10 @@ class MirrorRow:
     bytes_per_second: int | None = None
     max_time_lag_ms: int | None = None
     eta_ms: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as `--json` prints it."""
+        return MIRRORS.document(self)
 
 
 MIRRORS: Table[MirrorRow] = Table(

@@ -1,0 +1,3 @@
+from kmirror.client import *  # noqa: F403
+
+__version__: str

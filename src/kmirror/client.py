@@ -1,0 +1,388 @@
+"""The verbs as Python functions: `kmirror.Client`.
+
+A call does what the command of that name does, with the same rows: the dataclasses that `--json` is printed from, each
+with `to_json()`. Nothing is printed, asked or caught: calling a function that ends mirroring is the consent, as `--yes`
+is. Where the command would exit with another code than 0, an error is raised; it carries that code, the reason, and in
+`result` what was found and done until then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+
+from kmirror.cluster.security.properties import read_properties
+from kmirror.errors import (
+    ExitCode,
+    HistoriesDifferError,
+    KmirrorError,
+    OutcomeUnknown,
+    PartlyDoneError,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+    UsageError,
+)
+from kmirror.ops.add.add import add
+from kmirror.ops.bulk import SparkChoice
+from kmirror.ops.check.check import check
+from kmirror.ops.check.findings import CheckLine, CheckReport
+from kmirror.ops.context import Destination
+from kmirror.ops.failback.failback import failback
+from kmirror.ops.failback.plan import FailbackRequest, Way
+from kmirror.ops.mirrors.create import create
+from kmirror.ops.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
+from kmirror.ops.show.describe import describe, unread
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.tables import MirrorRow, PartitionRow
+from kmirror.ops.show.wait import Condition, wait
+from kmirror.ops.stop.failover import failover, remove
+from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
+from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
+from kmirror.ops.verify.verify import VerifyRequest, verify
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import parse_start_from
+
+#: Also found in `kmirror` itself; the stability that the command line has is promised for these.
+__all__ = [
+    "CheckLine",
+    "CheckReport",
+    "Client",
+    "ErrorInfo",
+    "ExitCode",
+    "GroupResult",
+    "HistoriesDifferError",
+    "KmirrorError",
+    "MirrorRow",
+    "Outcome",
+    "OutcomeUnknown",
+    "PartitionRow",
+    "PartlyDoneError",
+    "Reason",
+    "RefusedError",
+    "StopTotals",
+    "TimedOutError",
+    "TopicResult",
+    "UnreachableError",
+    "UsageError",
+    "VerbResult",
+    "VerifyOutcome",
+    "VerifyRow",
+]
+
+#: Names and regular expressions as `--topics` takes them: one list, or each by itself.
+Topics = str | Sequence[str]
+#: Client properties, or the path of a Java properties file with them.
+Properties = Mapping[str, str] | str | os.PathLike[str]
+
+_ERRORS: dict[ExitCode, type[KmirrorError]] = {
+    kind.exit_code: kind
+    for kind in (UsageError, RefusedError, PartlyDoneError, TimedOutError, UnreachableError, HistoriesDifferError)
+}
+_LOCAL = "local[*]"
+
+R = TypeVar("R")
+
+
+class Client:
+    """Work with the mirrors of one destination; each call opens its own connections and closes them.
+
+    May be used by several threads at once. Times are seconds; a `timeout` of None is to wait forever.
+
+    Every call raises:
+        UsageError: something given is not understood.
+        RefusedError: a precondition does not hold; nothing was changed.
+        PartlyDoneError, TimedOutError, HistoriesDifferError: as exit codes 4, 5 and 7 of the command.
+        UnreachableError: a cluster that is needed does not answer or refuses us.
+        OutcomeUnknown: a request was sent and not answered; look before trying again.
+    """
+
+    def __init__(
+        self,
+        bootstrap_server: str | None = None,
+        *,
+        command_config: Properties | None = None,
+        expect_cluster_id: str | None = None,
+    ) -> None:
+        """Take note of the destination; nothing is connected yet.
+
+        `command_config` are its client properties; they may hold `bootstrap.servers`.
+        """
+        properties = _properties(command_config or {})
+        if bootstrap_server is not None:
+            properties["bootstrap.servers"] = bootstrap_server
+        if not properties.get("bootstrap.servers", "").strip():
+            raise UsageError("the destination is missing", "give bootstrap_server, such as localhost:9092")
+        self._properties = properties
+        self._expect_cluster_id = expect_cluster_id
+
+    def __repr__(self) -> str:
+        return f"Client({self._properties['bootstrap.servers']!r})"
+
+    # -- set up --------------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        *,
+        mirror: str | None = None,
+        mirror_config: Properties | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> CheckReport:
+        """Check connections, broker versions, rights and settings of a mirror, or of a file before it becomes one."""
+        if mirror is not None and mirror_config is not None:
+            raise UsageError("mirror and mirror_config exclude each other", "give one of them")
+        if config and mirror_config is None:
+            raise UsageError("config requires mirror_config", "give both, or mirror alone")
+        report = check(
+            self._properties,
+            mirror=mirror,
+            properties=None if mirror_config is None else {**_properties(mirror_config), **(config or {})},
+            expect_cluster_id=self._expect_cluster_id,
+        )
+        if report.exit_code is not ExitCode.OK:
+            bad = [line for line in report.lines if not line.ok]
+            first = bad[0]
+            told = f"{len(bad)} of {len(report.lines)} checks failed; the first: {first.cluster}: {first.message}"
+            raise _error(ErrorInfo(report.exit_code, told, first.hint, first.reason), report)
+        return report
+
+    def create(
+        self,
+        mirror: str,
+        mirror_config: Properties,
+        *,
+        config: Mapping[str, str] | None = None,
+        if_not_exists: bool = False,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Create a mirror: store its source, filters and settings."""
+        with self._destination() as destination:
+            return _done(
+                create(
+                    destination,
+                    mirror,
+                    _properties(mirror_config),
+                    config,
+                    if_not_exists=if_not_exists,
+                    dry_run=dry_run,
+                )
+            )
+
+    def add(
+        self,
+        mirror: str,
+        topics: Topics,
+        *,
+        exclude: Topics | None = None,
+        adopt: bool = False,
+        allow_missing: bool = False,
+        start_from: str | None = None,
+        config: Mapping[str, str] | None = None,
+        master: str = _LOCAL,
+        spark_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Add source topics to a mirror; `start_from` is earliest, latest or timestamp:T."""
+        selected, left_out = _required(topics, "topics"), _selector(exclude, "exclude")
+        start = None if start_from is None else parse_start_from("start_from", start_from)
+        with self._destination() as destination:
+            return _done(
+                add(
+                    destination,
+                    mirror,
+                    selected,
+                    exclude=left_out,
+                    adopt=adopt,
+                    allow_missing=allow_missing,
+                    start_from=start,
+                    overrides=config,
+                    spark=SparkChoice(master, spark_conf or {}),
+                    dry_run=dry_run,
+                )
+            )
+
+    # -- monitor and verify --------------------------------------------------------------------------------------------
+
+    def list(self) -> tuple[MirrorRow, ...]:
+        """Return the mirrors of the destination."""
+        with self._destination() as destination:
+            rows = list_mirrors(destination)
+            return _readable(rows, unread(destination))
+
+    def describe(
+        self, mirror: str | None = None, topics: Topics | None = None, *, failed: bool = False
+    ) -> tuple[PartitionRow, ...]:
+        """Return each mirrored partition, or the FAILED ones, as it stands now; what is not known is None.
+
+        Works with the source down and without an engine. Raises PartlyDoneError, with the rows in `result`, where a
+        newer kmirror stored something that this one cannot read.
+        """
+        selected = _selector(topics, "topics")
+        with self._destination() as destination:
+            rows = describe(destination, mirror, selected, failed=failed)
+            return _readable(rows, unread(destination, mirror))
+
+    def wait(
+        self,
+        mirror: str,
+        condition: Literal["caught-up", "stopped", "healthy"],
+        timeout: float,
+        topics: Topics | None = None,
+    ) -> VerbResult:
+        """Wait until topics are caught up, stopped or healthy; raises at once where waiting cannot help."""
+        if condition not in list(Condition):
+            raise UsageError(f"{condition!r} is no condition to wait for", f"one of {', '.join(Condition)}")
+        selected = _selector(topics, "topics")
+        with self._destination() as destination:
+            return _done(wait(destination, mirror, Condition(condition), _milliseconds(timeout), topics=selected))
+
+    def verify(
+        self,
+        mirror: str,
+        topics: Topics | None = None,
+        *,
+        sample: int | None = None,
+        master: str = _LOCAL,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> VerifyOutcome:
+        """Compare source and destination record by record, or `sample` random ranges of each partition."""
+        request = VerifyRequest(mirror, _selector(topics, "topics"), sample, SparkChoice(master, spark_conf or {}))
+        with self._destination() as destination:
+            outcome = verify(destination, request)
+        if outcome.error is not None:
+            raise _error(outcome.error, outcome)
+        return outcome
+
+    # -- stop, fail over and fail back ---------------------------------------------------------------------------------
+
+    def promote(
+        self,
+        mirror: str,
+        topics: Topics | None = None,
+        *,
+        exclude: Topics | None = None,
+        timeout: float | None = None,
+        idle: float = IDLE_MS / 1000,
+        allow_producers: bool = False,
+        verify: bool = False,
+        together: bool = False,
+        master: str = _LOCAL,
+        stop: threading.Event | None = None,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Stop mirroring topics once they are fully copied (planned migration).
+
+        Topics that are not ready by `timeout`, or when `stop` is set, stay mirrored. Where no engine is in charge, one
+        is started for the time of the call, as a process of its own.
+        """
+        request = PromoteRequest(
+            mirror,
+            _selector(topics, "topics"),
+            _selector(exclude, "exclude"),
+            None if timeout is None else _milliseconds(timeout),
+            None if allow_producers else _milliseconds(idle),
+            verify,
+            master,
+            together,
+        )
+        with self._destination() as destination:
+            return _done(promote(destination, request, stopping=stop, dry_run=dry_run).result)
+
+    def failover(
+        self,
+        mirror: str,
+        topics: Topics | None = None,
+        *,
+        fence_with_record: bool = False,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Stop mirroring immediately and make the topics writable; needs neither the source nor an engine."""
+        selected = _selector(topics, "topics")
+        with self._destination() as destination:
+            done = failover(destination, mirror, selected, fence_with_record=fence_with_record, dry_run=dry_run)
+            return _done(done.result)
+
+    def remove(self, mirror: str, topics: Topics, *, dry_run: bool = False) -> VerbResult:
+        """Remove topics from a mirror and make them writable, whatever their lag."""
+        selected = _required(topics, "topics")
+        with self._destination() as destination:
+            return _done(remove(destination, mirror, selected, dry_run=dry_run).result)
+
+    def failback(
+        self,
+        mirror: str,
+        mirror_config: Properties,
+        topics: Topics | None = None,
+        *,
+        recreate: bool = False,
+        offline_plan: str | os.PathLike[str] | None = None,
+        discard: bool = False,
+        master: str = _LOCAL,
+        spark_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+    ) -> VerbResult:
+        """Make the old source, which this client is of, a mirror of the new primary, which `mirror_config` describes.
+
+        Records that only the old source has are a RefusedError, unless `recreate` or `offline_plan` (the file that
+        `kmirror truncate-logs` takes) says how to proceed.
+        """
+        if recreate and offline_plan is not None:
+            raise UsageError("recreate and offline_plan exclude each other", "give one of them")
+        if discard and not recreate and offline_plan is None:
+            raise UsageError("discard requires recreate or offline_plan", "give one of them with it")
+        request = FailbackRequest(
+            mirror,
+            _properties(mirror_config),
+            _selector(topics, "topics"),
+            Way.RECREATE if recreate else None if offline_plan is None else Way.OFFLINE,
+            None if offline_plan is None else os.fspath(offline_plan),
+            discard,
+            spark=SparkChoice(master, spark_conf or {}),
+        )
+        with self._destination() as destination:
+            return _done(failback(destination, request, dry_run=dry_run).result)
+
+    def _destination(self) -> Destination:
+        return Destination.open(self._properties, self._expect_cluster_id)
+
+
+def _done(result: VerbResult) -> VerbResult:
+    """Return a result in which all is done; raise what is wrong with another."""
+    if result.exit_code is ExitCode.OK:
+        return result
+    raise _error(result.error or ErrorInfo(result.exit_code, f"{result.verb} ended with {result.exit_code}"), result)
+
+
+def _error(why: ErrorInfo, result: object) -> KmirrorError:
+    error = _ERRORS.get(why.code, KmirrorError)(why.message, why.hint, why.reason)
+    error.result = result
+    return error
+
+
+def _readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
+    if not unreadable:
+        return rows
+    told = f"what is known is not complete: {unreadable[0]}"
+    hint = "use the kmirror version that wrote it, or a newer one"
+    raise _error(ErrorInfo(ExitCode.PARTLY_DONE, told, hint, Reason.STATE_UNREADABLE), rows)
+
+
+def _properties(given: Properties) -> dict[str, str]:
+    return dict(given) if isinstance(given, Mapping) else read_properties(os.fspath(given))
+
+
+def _required(topics: Topics, name: str) -> TopicSelector:
+    if not topics:
+        raise UsageError(f"{name} is empty", "give names or regular expressions; leave it out for all topics")
+    return TopicSelector.parse((topics,) if isinstance(topics, str) else topics, name)
+
+
+def _selector(topics: Topics | None, name: str) -> TopicSelector | None:
+    return None if topics is None else _required(topics, name)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
