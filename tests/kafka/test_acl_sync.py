@@ -9,11 +9,12 @@ import pytest
 from confluent_kafka import Consumer
 
 from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
+from kmirror.cluster.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
-from kmirror.errors import RefusedError
+from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
@@ -69,6 +70,11 @@ def here(pair: Pair) -> set[AclBinding]:
     return set(describe_acls(pair.at_destination)) - set(kmirror_rights())
 
 
+def secret() -> dict[str, str]:
+    """Return a login as it may be stored; the value is in the environment while there is a mirror."""
+    return {"sasl.jaas.config": "${env:KM_TEST_LOGIN}"}
+
+
 def sync(mirror: tuple[Destination, str, RightsJob], **settings: str) -> list[JobEvent]:
     destination, name, job = mirror
     return list(job.run(view_of(destination, name, **settings)))
@@ -86,6 +92,8 @@ def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
         *acls("group", group, "app", "READ"),
         *acls("group", "team-", "app", "READ", prefixed=True),
         *acls("topic", topic, "other", "ALTER", deny=True),
+        *acls("transactional_id", "app-1", "app", "WRITE"),
+        *acls("transactional_id", "*", "other", "WRITE"),
     ]
     writes = [
         *acls("topic", topic, "app", "WRITE", "DELETE"),
@@ -95,7 +103,8 @@ def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
     not_ours = [
         *acls("topic", elsewhere, "app", "READ"),
         *acls("group", "__secret", "app", "READ"),
-        *acls("transactional_id", "app-1", "app", "WRITE"),
+        *acls("transactional_id", "app-1", "reader", "WRITE"),
+        *acls("cluster", "kafka-cluster", "app", "DESCRIBE"),
     ]
     give(pair.at_source, reads, writes, everything, not_ours)
     pair.at_destination.create_topic(topic, 1, 1, {})
@@ -104,9 +113,15 @@ def test_readers_come_along_at_once_and_writers_when_mirroring_stops(
 
     said = sync(mirror)
     assert [(one.what, one.result) for one in said] == [("rights", "OK")]
-    stand_ins = acls("topic", topic, "all", "READ", "DESCRIBE", "DESCRIBE_CONFIGS")
+    stand_ins = [
+        *acls("topic", topic, "all", "READ", "DESCRIBE", "DESCRIBE_CONFIGS"),
+        *acls("transactional_id", "kmirror-", "other", "WRITE", prefixed=True, deny=True),
+    ]
     assert here(pair) == {*reads, *stand_ins}
     assert sync(mirror) == []
+    with ClusterClient(client_config(pair.destination.client_properties("other"))) as as_other:
+        assert may_write_transactions(as_other, unique_topic("theirs"))
+        assert not may_write_transactions(as_other, f"kmirror-{name}")
     for user in ("app", "other"):
         assert written(pair.destination, user, topic) is not None
     consumer = Consumer({**client_config(pair.destination.client_properties("app")).librdkafka(), "group.id": group})
@@ -214,6 +229,32 @@ def test_without_the_right_to_change_acls_the_lift_says_what_an_administrator_ha
     await_acls(pair.at_destination, alter)
     lifted = lift_rights(destination, name, [topic])[topic]
     assert (lifted.error, len(lifted.removed), len(lifted.given)) == (None, 1, 1)
+
+
+def test_power_over_the_cluster_comes_along_only_on_request_and_after_the_last_mirror_topic(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic, of_another = unique_topic(), unique_topic()
+    create(destination, another := unique_topic("m"), pair.source.client_properties("kmirror") | secret())
+    claim(destination, another, of_another)
+    sees = acls("cluster", "kafka-cluster", "app", "DESCRIBE_CONFIGS")
+    power = acls("cluster", "kafka-cluster", "app", "CREATE", "ALTER_CONFIGS")
+    give(pair.at_source, sees, power)
+    claim(destination, name, topic)
+    assert sync(mirror) == []
+    with pytest.raises(UsageError, match=r"requires sync.topic.acls.enabled=true"):
+        change_config(destination, name, {"sync.cluster.acls.enabled": "true", "sync.topic.acls.enabled": "false"})
+    change_config(destination, name, {"sync.cluster.acls.enabled": "true"})
+    sync(mirror)
+    assert here(pair) == set(sees)
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    assert lift_rights(destination, name, [topic])[topic].given == ()
+    state = destination.state()
+    for known in state.mirrors:  # of other tests, too
+        claim(destination, known.name, *(t.topic for t in state.topics(known.name)), desired=DesiredState.STOPPED)
+    assert set(lift_rights(destination, name, [topic])[topic].given) == set(power)
+    assert here(pair) == {*sees, *power}
 
 
 def test_nothing_is_taken_over_to_where_it_would_shut_others_out(

@@ -11,6 +11,7 @@ from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.records import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.sync.acls import Selves, Wanted, WritingAcls, enforcement, sync_plan, to_give, wanted_acls, writers_of
+from kmirror.sync.client_acls import on_cluster, on_transactional_ids, producers_of
 from tests.support.acls import acls, denial
 
 KMIRROR = Selves(frozenset({"User:kmirror"}))
@@ -125,6 +126,81 @@ def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> Non
     assert to_give(held, ["x"], mirror_goes_on=True) == set(prefix)
     assert to_give(held, ["t1"], mirror_goes_on=False) == set(group)
     assert to_give(held, [], mirror_goes_on=False) == set(held)
+    power = acls("cluster", "kafka-cluster", "app", "ALTER")
+    assert to_give(power, ["another-mirrors"], mirror_goes_on=False) == frozenset()
+    assert to_give(power, [], mirror_goes_on=True) == frozenset()
+    assert to_give(power, [], mirror_goes_on=False) == set(power)
+
+
+def txn(name: str, who: str, *operations: str, prefixed: bool = False, deny: bool = False) -> list[AclBinding]:
+    """Return ACLs on a transactional id."""
+    return acls("transactional_id", name, who, *(operations or ("WRITE",)), prefixed=prefixed, deny=deny)
+
+
+def test_producers_are_whoever_may_write_to_a_topic_of_the_mirror() -> None:
+    source = [
+        *acls("topic", "t", "app", "WRITE"),
+        *acls("topic", "t", "reader", "READ"),
+        *acls("topic", "t", "denied", "WRITE", deny=True),
+        *acls("topic", "x", "stranger", "WRITE"),
+        *acls("topic", "", "*", "ALL", prefixed=True),
+    ]
+    assert producers_of(source, ["t"]) == {"User:app", "User:*"}
+    assert producers_of(source, []) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("source", "taken"),
+    [
+        (txn("a", "app", "WRITE", "DESCRIBE"), txn("a", "app", "WRITE", "DESCRIBE")),
+        (txn("a", "app", prefixed=True), txn("a", "app", prefixed=True)),
+        (txn("a", "app", deny=True), txn("a", "app", deny=True)),
+        (txn("a", "*"), txn("a", "*")),
+        (txn("a", "stranger"), []),
+        (txn("a", "kmirror"), []),
+        (acls("cluster", "kafka-cluster", "app", "ALTER"), []),
+        # what reaches kmirror's own ids
+        (txn("*", "app"), [*txn("*", "app"), *txn("kmirror-", "app", prefixed=True, deny=True)]),
+        (txn("k", "app", "ALL", prefixed=True), [*txn("k", "app", "ALL", prefixed=True),
+                                                 *txn("kmirror-", "app", prefixed=True, deny=True)]),
+        (txn("*", "app", "DESCRIBE"), txn("*", "app", "DESCRIBE")),
+        (txn("*", "app", deny=True), txn("*", "app", deny=True)),
+        (txn("kmirror-x", "app"), []),
+        (txn("kmirror-m-", "app", prefixed=True), []),
+        (txn("*", "*"), []),
+        (txn("*", "*", deny=True), []),
+        (txn("*", "kmirror", deny=True), []),
+        # who was granted kmirror's ids here keeps them
+        (txn("*", "granted"), txn("*", "granted")),
+    ],
+)  # fmt: skip
+def test_transactional_ids_come_along_with_their_producers(source: list[AclBinding], taken: list[AclBinding]) -> None:
+    here = txn("kmirror-", "granted", prefixed=True)
+    found = on_transactional_ids(source, {"User:app", "User:granted"}, here, KMIRROR)
+    assert found == Wanted(frozenset(taken))
+    assert on_transactional_ids(source, (), here, KMIRROR) == Wanted()
+    if source == txn("a", "stranger"):
+        assert on_transactional_ids(source, {"User:*"}, here, KMIRROR) == Wanted(frozenset(source))
+
+
+def test_power_over_the_cluster_is_deferred_and_brokers_rights_stay_behind() -> None:
+    def cluster(who: str, *operations: str, deny: bool = False) -> list[AclBinding]:
+        return acls("cluster", "kafka-cluster", who, *operations, deny=deny)
+
+    harmless = cluster("app", "DESCRIBE", "DESCRIBE_CONFIGS", "IDEMPOTENT_WRITE")
+    power = cluster("app", "CREATE", "ALTER", "ALTER_CONFIGS")
+    left = [*cluster("app", "CLUSTER_ACTION"), *cluster("kmirror", "ALTER"), *cluster("*", "ALTER", deny=True)]
+    denial_of_one = cluster("other", "ALTER", deny=True)
+    found = on_cluster([*harmless, *power, *left, *denial_of_one, *acls("topic", "t", "app", "READ")], KMIRROR)
+    assert found == Wanted(frozenset([*harmless, *denial_of_one]), frozenset(power))
+    everything = cluster("app", "ALL")
+    assert on_cluster(everything, KMIRROR) == Wanted(frozenset(harmless), frozenset(everything))
+
+
+def test_what_clients_of_stopped_topics_live_by_is_not_deleted() -> None:
+    mine = frozenset([*txn("a", "app"), *acls("cluster", "kafka-cluster", "app", "DESCRIBE")])
+    assert sync_plan({SHARED: Wanted()}, mine, {SHARED: mine}, ["t"]).delete == frozenset()
+    assert sync_plan({SHARED: Wanted()}, mine, {SHARED: mine}, []).delete == mine
 
 
 def test_rights_are_stored_whole() -> None:
@@ -181,6 +257,11 @@ def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
     assert filters.takes(*acls("group", "g", "app-1", "WRITE"))
     assert not filters.takes(*acls("group", "g", "an-app-1", "READ"))
     assert parse_acl_filters("acls.include", "*") == AclFilters()
+    ids = parse_acl_filters("acls.include", "transactional-id;app-.*, CLUSTER;*;idempotent_write")
+    assert ids.takes(*txn("app-1", "x"))
+    assert not ids.takes(*txn("web-1", "x"))
+    assert ids.takes(*acls("cluster", "kafka-cluster", "x", "IDEMPOTENT_WRITE"))
+    assert not ids.takes(*acls("cluster", "kafka-cluster", "x", "ALTER"))
 
 
 @pytest.mark.parametrize(

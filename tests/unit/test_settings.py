@@ -331,6 +331,13 @@ def test_settings_that_others_will_join_may_be_incomplete() -> None:
         parse_settings({"auto.create.mirror.topics.enable": "perhaps"}, complete=False)
 
 
+def test_acls_on_the_cluster_come_along_with_the_others_only() -> None:
+    with pytest.raises(UsageError, match=r"requires sync\.topic\.acls\.enabled=true"):
+        parse_settings({"sync.cluster.acls.enabled": "true"})
+    both = parse_settings({"sync.cluster.acls.enabled": "true", "sync.topic.acls.enabled": "true"})
+    assert both.sync_cluster_acls_enabled
+
+
 def test_a_setting_given_twice_alike_is_no_contradiction() -> None:
     assert parse_settings({"topic.prefix": "a", "cluster.link.prefix": "a"}).topic_prefix == "a"
 

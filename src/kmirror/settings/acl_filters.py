@@ -35,11 +35,11 @@ _ACCESS_KEYS = {
     "permissionType": "permission",
 }
 _WORDS = {
-    "resource_type": ("TOPIC", "GROUP"),
+    "resource_type": ("TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"),
     "pattern_type": ("LITERAL", "PREFIXED"),
     "operation": (
         *("ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE"),
-        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "TWO_PHASE_COMMIT"),
     ),
     "permission": ("ALLOW", "DENY"),
 }

@@ -419,9 +419,16 @@ class Settings:
         "sync.topic.acls.enabled",
         _boolean(),
         False,
-        "Sync the source's ACLs on mirrored topics and groups. ACLs that allow writing to a mirror topic are created"
-        " when mirroring stops.",
+        "Sync the source's ACLs on mirrored topics and groups, and those of their producers on transactional ids. ACLs"
+        " that allow writing to a mirror topic are created when mirroring stops.",
         Alias("acl.sync.enable"),
+    )
+    sync_cluster_acls_enabled: bool = _row(
+        "sync.cluster.acls.enabled",
+        _boolean(),
+        False,
+        "Also sync the source's ACLs on the cluster; needs sync.topic.acls.enabled. They are power over all topics:"
+        " CREATE, ALTER, ALTER_CONFIGS and ALL are created once the destination has no mirror topic left.",
     )
     source_cluster_alias: str = _row(
         "source.cluster.alias", _alias(), "source", "What MirrorMaker 2's clients call the source. For emit.* only."
@@ -743,6 +750,11 @@ def _check_contradictions(settings: Settings) -> None:
             "topic.prefix and sync.topic.acls.enabled exclude each other: ACLs name the source topics, but the mirror"
             " topics have other names",
             "remove one of them",
+        )
+    if settings.sync_cluster_acls_enabled and not settings.sync_topic_acls_enabled:
+        raise UsageError(
+            "sync.cluster.acls.enabled=true requires sync.topic.acls.enabled=true",
+            "set sync.topic.acls.enabled=true, or remove sync.cluster.acls.enabled",
         )
     for what, include, exclude in (
         ("topics", settings.topics_include, settings.topics_exclude),

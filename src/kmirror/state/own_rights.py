@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kmirror.cluster.acl_commands import Grant
 from kmirror.cluster.protocol.codes import Code
+from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
-#: What kmirror's own topics, and its transactional ids, begin with.
+#: What kmirror's own topics begin with.
 OWN_TOPICS = "__kmirror_"
-OWN_TRANSACTIONAL_IDS = "kmirror-"
 
 #: The rights to read and write what kmirror stores.
 OWN_MEMORY = Grant(f"--topic {OWN_TOPICS}", ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"), prefixed=True)

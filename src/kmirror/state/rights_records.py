@@ -14,6 +14,8 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 
 #: Stands for a topic in the record of what is not about one topic alone: prefixed ACLs, and those on groups.
 SHARED = "*"
+#: What kmirror's own transactional ids begin with: its locks.
+OWN_TRANSACTIONAL_IDS = "kmirror-"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ given; whatever would let a client change it is deferred until mirroring stops, 
 needs of it. Denials are copied too, but those that would lock out kmirror itself are deferred. What kmirror itself
 was granted at the source is not taken over.
 
+ACLs on transactional ids and on the cluster: `sync.client_acls`.
+
 Keeping others from writing: a DENY beats every ALLOW, so each principal that an ALLOW lets write is denied WRITE on the
 mirror topic. No DENY means "all but kmirror": where everyone (`User:*`) may write, `User:*` is denied only when
 kmirror is a super user, whom no ACL concerns.
@@ -109,6 +111,12 @@ class Wanted:
     held_back: frozenset[AclBinding] = frozenset()
 
 
+def joined(*parts: Wanted) -> Wanted:
+    """Return all that several parts want of one record."""
+    now = frozenset(one for part in parts for one in part.now)
+    return Wanted(now, frozenset(one for part in parts for one in part.held_back))
+
+
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """What is wanted by topic, and under SHARED; what to create and to delete for it; what a record then says is ours.
@@ -179,11 +187,7 @@ def sync_plan(
     gone: set[AclBinding] = set()
     for name, one in wanted.items():
         mine = set(ours.get(name, ()))
-        obsolete = {
-            binding
-            for binding in mine - one.now
-            if not any(binding.covers(ResourceType.TOPIC, topic) for topic in stopped)
-        }
+        obsolete = {binding for binding in mine - one.now if not _is_lived_by(binding, stopped)}
         missing = {binding for binding in one.now if binding not in present}
         create |= missing
         gone |= obsolete
@@ -198,17 +202,24 @@ def to_give(
     """Return which of a mirror's deferred shared ACLs may be given now.
 
     None that covers a topic in `mirrored`, the mirror topics of this destination; those on groups when the mirror has
-    no topic left.
+    no topic left; those on the cluster when no mirror has.
     """
-    return frozenset(
-        one
-        for one in held_back
-        if (
-            not any(one.covers(ResourceType.TOPIC, topic) for topic in mirrored)
-            if one.resource_type is ResourceType.TOPIC
-            else not mirror_goes_on
-        )
-    )
+
+    def may_be_given(one: AclBinding) -> bool:
+        if one.resource_type is ResourceType.TOPIC:
+            return not any(one.covers(ResourceType.TOPIC, topic) for topic in mirrored)
+        if one.resource_type is ResourceType.CLUSTER:
+            return not mirror_goes_on and not mirrored
+        return not mirror_goes_on
+
+    return frozenset(one for one in held_back if may_be_given(one))
+
+
+def _is_lived_by(binding: AclBinding, stopped: Collection[str]) -> bool:
+    """Tell whether clients of topics that are stopped may live by an ACL: who uses the cluster's is not known."""
+    if binding.resource_type in (ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER):
+        return bool(stopped)
+    return any(binding.covers(ResourceType.TOPIC, topic) for topic in stopped)
 
 
 def _denial(topic: str, principal: str) -> AclBinding:

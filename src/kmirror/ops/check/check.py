@@ -33,8 +33,8 @@ from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.table import Settings, parse_settings, stored_settings
-from kmirror.state.own_rights import OWN_TRANSACTIONAL_IDS
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import STATE_TOPIC, StateStore
 from kmirror.words import counted
 

@@ -18,7 +18,8 @@ from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import Known, judge, survey
 from kmirror.settings.table import Settings
-from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY, OWN_TRANSACTIONAL_IDS
+from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY
+from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import writers_of
 from kmirror.sync.mirrormaker import own_topics

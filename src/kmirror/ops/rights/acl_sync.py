@@ -32,7 +32,8 @@ from kmirror.ops.rights.protection import (
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import SyncPlan, sync_plan, wanted_acls
+from kmirror.sync.acls import SyncPlan, joined, sync_plan, wanted_acls
+from kmirror.sync.client_acls import on_cluster, on_transactional_ids, producers_of
 from kmirror.words import counted
 
 _MOST_NAMES = 100
@@ -109,18 +110,26 @@ class RightsJob:
     ) -> SyncPlan | None:
         settings = view.settings
         try:
-            theirs = [one for one in describe_acls(source) if settings.acls_include.takes(one)]
+            everything = describe_acls(source)
         except NoAuthorizerError:
             return None
+        theirs = [one for one in everything if settings.acls_include.takes(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
         stopped = [one.topic for one in view.topics if not is_mirrored(one)]
         groups = [group for group in visible_groups(source) if settings.selects_group(group)]
         login = login_principal(source.config)
         own = replace(ground.own, principals=ground.own.principals | ({login} if login else set()))
         wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
-        here = describe_acls(destination.client)
-        state = destination.state()
-        return sync_plan(wanted, here, {name: state.rights(self._mirror, name).made for name in wanted}, stopped)
+        here, state = describe_acls(destination.client), destination.state()
+        made = {name: state.rights(self._mirror, name).made for name in wanted}
+        # what another mirror has made is kmirror's, too
+        ours = {one for known in state.mirrors for one in state.rights(known.name, SHARED).made}
+        producers = producers_of(everything, [one.source_topic for one in view.topics])
+        further = [on_transactional_ids(theirs, producers, here - ours, own)]
+        if settings.sync_cluster_acls_enabled:
+            further.append(on_cluster(theirs, own))
+        wanted[SHARED] = joined(wanted[SHARED], *further)
+        return sync_plan(wanted, here, made, stopped)
 
 
 def sync_refusal(ground: AclSurvey) -> KmirrorError | None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.acl_commands import admin_options
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
-from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writable import probe_writable as probe
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
+from kmirror.settings.table import stored_settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.acls import to_give
@@ -60,13 +61,21 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
         if is_mirrored(one) and not (known.name == mirror and one.topic in records)
     }
     goes_on = any(is_mirrored(one) and one.topic not in records for one in state.topics(mirror))
-    held = state.rights(mirror, SHARED).held_back
+    held = [one for one in state.rights(mirror, SHARED).held_back if _is_still_wanted(one, state, mirror)]
     shared = to_give(held, left, mirror_goes_on=goes_on) if topics else frozenset[AclBinding]()
     return LiftPlan(
         {topic: frozenset(one.denied) for topic, one in records.items()},
         {topic: frozenset(one.held_back) for topic, one in records.items()},
         shared,
     )
+
+
+def _is_still_wanted(binding: AclBinding, state: State, mirror: str) -> bool:
+    """Tell whether a deferred ACL may be given: power over the cluster only where the settings say so now."""
+    if binding.resource_type is not ResourceType.CLUSTER:
+        return True
+    record = state.mirror(mirror)
+    return record is not None and stored_settings(record.settings).sync_cluster_acls_enabled
 
 
 def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, LiftedRights]:
