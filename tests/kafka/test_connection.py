@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from kafka.protocol.metadata import MetadataRequest
 
 from kmirror.cluster.client import ClusterClient
@@ -30,6 +31,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive
+from tests.support.key_stores import keytool
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.tls import write_tls_files
 from tests.support.wire import Wire, closed_port, cut_to, hang_up, listener, swallow
@@ -312,6 +314,39 @@ def test_no_login_where_the_listener_wants_one(secured: SandboxCluster) -> None:
     connection = open_at(secured, config)  # whether a login is wanted shows with the first request only
     with pytest.raises(OutcomeUnknown):
         connection.request(metadata(), highest=12)
+
+
+def test_a_listener_that_wants_a_certificate_takes_it_from_a_store(secured: SandboxCluster, tmp_path: Path) -> None:
+    """The brokers' own listener, entered with the brokers' own PKCS12 store, and with a JKS store made of it."""
+    spec, trusted = secured.spec, secured.client_properties()
+    assert spec.security is not None
+    password, p12, jks = spec.security.store_password, f"{secured.directory}/tls/node.p12", f"{tmp_path}/node.jks"
+    target = (
+        "-destkeystore",
+        jks,
+        "-deststoretype",
+        "JKS",
+        "-deststorepass",
+        "another-one",
+        "-destkeypass",
+        "another-one",
+    )
+    keytool("-importkeystore", "-noprompt", "-srckeystore", p12, "-srcstorepass", password, *target)
+    properties = {
+        "bootstrap.servers": f"127.0.0.1:{spec.nodes[0].internal_port}",
+        "security.protocol": "SSL",
+        **{key: value for key, value in trusted.items() if key.startswith("ssl.truststore.")},
+    }
+    for store, opened_by in (p12, password), (jks, "another-one"):
+        own = {"ssl.keystore.location": store, "ssl.keystore.password": opened_by}
+        config = client_config({**properties, **own})
+        with ClusterClient(config) as client:
+            assert client.metadata([]).cluster_id == secured.cluster_id
+        assert AdminClient(config.librdkafka()).list_topics(timeout=30).cluster_id == secured.cluster_id
+    with ClusterClient(client_config(properties)) as client, pytest.raises(UnreachableError) as caught:
+        client.metadata([])
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    assert "the broker wants a client's certificate" in caught.value.message
 
 
 def test_a_session_is_replaced_before_the_broker_ends_it(secured: SandboxCluster) -> None:

@@ -26,7 +26,8 @@ def test_it_holds_what_workers_import_and_no_more(archive: Path) -> None:
         names = bundle.namelist()
 
     packages = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert packages == {"cramjam", "crc32c", "kafka", "kmirror"}
+    (backend,) = {name for name in packages if name.startswith("_cffi_backend.")}
+    assert packages == {"cramjam", "crc32c", "cryptography", "kafka", "kmirror", "cffi", backend}
     assert "kmirror/engine/lane/lane.py" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
 
@@ -35,7 +36,9 @@ def test_a_python_without_libraries_imports_the_lane_from_it(archive: Path, tmp_
     with zipfile.ZipFile(archive) as bundle:
         bundle.extractall(tmp_path)
     code = (
-        "import kmirror.engine.lane.lane, kmirror.engine.spark.daemon, kafka, cramjam, crc32c; print(kmirror.__file__)"
+        "import kmirror.engine.lane.lane, kmirror.engine.spark.daemon, kafka, cramjam, crc32c\n"
+        "from cryptography.hazmat.primitives.serialization import pkcs12\n"
+        "print(kmirror.__file__)"
     )
 
     # -S leaves out all that is installed.

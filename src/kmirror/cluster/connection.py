@@ -22,6 +22,7 @@ from typing import Any
 from kmirror.cluster.protocol.wire import INT32, Buffer, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.sasl import authenticate
+from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
 #: The largest answer we are ready to hold. Brokers send at most one batch more than asked; none is near this.
@@ -95,15 +96,15 @@ class Connection:
             connection = cls(host, port, config, sock)
             connection._shake_hands()
             connection._largest_frame = MAX_FRAME_BYTES
-        except ssl.SSLError as error:
-            sock.close()
-            raise ConnectFailedError(
-                f"TLS with {host}:{port} failed: {getattr(error, 'verify_message', None) or error.reason or error}",
-                "check security.protocol and ssl.truststore.*: is this a TLS listener, signed by a trusted CA?",
-                Reason.AUTHENTICATION_FAILED,
-            ) from None
         except (OSError, OutcomeUnknown, FrameError) as error:
             sock.close()
+            # the broker's word on our certificate comes with its first answer, not with the handshake (TLS 1.3)
+            refusal = error if isinstance(error, ssl.SSLError) else error.__context__
+            if isinstance(refusal, ssl.SSLError):
+                what, hint = tls_refusal(refusal, config)
+                raise ConnectFailedError(
+                    f"TLS with {host}:{port} failed: {what}", hint, Reason.AUTHENTICATION_FAILED
+                ) from None
             raise ConnectFailedError(
                 f"handshake with {host}:{port} failed: {_reason_of(error)}",
                 f"is {config.security_protocol} the listener's security.protocol? "

@@ -1,8 +1,8 @@
 """One translation of Java client properties: to our own connections, to stdlib TLS, to librdkafka.
 
-`client_config` reads properties as Kafka's tools take them, resolves the references in them, reads the PEM files they
-name, and returns a `ClientConfig` that holds all that is needed to connect. It pickles, so that a worker on another
-machine needs no files; the secrets in it never show in its repr.
+`client_config` reads properties as Kafka's tools take them, resolves the references in them, reads the stores
+they name, and returns a `ClientConfig` that holds all that is needed to connect. It pickles; the secrets in it never
+show in its repr.
 
 Known keys of Kafka's clients that concern nothing we do are accepted and ignored, as Kafka's own tools do. Keys that
 name a Java class which would decide about security are refused: we cannot load it.
@@ -10,15 +10,15 @@ name a Java class which would decide about security are refused: we cannot load 
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.security.jaas import parse_jaas
-from kmirror.cluster.security.pem import TlsMaterial, tls_material
 from kmirror.cluster.security.properties import is_reference, resolve_value
+from kmirror.cluster.security.tls_material import TlsMaterial, tls_material
 from kmirror.errors import UsageError
 from kmirror.settings.client_keys import is_client_key, meant_client_key
 
@@ -96,13 +96,13 @@ class ClientConfig:
         return context
 
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        # The standard library takes a client's key from a file only; this one is private to us and gone at once.
-        with tempfile.NamedTemporaryFile("w", encoding="ascii", prefix="kmirror-", suffix=".pem") as pem:
-            pem.write(f"{self.key_pem}{self.certificate_pem}")
-            pem.flush()
+        # The standard library takes a client's key from a file only: this one is in memory, and nobody else's.
+        with os.fdopen(os.memfd_create("kmirror-key"), "w", encoding="ascii") as file:
+            file.write(f"{self.key_pem}{self.certificate_pem}")
+            file.flush()
             try:
                 # Without a password OpenSSL would ask for one on the terminal.
-                context.load_cert_chain(pem.name, password=self.key_password or "")
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password=self.key_password or "")
             except (ssl.SSLError, ValueError) as error:
                 raise UsageError(
                     f"the client's key and certificate cannot be used: {_reason(error)}",

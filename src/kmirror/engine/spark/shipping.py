@@ -21,7 +21,7 @@ import kmirror
 from kmirror.errors import RefusedError
 
 #: What modules that run in workers import. The command line's own libraries stay at home.
-WORKER_DISTRIBUTIONS = ("cramjam", "crc32c", "kafka-python")
+WORKER_DISTRIBUTIONS = ("cffi", "cramjam", "crc32c", "cryptography", "kafka-python")
 WORKER_MODULES = ("cramjam", "crc32c", "kafka", "kmirror.engine")
 #: The folder that Spark unpacks the archive to, beside each executor.
 UNPACKED = "kmdeps"

@@ -1,0 +1,183 @@
+"""Trust stores and key stores of Java client properties, as PEM text in memory.
+
+PEM (KIP-651) is in the properties themselves or in the files they name. JKS and PKCS12 are told apart by how the file
+begins, whatever `type` says, as Java does. A key from such a store is in clear from there on, in memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kmirror.cluster.security import jks, pem, pkcs12
+from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
+from kmirror.errors import UsageError
+
+#: A property's value by its key, None for none.
+Text = Callable[[str], str | None]
+
+_TYPES = ("JKS", "PKCS12", "PEM")
+#: How a store begins, and its type.
+_MAGIC = {jks.MAGIC: "JKS", pkcs12.MAGIC: "PKCS12", bytes.fromhex("cececece"): "JCEKS"}
+_COPY = "keytool -importkeystore -srckeystore {path} -destkeystore kmirror.p12 -deststoretype PKCS12"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """PEM text of trusted certificates, of the client's certificate chain and key; None where there is none."""
+
+    ca_pem: str | None = None
+    certificate_pem: str | None = None
+    key_pem: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreFile:
+    """A file in one of Java's formats, its password, and the properties that name it (`ssl.keystore` …)."""
+
+    prefix: str
+    path: str
+    password: str | None = field(repr=False)
+    data: bytes = field(repr=False)
+
+    @property
+    def is_jks(self) -> bool:
+        return self.data.startswith(jks.MAGIC)
+
+    def __str__(self) -> str:
+        return f"{self.prefix}.location={self.path}"
+
+
+def tls_material(text: Text) -> TlsMaterial:
+    """Return what the `ssl.*` properties hold or name.
+
+    Raises:
+        UsageError: not readable, a wrong password, incomplete or contradictory; names the property, shows no secret.
+    """
+    ca_pem, (certificate_pem, key_pem, key_password) = _trusted(text), _own(text)
+    return TlsMaterial(ca_pem, certificate_pem, key_pem, key_password)
+
+
+def _trusted(text: Text) -> str | None:
+    found = _found(text, "ssl.truststore", ("ssl.truststore.certificates",))
+    if found is None:
+        return None
+    if isinstance(found, str):
+        if not (blocks := pem.certificates(found)):
+            raise UsageError("ssl.truststore.* holds no certificate", "it needs -----BEGIN CERTIFICATE----- blocks")
+        return blocks
+    try:
+        trusted = (jks if found.is_jks else pkcs12).trusted_certificates(found.data, found.password)
+    except StoreError as error:
+        raise _unusable(found, error) from None
+    if not trusted:
+        raise UsageError(
+            f"{found} holds no certificate",
+            f"import one that is trusted: keytool -importcert -file ca.pem -keystore {found.path}",
+        )
+    return "".join(pem.block("CERTIFICATE", one) for one in trusted)
+
+
+def _own(text: Text) -> tuple[str | None, str | None, str | None]:
+    """Return certificate chain, key, and the key's password where it is encrypted."""
+    found = _found(text, "ssl.keystore", ("ssl.keystore.key", "ssl.keystore.certificate.chain"))
+    if found is None:
+        return None, None, None
+    if isinstance(found, str):
+        chain, key = pem.certificates(found), pem.private_key(found)
+        if not chain or not key:
+            raise UsageError(
+                f"ssl.keystore.* holds no {'private key' if chain else 'certificate'}",
+                "it needs the client's private key and its certificate, both as PEM blocks",
+            )
+        return chain, key, text("ssl.key.password")
+    entry = _key_entry(found, text("ssl.key.password"))
+    if entry is None or not entry.chain:
+        raise UsageError(
+            f"{found} holds no {'certificate of its key' if entry else 'private key'}",
+            f"keytool -list -keystore {found.path} must show a PrivateKeyEntry",
+        )
+    return "".join(pem.block("CERTIFICATE", one) for one in entry.chain), pem.block("PRIVATE KEY", entry.key), None
+
+
+def _key_entry(file: _StoreFile, key_password: str | None) -> KeyEntry | None:
+    if file.password is None:
+        raise UsageError(f"{file} has a password, and ssl.keystore.password is missing", "set ssl.keystore.password")
+    try:
+        if file.is_jks:
+            return jks.key_entry(file.data, file.password, key_password)
+        return pkcs12.key_entry(file.data, file.password)
+    except WrongPasswordError as error:
+        if error.alias is None:
+            raise _unusable(file, error) from None
+        key = "ssl.key.password" if key_password else "ssl.keystore.password"
+        raise UsageError(
+            f"{key} does not open the key {error.alias!r} in {file.path}",
+            "set ssl.key.password to the password of the key, which may differ from that of the store",
+        ) from None
+    except StoreError as error:
+        raise _unusable(file, error) from None
+
+
+def _unusable(file: _StoreFile, error: StoreError) -> UsageError:
+    if isinstance(error, SeveralKeysError):
+        return UsageError(
+            f"{file}: {error}", f"copy the one to use: {_COPY.format(path=file.path)} -srcalias NAME; name that store"
+        )
+    if not isinstance(error, WrongPasswordError):
+        return UsageError(f"{file} cannot be read: {error}", f"try to read it: keytool -list -keystore {file.path}")
+    if file.password is None:
+        return UsageError(
+            f"{file} cannot be read without a password, and {file.prefix}.password is missing",
+            f"set {file.prefix}.password",
+        )
+    return UsageError(
+        f"{file.prefix}.password does not open {file.path}",
+        f"try password and file: keytool -list -keystore {file.path}",
+    )
+
+
+def _found(text: Text, prefix: str, inline_keys: tuple[str, ...]) -> str | _StoreFile | None:
+    """Return PEM text, or the store that is named; None where nothing is."""
+    location, store_type = text(f"{prefix}.location"), (text(f"{prefix}.type") or "JKS").upper()
+    inline = {key: value for key in inline_keys if (value := text(key)) is not None}
+    if location is None and not inline:
+        return None
+    if store_type not in _TYPES:
+        raise UsageError(f"{prefix}.type={store_type} is not supported", f"it is one of {', '.join(_TYPES)}")
+    if inline:
+        key = next(iter(inline))
+        if location is not None:
+            raise UsageError(f"{key} and {prefix}.location contradict each other", "leave one of them")
+        if store_type != "PEM":
+            raise UsageError(f"{key} is PEM, but {prefix}.type is {store_type}", f"set {prefix}.type=PEM")
+        return "\n".join(inline.values())
+    file = _StoreFile(prefix, str(location), text(f"{prefix}.password"), _read(f"{prefix}.location", str(location)))
+    is_pem = b"-----BEGIN " in file.data
+    kind = next((kind for magic, kind in _MAGIC.items() if not is_pem and file.data.startswith(magic)), None)
+    if store_type == "PEM":
+        if kind is not None:
+            raise UsageError(f"{file} is a {kind} store, not PEM", f"set {prefix}.type={kind}")
+        if file.password is not None:
+            raise UsageError(
+                f"{prefix}.password cannot be used with {prefix}.type=PEM",
+                "remove it; the password of an encrypted key is ssl.key.password",
+            )
+        return file.data.decode("iso-8859-1")
+    if kind in _TYPES:
+        return file
+    if is_pem:
+        raise UsageError(f"{file} is PEM, but {prefix}.type is {store_type}", f"set {prefix}.type=PEM")
+    if kind is None:
+        raise UsageError(f"{file} is neither a JKS nor a PKCS12 store", "name a store that keytool -list can read")
+    raise UsageError(f"{file} is a {kind} store, which is not supported", f"copy it: {_COPY.format(path=file.path)}")
+
+
+def _read(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{key}: cannot read {path}: {why}", "name a file that this user can read") from None

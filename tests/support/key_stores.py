@@ -1,0 +1,63 @@
+"""Stores in Java's own formats, made by the JDK's keytool of the keys and certificates of `tests/support/tls.py`."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
+from cryptography.x509 import load_pem_x509_certificates
+
+STORE_PASSWORD, OWN_KEY_PASSWORD = "store-password", "own-key-password"
+#: keytool's options for what Java 8 wrote.
+_AS_JAVA_8 = ("-J-Dkeystore.pkcs12.legacy",)
+
+
+def write_stores(tls: Path, folder: Path) -> None:
+    """Write stores into `folder`, opened by STORE_PASSWORD; those of clients hold the key and the whole chain.
+
+    - `client.jks`, `client.p12`, `java8.p12`: the client's key; `own.jks`: the same with OWN_KEY_PASSWORD
+    - `two.jks`, `two.p12`: the key twice; `trust.jks`, `trust.p12`: the root
+    """
+    pem = (tls / "client-clear-key.pem").read_bytes()
+    certificate, *above = load_pem_x509_certificates(pem)
+    key = load_pem_private_key(pem, None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    encryption = BestAvailableEncryption(STORE_PASSWORD.encode())
+    seed = folder / "seed.p12"
+    seed.write_bytes(pkcs12.serialize_key_and_certificates(b"client", key, certificate, above, encryption))
+
+    def imported(name: str, *options: str, alias: str = "client", key_password: str = STORE_PASSWORD) -> None:
+        source = ("-srckeystore", str(seed), "-srcstorepass", STORE_PASSWORD, "-srcalias", "client")
+        target = ("-destkeystore", str(folder / name), "-deststoretype", _type(name), "-destalias", alias)
+        passwords = ("-deststorepass", STORE_PASSWORD, "-destkeypass", key_password)
+        keytool("-importkeystore", "-noprompt", *source, *target, *passwords, *options)
+
+    def twice(name: str) -> None:
+        imported(name)
+        imported(name, alias="other")
+
+    def trusted(name: str) -> None:
+        store = ("-keystore", str(folder / name), "-storetype", _type(name), "-storepass", STORE_PASSWORD)
+        keytool("-importcert", "-noprompt", "-alias", "root", "-file", str(tls / "root.pem"), *store)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(imported, name) for name in ("client.jks", "client.p12")]
+        made += [pool.submit(imported, "own.jks", key_password=OWN_KEY_PASSWORD)]
+        made += [pool.submit(imported, "java8.p12", *_AS_JAVA_8)]
+        made += [pool.submit(trusted, name) for name in ("trust.jks", "trust.p12")]
+        made += [pool.submit(twice, name) for name in ("two.jks", "two.p12")]
+    for done in made:
+        done.result()
+
+
+def keytool(*arguments: str) -> None:
+    """Run keytool, as quickly as Java starts."""
+    command = ["keytool", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _type(name: str) -> str:
+    return "JKS" if name.endswith(".jks") else "PKCS12"
