@@ -7,25 +7,36 @@ from dataclasses import dataclass
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 
 from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls
 from kmirror.cluster.authorized import may_write_transactions
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
-from kmirror.errors import RefusedError, UsageError
+from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.at_stop import lift_rights
+from kmirror.ops.rights.client_sync import ClientsJob, clients_record
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.shared_clusters import GuardedPair
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +266,76 @@ def test_power_over_the_cluster_comes_along_only_on_request_and_after_the_last_m
         claim(destination, known.name, *(t.topic for t in state.topics(known.name)), desired=DesiredState.STOPPED)
     assert set(lift_rights(destination, name, [topic])[topic].given) == set(power)
     assert here(pair) == {*sees, *power}
+
+
+def test_quotas_come_along_and_what_others_have_set_stays(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    user, topic, job = unique_topic("u"), unique_topic(), ClientsJob(name, destination.properties)
+
+    def quota(value: float, whose: str = user) -> Quota:
+        return Quota((("user", whose),), "producer_byte_rate", value)
+
+    def run(**settings: str) -> list[str]:
+        return [one.note or "" for one in job.run(view_of(destination, name, **settings))]
+
+    def ours(cluster: ClusterClient) -> set[Quota]:
+        return {one for one in describe_quotas(cluster) if one.entity[-1][1].startswith(user)}
+
+    theirs = quota(5000, f"{user}-theirs")
+    on_client = Quota((("client-id", f"{user}-client"), ("user", user)), "request_percentage", 12.5)
+    assert alter_quotas(pair.at_source, [quota(1000), on_client, theirs._replace(value=1.0)], ()) == {}
+    assert alter_quotas(pair.at_destination, [theirs], ()) == {}
+    claim(destination, name, topic)
+    assert run() == []  # neither is asked for
+    with pytest.raises(UnreachableError, match="describing quotas: we lack DESCRIBE_CONFIGS on the cluster"):
+        run(sync_quotas_enabled="true")
+    give(pair.at_source, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE_CONFIGS"))
+    give(pair.at_destination, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE_CONFIGS"))
+    with pytest.raises(UnreachableError, match="we lack ALTER_CONFIGS on the cluster"):
+        run(sync_quotas_enabled="true")
+    assert ours(pair.at_destination) == {theirs}
+    give(pair.at_destination, acls("cluster", "kafka-cluster", "kmirror", "ALTER_CONFIGS"))
+    told = run(sync_quotas_enabled="true")
+    assert told[0] == "2 quotas set, 0 removed"
+    wait_until(lambda: ours(pair.at_destination) == {quota(1000), on_client, theirs})
+    assert run(sync_quotas_enabled="true") == []
+    assert alter_quotas(pair.at_source, [quota(2000)], [on_client]) == {}
+    wait_until(lambda: ours(pair.at_source) == {quota(2000), theirs._replace(value=1.0)})
+    assert run(sync_quotas_enabled="true") == ["1 quota set, 1 removed"]
+    wait_until(lambda: ours(pair.at_destination) == {quota(2000), theirs})
+    record = clients_record(destination.state(), name)
+    assert record.made == (quota(2000),)
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    alter_quotas(pair.at_source, (), [quota(2000), theirs])
+    assert run(sync_quotas_enabled="true") == []
+    assert ours(pair.at_destination) == {quota(2000), theirs}
+    alter_quotas(pair.at_destination, (), [quota(2000), theirs])
+    job.close()
+
+
+def test_users_that_are_missing_are_told_as_they_cannot_be_copied(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    user, job = unique_topic("u"), ClientsJob(name, destination.properties)
+    admin = AdminClient(client_config(pair.source.client_properties()).librdkafka())
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    insertion = UserScramCredentialUpsertion(user, credential, b"secret")
+    admin.alter_user_scram_credentials([insertion])[user].result(30)
+    try:
+        wait_until(lambda: user in scram_users(pair.at_source))
+        claim(destination, name, unique_topic())
+        (told,) = job.run(view_of(destination, name, compare_scram_users_enabled="true"))
+        assert told.details["users"] == [user]
+        assert "1 SCRAM user of the source cannot log in here" in (told.note or "")
+        assert list(job.run(view_of(destination, name, compare_scram_users_enabled="true"))) == []
+        assert user in (clients_record(destination.state(), name).scram_users or ())
+    finally:
+        deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
+        admin.alter_user_scram_credentials([deletion])[user].result(30)
+        job.close()
 
 
 def test_nothing_is_taken_over_to_where_it_would_shut_others_out(

@@ -430,6 +430,20 @@ class Settings:
         "Also sync the source's ACLs on the cluster; needs sync.topic.acls.enabled. They are power over all topics:"
         " CREATE, ALTER, ALTER_CONFIGS and ALL are created once the destination has no mirror topic left.",
     )
+    sync_quotas_enabled: bool = _row(
+        "sync.quotas.enabled",
+        _boolean(),
+        False,
+        "Sync the source's client quotas of users and client ids by name; never those of defaults and addresses, nor"
+        " over a quota that others have set at the destination.",
+    )
+    compare_scram_users_enabled: bool = _row(
+        "compare.scram.users.enabled",
+        _boolean(),
+        False,
+        "Report SCRAM users of the source that are missing at the destination. Brokers do not reveal passwords, so"
+        " users are never copied.",
+    )
     source_cluster_alias: str = _row(
         "source.cluster.alias", _alias(), "source", "What MirrorMaker 2's clients call the source. For emit.* only."
     )

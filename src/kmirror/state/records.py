@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kmirror.errors import Reason
 from kmirror.state.assignment import COLUMNS, Assignment, Recovery
+from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.rights_records import RightsRecord
@@ -462,6 +463,8 @@ Record = (
     | LaneChangeRecord
     | EngineRecord
     | RightsRecord
+    | ClientsRecord
+    | SourceAclsRecord
     | GroupRecord
     | GroupsRecord
     | WorkflowRecord
@@ -563,6 +566,8 @@ KINDS: Mapping[str, type[Record]] = {
     "change": LaneChangeRecord,
     "engine": EngineRecord,
     "rights": RightsRecord,
+    "clients": ClientsRecord,
+    "acls": SourceAclsRecord,
     "group": GroupRecord,
     "groups": GroupsRecord,
     "workflow": WorkflowRecord,

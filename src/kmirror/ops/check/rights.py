@@ -41,7 +41,9 @@ class ProtectionView:
 
 def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Grant, ...]:
     """Return the least rights at the destination; `topics` are its mirror topics, as far as they are known."""
-    cluster = ("ALTER",) if _changes_acls(settings) else ("CLUSTER_ACTION", "DESCRIBE")
+    cluster: tuple[str, ...] = ("ALTER",) if _changes_acls(settings) else ("CLUSTER_ACTION", "DESCRIBE")
+    if settings.sync_quotas_enabled:
+        cluster += ("ALTER_CONFIGS",)
     groups = [Grant("--group '*'", ("READ",))] if settings.sync_group_offsets_enabled else []
     return (
         OWN_MEMORY,
@@ -61,11 +63,16 @@ def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: b
     memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
     reads_groups = settings.sync_group_offsets_enabled or settings.emit_checkpoints_enabled
     groups = [Grant("--group '*'", ("DESCRIBE",))] if reads_groups else []
-    acls = [Grant("--cluster", ("DESCRIBE",))] if settings.sync_topic_acls_enabled else []
+    cluster = []
+    if settings.sync_topic_acls_enabled or settings.compare_scram_users_enabled:
+        cluster.append("DESCRIBE")
+    if settings.sync_quotas_enabled:
+        cluster.append("DESCRIBE_CONFIGS")
+    on_cluster = [Grant("--cluster", tuple(cluster))] if cluster else []
     return (
         *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)),
         *groups,
-        *acls,
+        *on_cluster,
         *memory,
     )
 

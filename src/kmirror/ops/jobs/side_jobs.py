@@ -10,12 +10,14 @@ from kmirror.ops.jobs.discovery import DiscoveryJob
 from kmirror.ops.jobs.mirrormaker import CheckpointsJob, HeartbeatsJob
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.rights.acl_sync import RightsJob
+from kmirror.ops.rights.client_sync import ClientsJob
 
 
 def side_jobs_of(mirror: str, destination_properties: Mapping[str, str]) -> list[SideJob]:
     """Return the jobs of one mirror; each opens connections of its own when it is first done, and closes them."""
     return [
         RightsJob(mirror, destination_properties),
+        ClientsJob(mirror, destination_properties),
         GroupSyncJob(mirror, destination_properties),
         SettingsSyncJob(mirror, destination_properties),
         DiscoveryJob(mirror, destination_properties),

@@ -1,0 +1,154 @@
+"""Clients of the source on the day after: the engine's job that takes quotas over, and tells of users that are missing.
+
+Brokers reveal of SCRAM users no more than names: users cannot be copied, only compared. What the source has is kept on
+the destination, so that a failover can tell what its clients will lack when the source is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from kmirror.cluster.acl_commands import login_principal
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client_quotas import alter_quotas, describe_quotas, scram_users
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.engine.control.journal import Level
+from kmirror.engine.control.side_jobs import JobEvent, JobView
+from kmirror.ops.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
+from kmirror.ops.rights.protection import is_mirrored
+from kmirror.settings.table import Settings
+from kmirror.state.client_records import ClientsRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.sync.quotas import quota_plan, taken_over
+from kmirror.words import counted
+
+_WHAT = "rights"
+_MOST_NAMES = 100
+#: How old the record may be of when the source was seen to be as it says.
+RECORDED_EVERY_MS = 60_000
+
+
+class ClientsJob:
+    """Keep quotas as the source has them, and compare users; see `engine.side_jobs.SideJob`."""
+
+    name = "clients"
+
+    def __init__(self, mirror: str, destination_properties: Mapping[str, str]) -> None:
+        self._mirror = mirror
+        self._properties = dict(destination_properties)
+        self._destination: Destination | None = None
+        self._told: dict[str, Collection[object]] = {}
+
+    def interval_s(self, settings: Settings) -> float:
+        """Return the time between two looks."""
+        return settings.refresh_interval_seconds
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        """Do it once; raises KmirrorError where quotas could not be seen or changed."""
+        settings = view.settings
+        if not (settings.sync_quotas_enabled or settings.compare_scram_users_enabled):
+            return
+        if not any(is_mirrored(topic) for topic in view.topics):
+            return
+        if self._destination is None:
+            self._destination = Destination.open(self._properties)
+        with source_client(view.mirror.source) as source:
+            require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
+            if settings.sync_quotas_enabled:
+                yield from self._sync_quotas(self._destination, source, view)
+            if settings.compare_scram_users_enabled:
+                yield from self._compare_users(self._destination, source)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+
+    def _sync_quotas(self, destination: Destination, source: ClusterClient, view: JobView) -> Iterator[JobEvent]:
+        theirs = quotas_to_take(source, destination.client)
+        here = describe_quotas(destination.client)
+        known = clients_record(destination.state(), self._mirror)
+        plan = quota_plan(theirs, here, known.made, deletes=all(is_mirrored(topic) for topic in view.topics))
+        _remember(destination, self._mirror, made=plan.ours, quotas=theirs)
+        failed = alter_quotas(destination.client, plan.wanted, plan.unwanted)
+        # what was refused may have been set all the same: it stays on record
+        kept = plan.ours if failed else plan.kept
+        _remember(destination, self._mirror, made=kept)
+        done, gone = plan.wanted - failed.keys(), plan.unwanted - failed.keys()
+        if done or gone:
+            note = f"{counted(len(done), 'quota')} set, {len(gone)} removed"
+            yield JobEvent(note, _WHAT, "OK", {"message": note, "set": _names(done), "removed": _names(gone)})
+        if plan.differing and plan.differing != self._told.get("quotas"):
+            note = f"{counted(len(plan.differing), 'quota')} of the source set otherwise here by others: left as it is"
+            yield JobEvent(note, _WHAT, "DETECTED", {"message": note, "quotas": _names(plan.differing)}, Level.WARNING)
+        self._told["quotas"] = plan.differing
+        for error in failed.values():
+            raise error
+
+    def _compare_users(self, destination: Destination, source: ClusterClient) -> Iterator[JobEvent]:
+        users = scram_users(source)
+        _remember(destination, self._mirror, scram_users=users)
+        missing = users - scram_users(destination.client)
+        if missing and missing != self._told.get("users"):
+            note = (
+                f"{counted(len(missing), 'SCRAM user')} of the source cannot log in here: brokers do not reveal"
+                " passwords, so users are never copied"
+            )
+            details = {"message": note, "users": sorted(missing)[:_MOST_NAMES], "hint": "create them here"}
+            yield JobEvent(note, _WHAT, "DETECTED", details, Level.WARNING)
+        self._told["users"] = missing
+
+
+def quotas_to_take(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
+    """Return the source's quotas that may be taken over. Raises UnreachableError."""
+    logins = {login_principal(one.config) for one in (source, destination)}
+    client_ids = {one.config.client_id for one in (source, destination)}
+
+    def is_own(kind: str, name: str) -> bool:
+        return f"User:{name}" in logins if kind == "user" else name in client_ids
+
+    return taken_over(describe_quotas(source, timeout), is_own)
+
+
+def clients_record(state: State, mirror: str) -> ClientsRecord:
+    """Return what is stored of a source's clients; an empty record where nothing is."""
+    found = state.records.get(("clients", mirror))
+    return found if isinstance(found, ClientsRecord) else ClientsRecord(mirror)
+
+
+def _remember(
+    destination: Destination,
+    mirror: str,
+    *,
+    made: Collection[Quota] | None = None,
+    quotas: Collection[Quota] | None = None,
+    scram_users: Collection[str] | None = None,
+) -> None:
+    """Write what is given, if it is new; and from time to time that it still holds."""
+    at = now_ms()
+
+    def decide(state: State) -> Changes:
+        before = clients_record(state, mirror)
+        after = before if made is None else replace(before, made=tuple(sorted(made)))
+        if quotas is not None:
+            seen = tuple(sorted(quotas))
+            if seen != before.quotas or _is_old(before.quotas_ms, at):
+                after = replace(after, quotas=seen, quotas_ms=at)
+        if scram_users is not None:
+            users = tuple(sorted(scram_users))
+            if users != before.scram_users or _is_old(before.scram_users_ms, at):
+                after = replace(after, scram_users=users, scram_users_ms=at)
+        return Changes() if after == before else Changes((after,))
+
+    if decide(destination.state()) != Changes():
+        change(destination, mirror, decide)
+
+
+def _is_old(recorded_ms: int | None, at: int) -> bool:
+    return recorded_ms is None or at - recorded_ms > RECORDED_EVERY_MS
+
+
+def _names(quotas: Iterable[Quota]) -> list[str]:
+    return [str(one) for one in sorted(quotas)][:_MOST_NAMES]
