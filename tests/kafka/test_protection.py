@@ -16,12 +16,13 @@ from kmirror.cluster.principal_probe import find_standing
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import Reason
+from kmirror.errors import Reason, RefusedError
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.at_stop import lift_rights, probe_writable
 from kmirror.ops.rights.protection import protect, settle, unprotect
+from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import DesiredState
@@ -151,6 +152,8 @@ def test_readers_are_never_locked_out_by_a_denial(
         destination, mirror = make_mirror(lenient_cluster, user, topic)
         found = protect(destination, mirror, [topic])[topic]
         assert "allow.everyone.if.no.acl.found is (or may be) true" in (found.detected_only or "")
+        with pytest.raises(RefusedError, match=r"allow\.everyone\.if\.no\.acl\.found"):
+            SourceCut(destination, mirror, destination.client, destination.state(), []).require_possible()
         assert describe_acls(destination.client) == frozenset()
         assert "allow.everyone" in (destination.state().rights(mirror, SHARED).detected_only or "")
 
@@ -161,6 +164,8 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     topic = unique_topic()
     destination, mirror = make_mirror(cluster_pair.destination, "admin", topic)
     assert protect(destination, mirror, [topic])[topic].detected_only == "the destination has no authorizer"
+    with pytest.raises(RefusedError, match="the source has no authorizer"):
+        SourceCut(destination, mirror, destination.client, destination.state(), []).require_possible()
     assert protect_claimed(destination, mirror, Settings(), [topic]) == []
 
     rights = [one for one in kmirror_rights() if one.resource_type is not ResourceType.CLUSTER]

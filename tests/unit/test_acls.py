@@ -205,11 +205,14 @@ def test_what_clients_of_stopped_topics_live_by_is_not_deleted() -> None:
 
 def test_rights_are_stored_whole() -> None:
     made, denied, held = (tuple(acls("topic", "t", "app", one)) for one in ("READ", "DESCRIBE", "WRITE"))
-    for record in (RightsRecord("m", "t", made, denied, held, "why", {"newer": 1}), RightsRecord("m", SHARED)):
+    for record in (
+        RightsRecord("m", "t", made, denied, held, "why", denied, 5, {"newer": 1}),
+        RightsRecord("m", SHARED),
+    ):
         assert decode(*encode(record)) == record
     assert encode(RightsRecord("m", "t", made)) == (
         b'["rights","m","t"]',
-        b'{"denied":[],"held_back":[],"made":[["TOPIC","t","LITERAL","User:app","*","READ","ALLOW"]],"v":1}',
+        b'{"blocked":[],"denied":[],"held_back":[],"made":[["TOPIC","t","LITERAL","User:app","*","READ","ALLOW"]],"v":1}',
     )
     key, value = encode(RightsRecord("m", "t", made))
     for damaged in (value.replace(b'"READ"', b'"FLY"'), value.replace(b'"t"', b"7"), value.replace(b'"*",', b"")):

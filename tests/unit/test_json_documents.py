@@ -66,4 +66,4 @@ def test_which_document_a_command_prints() -> None:
 
 def test_a_key_that_some_rows_have_is_not_required() -> None:
     schema = DOCUMENTS["result"].schema
-    assert set(schema["properties"]) - set(schema["required"]) == {"totals", "keys"}
+    assert set(schema["properties"]) - set(schema["required"]) == {"totals", "keys", "blockedProducers"}

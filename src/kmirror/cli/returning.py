@@ -18,7 +18,7 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.cli.report import Report
-from kmirror.cli.stopping import tell_stopped
+from kmirror.cli.stopping import BLOCK_PRODUCERS, tell_stopped
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def failback_verb(
     file_option("--mirror-config", "Connection to the destination and mirror settings.", required=True),
     topics_option(_TOPICS),
     duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
+    BLOCK_PRODUCERS,
     MASTER,
     report_option(),
     examples=(
@@ -122,6 +123,7 @@ def switchover_verb(
     mirror_config: str,
     topics: TopicSelector | None,
     timeout_ms: int | None,
+    block_producers: bool,
     master: str,
     report: str | None,
 ) -> int:
@@ -130,7 +132,9 @@ def switchover_verb(
     from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 
     evidence = Report.at(report) if report else None
-    request = SwitchoverRequest(mirror, read_properties(mirror_config), topics, timeout_ms, master=master)
+    request = SwitchoverRequest(
+        mirror, read_properties(mirror_config), topics, timeout_ms, master=master, block_producers=block_producers
+    )
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = switchover(destination, request, show, stop, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from kmirror.settings.patterns import TopicSelector
 
 _MOST_SHOWN = 20
+#: Of promote and switchover.
+BLOCK_PRODUCERS = click.Option(
+    ["--block-producers"],
+    is_flag=True,
+    help="Once nearly all is copied, deny everyone WRITE on the source topics. Needs ALTER on the source cluster.",
+)
 _TOPICS = "Destination topics. Default: all topics of the mirror."
 
 
@@ -76,6 +82,7 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
     duration_option("--idle", "How long the source must receive no records. Default: 10s.", name="idle_ms"),
     click.Option(["--allow-producers"], is_flag=True, help="Do not wait for producers to stop."),
+    BLOCK_PRODUCERS,
     click.Option(["--verify"], is_flag=True, help="Compare contents before stopping a topic."),
     click.Option(["--together"], is_flag=True, help="Stop all topics at the same time, or none."),
     MASTER,
@@ -83,6 +90,7 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     examples=(
         "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
         "kmirror promote --mirror dr --topics 'orders,payments' --together --verify --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --block-producers --timeout 10m --bootstrap-server b:9092",
         "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
     ),
     changes=True,
@@ -96,6 +104,7 @@ def promote_verb(
     timeout_ms: int | None,
     idle_ms: int | None,
     allow_producers: bool,
+    block_producers: bool,
     verify: bool,
     together: bool,
     master: str,
@@ -103,12 +112,15 @@ def promote_verb(
 ) -> int:
     if allow_producers and idle_ms is not None:
         raise UsageError("--idle and --allow-producers exclude each other", "give one of them")
+    if block_producers and (allow_producers or idle_ms is not None):
+        other = "--allow-producers" if allow_producers else "--idle"
+        raise UsageError(f"--block-producers and {other} exclude each other", "give one of them")
     from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
 
     evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms
-    request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together)
+    request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together, block_producers)
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = promote(destination, request, show, stop, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)

@@ -19,6 +19,7 @@ from kmirror.columns import (
     list_of,
     object_of,
 )
+from kmirror.ops.blocked_producers import BLOCKED
 from kmirror.ops.context import Destination, actor, now_ms
 from kmirror.ops.failback.fork import FORK
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
@@ -132,6 +133,13 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
         lambda done: done.result.error and done.result.error.to_json(),
     ),
     _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
+    Column(
+        "blockedProducers",
+        BLOCKED.type,
+        "what became of producers that were denied WRITE at the source",
+        lambda done: [BLOCKED.document(row) for row in done.result.blocked],
+        only=Only("promote and switchover that have denied it", lambda done: done.result.blocked),
+    ),
     _more("forks", list_of(object_of(FORK)), "where the two logs of each partition fork", "failback"),
     _more(
         "archives",

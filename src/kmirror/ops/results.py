@@ -28,6 +28,7 @@ from kmirror.columns import (
     one_of,
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
+from kmirror.ops.blocked_producers import BLOCKED, BlockedTopic
 from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
@@ -370,6 +371,8 @@ class VerbResult:
     totals: StopTotals | None = None
     #: What became of the keys of another tool's file.
     keys: tuple[KeyRow, ...] = ()
+    #: What became of producers that were denied WRITE at the source.
+    blocked: tuple[BlockedTopic, ...] = ()
 
     @classmethod
     def of(
@@ -434,6 +437,13 @@ RESULT: tuple[Column[VerbResult], ...] = (
         "what became of each key of the file",
         lambda done: [KEYS.document(row) for row in done.keys],
         only=Only("`create --from-mm2` and `create --from-link`", lambda done: done.keys),
+    ),
+    Column(
+        "blockedProducers",
+        BLOCKED.type,
+        "what became of producers that were denied WRITE at the source",
+        lambda done: [BLOCKED.document(row) for row in done.blocked],
+        only=Only("promote and switchover that have denied it", lambda done: done.blocked),
     ),
     Column("error", ERROR_OR_NULL, "why not all is done", lambda done: done.error and done.error.to_json()),
 )

@@ -1,4 +1,4 @@
-"""What is stored of rights: ACLs that kmirror made at the destination, and those deferred until mirroring stops.
+"""What is stored of rights: ACLs that kmirror made, and those deferred until mirroring stops.
 
 ACLs carry no owner. So each one is written down here before it is created, and only what is listed is ever removed;
 with this record alone, and no source, a topic's rights can be lifted.
@@ -25,6 +25,9 @@ class RightsRecord:
     `made` were copied from the source; `denied` keep other clients from writing while the topic is mirrored;
     `held_back` would let a client write, and are given when mirroring stops. `detected_only`: why no one is kept from
     writing, None where everyone is.
+
+    `blocked` is at the source, not here: it keeps producers from writing there while the topic moves and after that,
+    from some moment after `blocked_ms` (epoch milliseconds) on.
     """
 
     mirror: str
@@ -33,6 +36,8 @@ class RightsRecord:
     denied: tuple[AclBinding, ...] = ()
     held_back: tuple[AclBinding, ...] = ()
     detected_only: str | None = None
+    blocked: tuple[AclBinding, ...] = ()
+    blocked_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -42,4 +47,4 @@ class RightsRecord:
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to store."""
-        return bool(self.made or self.denied or self.held_back or self.detected_only or self.extra)
+        return bool(self.made or self.denied or self.held_back or self.detected_only or self.blocked or self.extra)

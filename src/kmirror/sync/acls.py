@@ -85,9 +85,9 @@ def enforcement(acls: WritingAcls, topic: str, own: Selves, ours: Collection[Acl
         return Enforcement(frozenset())
     open_by = tuple(sorted(one for one in allows if one.principal == EVERYONE))
     if open_by and own.is_super_user:
-        return Enforcement(frozenset({_denial(topic, EVERYONE)}))
+        return Enforcement(frozenset({denial(topic, EVERYONE)}))
     writers = {one.principal for one in allows} - {EVERYONE} - own.principals - shut_out
-    return Enforcement(frozenset(_denial(topic, principal) for principal in writers), open_by)
+    return Enforcement(frozenset(denial(topic, principal) for principal in writers), open_by)
 
 
 def writers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[str]:
@@ -222,7 +222,8 @@ def _is_lived_by(binding: AclBinding, stopped: Collection[str]) -> bool:
     return any(binding.covers(ResourceType.TOPIC, topic) for topic in stopped)
 
 
-def _denial(topic: str, principal: str) -> AclBinding:
+def denial(topic: str, principal: str) -> AclBinding:
+    """Return the ACL that keeps a principal from writing to a topic."""
     literal, write = PatternType.LITERAL, Operation.WRITE
     return AclBinding(ResourceType.TOPIC, topic, literal, principal, ANY_HOST, write, Permission.DENY)
 

@@ -24,6 +24,7 @@ from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
 from kmirror.ops.results import TopicResult, VerbResult
+from kmirror.ops.rights.source_cut import lift_for_mirrored
 from kmirror.ops.source_settings import source_settings
 from kmirror.ops.upstream import Upstream, upstream_of
 from kmirror.settings.patterns import TopicSelector
@@ -89,6 +90,8 @@ def add(
         _prove(destination, work, bulk, watch)
     _try(destination, work)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
+    if not dry_run and (trouble := lift_for_mirrored(destination, mirror, list(work.plans))) is not None:
+        work.warnings.append(trouble)
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import Grant, grant_line
+from kmirror.cluster.acl_commands import Grant, admin_options, grant_line
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.authorized import OPERATIONS, cluster_operations, lacking_on_groups, lacks, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
+from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
+from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.check.rights import (
     destination_grants,
@@ -102,6 +104,8 @@ def check(
                 with sheet.catching(_DESTINATION, "rights on groups"):
                     _check_groups(sheet, _DESTINATION, client, groups, "READ")
         if record is not None:
+            with sheet.catching(_SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
+                _check_blocked(sheet, store, record)
             with sheet.catching(_DESTINATION, "rights on topics"):
                 _check_topics(sheet, _DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
             with sheet.catching(_DESTINATION, "trimming logs"):
@@ -377,6 +381,21 @@ def _check_source(
                 _check_schemas(sheet, client, {topic.source_topic for topic in topics})
 
     return groups
+
+
+def _check_blocked(sheet: _Sheet, store: StateStore, record: MirrorRecord) -> None:
+    """Tell of topics to which the source lets nobody write since a promote or switchover."""
+    config = client_config(record.source)
+
+    def source_acls() -> Collection[AclBinding]:
+        with ClusterClient(config) as source:
+            return describe_acls(source)
+
+    for found in blocked_views(store.read(), record.name, admin_options(config), source_acls):
+        if found.is_wanted:
+            sheet.warn(_SOURCE, "blocked producers", found.message, found.hint)
+        else:
+            sheet.add(_SOURCE, "blocked producers", False, found.message, found.hint)
 
 
 def _check_source_groups(sheet: _Sheet, client: ClusterClient, settings: Settings) -> list[str]:

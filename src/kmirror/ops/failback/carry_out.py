@@ -18,7 +18,9 @@ from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.failback.steps import CREATED, CREATION_S, PAUSE_S, PLANNED, RECREATED, Course, Topic
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.rights.source_cut import forget_handed_over, hand_over
 from kmirror.ops.stop.steps import Step, carry_out
+from kmirror.ops.upstream import remembered_on
 from kmirror.ops.verify.comparing import Pairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
@@ -62,6 +64,26 @@ def _record_mirror(course: Course) -> str:
 
     change(course.destination, record.name, decide)
     return "mirror recorded"
+
+
+def _hand_over_denials(course: Course) -> str | None:
+    there = remembered_on(course.mirror.source) or State()
+    taken = hand_over(course.destination, there, course.mirror.name, _all_topics(course))
+    return "denials taken over" if taken else None
+
+
+def _forget_denials(course: Course) -> str | None:
+    there = remembered_on(course.mirror.source) or State()
+    name = course.mirror.name
+    blocked = [topic.topic for topic in there.topics(name) if there.rights(name, topic.topic).blocked]
+    here = course.destination.state()
+    if trouble := forget_handed_over(course.mirror.source, course.mirror.source_cluster_id, here, name, blocked):
+        course.warnings.append(trouble)
+    return None
+
+
+def _all_topics(course: Course) -> list[str]:
+    return [*(one.topic for one in course.plan.looks), *(work.topic for work in course.plan.deleted)]
 
 
 def _clean(course: Course) -> list[TopicLook]:
@@ -171,9 +193,12 @@ def _plan_cuts(course: Course) -> str:
 
 _MIRROR = (
     Step("record the mirror of the new primary", _record_mirror, durable=True),
+    # before they are protected as mirror topics, for which one has to be able to write to them
+    Step("take over what keeps producers from writing here since the move", _hand_over_denials, durable=True),
     # before the group sync runs; after a kill in between, the next run does the same again
     Step("create missing partitions, and take over the groups' committed offsets", _take_over_groups),
     Step("adopt topics that need no cut, and create those that do not exist", _adopt),
     Step("recreate the others, one by one", _recreate_all),
+    Step("forget at the new primary what was taken over", _forget_denials),
 )
 _CUT = (Step("archive topics one by one, and write the plan by which they are cut", _plan_cuts),)

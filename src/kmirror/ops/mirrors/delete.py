@@ -6,6 +6,7 @@ They tell a mirror that was forgotten before, where nothing has to be done, from
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.errors import ExitCode, Reason, RefusedError
@@ -19,6 +20,7 @@ from kmirror.ops.context import (
     require_mirror,
 )
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rights.source_cut import unblocking_lines
 from kmirror.ops.show.rows import engine_in_charge, is_gone
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
@@ -45,8 +47,9 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         found = destination.client.metadata([topic.topic for topic in state.topics(mirror)]).topics
     require_deletable(state, mirror, found, now_ms())
     whole = f"mirror {mirror} and its {counted(len(state.topics(mirror)), 'topic')}"
+    left = _left_at_source(state, mirror)
     if dry_run:
-        return _result(mirror, f"would delete {whole}", dry_run)
+        return replace(_result(mirror, f"would delete {whole}", dry_run), warnings=left)
 
     def decide(now: State) -> Changes:
         if now.mirror(mirror) is None:
@@ -59,7 +62,7 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     if not change(destination, mirror, decide):
         # somebody else has done it since
         return delete(destination, mirror)
-    return _result(mirror, f"deleted {whole}", dry_run)
+    return replace(_result(mirror, f"deleted {whole}", dry_run), warnings=left)
 
 
 def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetadata], now_ms: int) -> None:
@@ -99,6 +102,16 @@ def _may_be_forgotten(state: State, topic: TopicRecord, found: Mapping[str, Topi
         return True
     stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
     return topic.desired is DesiredState.STOPPED and stopped
+
+
+def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:
+    """Return a warning of the denials that stay at the source, and that nobody remembers then."""
+    blocked = [one for topic in state.topics(mirror) for one in state.rights(mirror, topic.topic).blocked]
+    if not blocked:
+        return ()
+    servers = require_mirror(state, mirror).source.get("bootstrap.servers", "SOURCE")
+    lines = unblocking_lines(blocked, f"--bootstrap-server {servers} --command-config admin.properties")
+    return (f"the source goes on refusing writes to topics that moved; to let producers write there again:\n{lines}",)
 
 
 def _some(names: Iterable[str]) -> str:

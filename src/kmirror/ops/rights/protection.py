@@ -70,8 +70,10 @@ class Known:
     asked: frozenset[str] = frozenset()
 
 
-def survey(client: ClusterClient, topics: Collection[str], known: Known | None = None) -> AclSurvey:
-    """Look at the destination's ACLs and find out how we stand there; changes nothing that lasts.
+def survey(
+    client: ClusterClient, topics: Collection[str], known: Known | None = None, cluster: str = "the destination"
+) -> AclSurvey:
+    """Look at a cluster's ACLs and find out how we stand there; changes nothing that lasts.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -91,7 +93,7 @@ def survey(client: ClusterClient, topics: Collection[str], known: Known | None =
         if known.standing is None or not candidates <= known.asked:
             known.standing, known.asked = find_standing(client, acls, candidates), candidates
     except NoAuthorizerError:
-        return AclSurvey(detected_only=NO_AUTHORIZER, hint="set authorizer.class.name on its brokers")
+        return AclSurvey(detected_only=f"{cluster} has no authorizer", hint="set authorizer.class.name on its brokers")
     except KmirrorError as error:
         if error.reason is not Reason.NOT_AUTHORIZED:
             raise
@@ -103,7 +105,7 @@ def survey(client: ClusterClient, topics: Collection[str], known: Known | None =
             acls,
             WritingAcls(acls),
             own,
-            "allow.everyone.if.no.acl.found is (or may be) true on the destination: an ACL on a topic would lock"
+            f"allow.everyone.if.no.acl.found is (or may be) true on {cluster}: an ACL on a topic would lock"
             " out its readers",
             "set it to false once every client has the ACLs it needs; kmirror then protects topics automatically",
         )

@@ -18,7 +18,7 @@ from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import told
+from kmirror.ops.context import now_ms, told
 from kmirror.ops.groups.sync import clamp_groups
 from kmirror.ops.rights.at_stop import lift_rights, probe_writable
 from kmirror.ops.stop.first_source import FirstSource
@@ -131,9 +131,12 @@ def lift_protection(work: StopWork) -> str:
             if lifted.error is not None:
                 work.fail(name, lifted.error)
         places = [place for topic in work.left for place in places_of(topic)]
+        unproved = set()
         for place, error in probe_writable(destination, places).items() if names else ():
             if error is not None:
+                unproved.add(place.topic)
                 work.done.warnings.append(f"whether {place} can be written could not be probed: {error.message}")
+        work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproved], now_ms())
     except (KmirrorError, OutcomeUnknown) as trouble:
         for topic in work.left:
             work.fail(topic.topic, told(trouble))

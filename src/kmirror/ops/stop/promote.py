@@ -17,10 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.errors import Reason, UsageError
+from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
+from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_told, blocked_topics
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_mirror, require_same_cluster, source_client
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.rights.protection import is_mirrored
+from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
@@ -32,8 +35,15 @@ from kmirror.ops.stop.promote_checks import (
     settings_trouble,
 )
 from kmirror.ops.stop.promote_claim import Claim, was_promoted
-from kmirror.ops.stop.promote_messages import half_stopped_told, not_stopped, not_without, others_told, rehearsed
-from kmirror.ops.stop.promote_readiness import Completeness, Look, Missing, after_the_stop
+from kmirror.ops.stop.promote_messages import (
+    blocking_told,
+    half_stopped_told,
+    not_stopped,
+    not_without,
+    others_told,
+    rehearsed,
+)
+from kmirror.ops.stop.promote_readiness import Completeness, Look, Missing, after_the_stop, to_block, without_unblocked
 from kmirror.ops.stop.stop import stop, stopped_already
 from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
 from kmirror.settings.patterns import TopicSelector
@@ -64,6 +74,8 @@ class PromoteRequest:
     master: str = "local[*]"
     #: Stop all of the topics at once, or none.
     together: bool = False
+    #: Deny everybody WRITE on the source's topics, in place of waiting until their ends have stood still for a while.
+    block_producers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +105,15 @@ def promote(
     """Stop these topics as each becomes complete; `stopping` set from elsewhere interrupts.
 
     Raises:
-        RefusedError: no such mirror or topic, another promote is waiting, another cluster at the source.
+        RefusedError: no such mirror or topic, another promote is waiting, another cluster at the source, or its
+            producers cannot be blocked there.
         TimedOutError: whether another promote still waits is not known in time.
         UnreachableError: a cluster does not answer when it begins.
     """
     if request.timeout_ms is not None and request.timeout_ms <= 0:
         raise UsageError("--timeout is not positive", "give a duration such as 30m")
+    if request.block_producers:
+        request = replace(request, idle_ms=0)
     began_ms, show = now_ms(), _Show(watcher)
     until = None if request.timeout_ms is None else show.began + request.timeout_ms / 1000
     claim = Claim(destination, request.mirror, show.say)
@@ -116,8 +131,12 @@ def promote(
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
         show.say(f"the source answers: cluster {mirror.source_cluster_id}")
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
+        cut = SourceCut(destination, mirror.name, source, state, [topic.topic for topic in chosen])
+        if request.block_producers and waiting:
+            cut.require_possible()
+            show.say("producers can be blocked at the source; its super users are excepted")
         engine, event = _Engine(own, mirror.name, show), stopping or threading.Event()
-        one = _Promotion(destination, request, source, completeness, claim, engine, show, event, until, waiting)
+        one = _Promotion(destination, request, source, completeness, claim, cut, engine, show, event, until, waiting)
         for topic in chosen:
             if topic.topic not in waiting:
                 one.done.results += stopped_already(state, topic)
@@ -130,15 +149,19 @@ def promote(
             begun = claim.begin(waiting)
             try:
                 if begun:
+                    if request.block_producers:
+                        one.block(begun)
                     one.stop(begun)
                 one.wait()
             finally:
                 one.give_back(list(waiting), ends=True)
+        blocked = one.blocked([topic.topic for topic in chosen]) if cut.since_ms else ()
     done = one.done
     rows = sorted(done.results, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
     result = VerbResult.of("promote", mirror.name, rows, dry_run=dry_run, groups=done.groups, warnings=done.warnings)
+    result = replace(result, blocked=blocked)
     evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
     return Stopped(result, evidence)
 
@@ -193,6 +216,7 @@ class _Promotion:
     source: ClusterClient
     completeness: Completeness
     claim: Claim
+    cut: SourceCut
     engine: _Engine
     show: _Show
     stopping: threading.Event
@@ -212,11 +236,17 @@ class _Promotion:
             state = self.destination.state()
             self._drop_stopped_by_others(state)
             self.engine.have(state)
+            blocked = set(self.cut.in_force)
             look = self.completeness.look(self.source, state, waiting)
             for topic, rows in look.failed.items():
                 self.drop(topic, rows)
             if self.missed:
                 break
+            if request.block_producers:
+                look = without_unblocked(look, blocked)
+                close = to_block(look, blocked, together=request.together)
+                if close and self._blocks(close):
+                    continue
             ready = [topic for topic, missing in look.missing.items() if missing.what is None]
             lacking = [topic for topic in look.missing if topic not in ready]
             waits = request.together and bool(lacking)
@@ -246,11 +276,47 @@ class _Promotion:
         if self.request.together:
             self.missed = self.missed or name
 
+    def block(self, topics: Sequence[str]) -> None:
+        """Keep producers from writing to the sources of these topics; what is looked at from now on is their end."""
+        self.cut.block([self.waiting[name] for name in topics])
+        self.show.say(f"producers are blocked at the source: {', '.join(topics)}")
+
+    def _blocks(self, topics: Sequence[str]) -> bool:
+        """Block the producers of these topics, or drop them where that is refused; False: the source is silent."""
+        try:
+            self.block(topics)
+        except UnreachableError as error:
+            if error.reason is Reason.NOT_AUTHORIZED:
+                self._drop_all(topics, error)
+                return True
+            self.show.say(f"producers cannot be blocked yet: {error.message}")
+            return False
+        except KmirrorError as error:
+            self._drop_all(topics, error)
+        return True
+
+    def _drop_all(self, topics: Sequence[str], error: KmirrorError) -> None:
+        for name in topics:
+            message = f"{name} was not stopped: {error.message}"
+            self.drop(name, [TopicResult(name, None, Outcome.FAILED, message, error.reason, hint=error.hint)])
+
+    def blocked(self, chosen: Sequence[str]) -> tuple[BlockedTopic, ...]:
+        """Return what became of producers that were blocked, and tell it."""
+        state = self.destination.state()
+        topics = {name: state.topic(self.request.mirror, name) for name in chosen}
+        cut_off = [name for name, topic in topics.items() if topic is not None and not is_mirrored(topic)]
+        rows = blocked_topics(self.cut.since_ms, self.cut.lifted_ms, self.done.writable_ms, cut_off)
+        left = [row.topic for row in rows if row.denial is not Denial.LIFTED]
+        lines = self.cut.unblocking(state, left)
+        self.done.warnings += blocked_told(rows, lines)
+        return rows
+
     def give_back(self, topics: Sequence[str], *, ends: bool = False) -> None:
-        """Let go of topics that were not stopped; `ends`: nobody waits any more."""
-        trouble = self.claim.give_back(topics, ends=ends)
-        if trouble is not None:
-            self.done.warnings.append(trouble)
+        """Let go of topics that were not stopped, and of their producers; `ends`: nobody waits any more."""
+        for trouble in (self.claim.give_back(topics, ends=ends), self.cut.lift(topics)):
+            if trouble is not None:
+                self.done.warnings.append(trouble)
+                self.show.say(trouble)
 
     def _drop_stopped_by_others(self, state: State) -> None:
         for name in list(self.waiting):
@@ -275,6 +341,7 @@ class _Promotion:
             ready,
             self.drop,
             self.show.work,
+            self.cut if self.request.block_producers else None,
         )
         last.run()
         going = last.going
@@ -296,6 +363,7 @@ class _Promotion:
         done = stop(self.destination, request)
         self.done.warnings += [w for w in done.warnings if w not in self.done.warnings]
         self.done.groups += done.groups
+        self.done.writable_ms |= done.writable_ms
         for name, seconds in done.steps.items():
             self.done.steps[name] = self.done.steps.get(name, 0.0) + seconds
         rows, warnings = after_the_stop(self.source, self.waiting, done)
@@ -329,6 +397,9 @@ class _Promotion:
         if request.together:
             held |= rights_trouble(self.destination, ready)
         done.results += rehearsed(look, held, together=request.together)
+        if request.block_producers and self.waiting:
+            names = sorted(topic.source_topic for topic in self.waiting.values())
+            done.warnings.append(f"first, once nearly all is copied, {blocking_told(names)}")
         if engine_in_charge(state, request.mirror, now_ms()) is None:
             done.warnings.append("no engine is in charge: promote would run one itself")
         if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:

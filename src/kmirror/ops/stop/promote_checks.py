@@ -20,6 +20,7 @@ from kmirror.ops.context import Destination, naming_cluster, require_mirror, sou
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
+from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.stop.promote_readiness import Completeness
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
@@ -125,6 +126,8 @@ class LastLook:
     ready: Sequence[str]
     drop: Callable[[str, list[TopicResult]], None]
     watch: Watch
+    #: What keeps producers from writing at the source, where that was asked for.
+    cut: SourceCut | None = None
     held: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
@@ -149,6 +152,8 @@ class LastLook:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
                 self.completeness.see_ends(self.source, waiting)
+                if self.cut is not None:
+                    self.held |= self.cut.unsettled(waiting, ends)
         except (KmirrorError, OutcomeUnknown) as error:
             self.held.update(dict.fromkeys(self.ready, str(error)))
         for name in self.going:

@@ -51,6 +51,15 @@ def rehearsed(look: Look, held: dict[str, str], *, together: bool) -> list[Topic
     return rows
 
 
+def blocking_told(topics: Sequence[str]) -> str:
+    """Say what --block-producers does at the source with these topics there."""
+    more = f" and {len(topics) - _MOST_NAMED} more" if len(topics) > _MOST_NAMED else ""
+    return (
+        f"the source would deny WRITE to everybody but its super users on {', '.join(topics[:_MOST_NAMED])}{more}, and "
+        "refuse their records from then on"
+    )
+
+
 def half_stopped_told(topics: Iterable[TopicRecord], mirror: str, chosen: Collection[str]) -> list[str]:
     """Return a sentence that names topics, not `chosen` now, whose promote was killed while it stopped them."""
     names = [topic.topic for topic in topics if was_promoted(topic) and topic.topic not in chosen]

@@ -20,6 +20,8 @@ from kmirror.state.snapshot import State
 from kmirror.words import counted
 
 _SOURCE_S = 10.0
+#: A copy that reaches in this time what its source held is close enough to keep producers waiting for the rest.
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Missing:
     what: str | None
     #: True when nothing but time is missing.
     passes: bool = False
+    #: True when the first copy is complete, and the rest is only seconds behind its source.
+    is_close: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +44,21 @@ class _End:
     last_stable_offset: int
     high_watermark: int
     since: float
+
+
+@dataclass(slots=True)
+class Goal:
+    """An end of a source partition that the copy is to reach, when it was seen, and how long the one before took."""
+
+    offset: int
+    at: float
+    took: float | None = None
+
+    def is_close(self, copied: int, now: float, end: int) -> bool:
+        """Tell whether the copy, which ends at `copied` now, follows its source within seconds."""
+        if copied >= self.offset:
+            self.offset, self.at, self.took = end, now, now - self.at
+        return self.took is not None and max(self.took, now - self.at) <= _CLOSE_S
 
 
 @dataclass(slots=True)
@@ -58,6 +77,7 @@ class Completeness:
         self._mirror = mirror
         self._idle_ms = idle_ms
         self._ends: dict[TopicPartition, _End] = {}
+        self._goals: dict[TopicPartition, Goal] = {}
 
     def look(self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord]) -> Look:
         """Look at both clusters; say what each topic lacks."""
@@ -119,7 +139,7 @@ class Completeness:
         here: Mapping[TopicPartition, int | None],
         seen: Mapping[TopicPartition, Seen],
     ) -> Missing:
-        lag, unknown, moved_at = 0, 0, 0.0
+        lag, unknown, moved_at, follows = 0, 0, 0.0, True
         open_partitions, incomplete, doubtful = [], [], []
         for p in range(topic.partitions):
             place = TopicPartition(topic.topic, p)
@@ -128,6 +148,9 @@ class Completeness:
                 unknown += 1
                 continue
             lag += max(0, end.last_stable_offset - mine)
+            now = time.monotonic()
+            goal = self._goals.setdefault(place, Goal(end.last_stable_offset, now))
+            follows &= goal.is_close(mine, now, end.last_stable_offset)
             moved_at = max(moved_at, end.since)
             if end.high_watermark > end.last_stable_offset:
                 open_partitions.append(p)
@@ -151,7 +174,8 @@ class Completeness:
         elif doubtful:
             passes = True
             what = f"the engine has not yet confirmed that everything is copied ({counted(len(doubtful), 'partition')})"
-        return Missing(topic.topic, None if unknown else lag, what, passes)
+        is_close = follows and not unknown and not incomplete
+        return Missing(topic.topic, None if unknown else lag, what, passes, is_close)
 
     def _is_copied(self, seen: Seen | None, end: int) -> bool:
         """Tell whether a lane has brought a log to its end; equal ends alone may be another client's records.
@@ -185,6 +209,23 @@ class Completeness:
         """Return the high watermarks of a topic as they were last seen at the source, by partition."""
         ends = (self._ends.get(TopicPartition(topic.source_topic, p)) for p in range(topic.partitions))
         return [end.high_watermark if end else None for end in ends]
+
+
+def without_unblocked(look: Look, blocked: Collection[str]) -> Look:
+    """Return the look with no topic ready whose producers could still write when it was taken."""
+    waits = f"producers: they are blocked once its copy is less than {_CLOSE_S:g} s behind"
+    missing = {
+        name: one if name in blocked or one.what is not None else replace(one, what=waits, passes=True)
+        for name, one in look.missing.items()
+    }
+    return Look(missing, look.failed)
+
+
+def to_block(look: Look, blocked: Collection[str], *, together: bool) -> list[str]:
+    """Return the topics whose producers are to be blocked now; with `together` none before all are close."""
+    if together and not all(one.is_close or name in blocked for name, one in look.missing.items()):
+        return []
+    return [name for name, one in look.missing.items() if one.is_close and name not in blocked]
 
 
 def after_the_stop(

@@ -58,6 +58,8 @@ class SwitchoverRequest:
     idle_ms: int | None = IDLE_MS
     master: str = "local[*]"
     watch_s: float = WATCH_S
+    #: Deny everybody WRITE on the source's topics until they are mirror topics of this cluster.
+    block_producers: bool = False
 
 
 def switchover(
@@ -87,7 +89,14 @@ def switchover(
         checkpoint("begun")
     stopped = promote(
         destination,
-        PromoteRequest(mirror.name, topics, None, request.timeout_ms, request.idle_ms, master=request.master),
+        PromoteRequest(
+            mirror.name,
+            topics,
+            timeout_ms=request.timeout_ms,
+            idle_ms=request.idle_ms,
+            master=request.master,
+            block_producers=request.block_producers,
+        ),
         watcher,
         stopping,
         dry_run=dry_run,
@@ -162,7 +171,8 @@ def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) 
         error = ErrorInfo(code, told, hint, error.reason)
         outcome = Outcome.TIMED_OUT if code == ExitCode.TIMED_OUT else Outcome.FAILED
         rows = (*rows, TopicResult(None, None, outcome, told, error.reason, hint=hint))
-    return VerbResult(SWITCHOVER, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
+    done = VerbResult(SWITCHOVER, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
+    return replace(done, blocked=stopped.blocked)
 
 
 def _note(destination: Destination, mirror: str, step: str, topics: list[str]) -> None:

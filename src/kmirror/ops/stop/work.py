@@ -50,6 +50,8 @@ class Stopping:
     steps: dict[str, float] = field(default_factory=dict)
     #: Where the source's records end in each log.
     ends: dict[TopicPartition, int] = field(default_factory=dict)
+    #: When topics were proved to be writable, in epoch milliseconds.
+    writable_ms: dict[str, int] = field(default_factory=dict)
     #: Why the source did not say where it ends; None when it did, or was not asked.
     source_trouble: str | None = None
 

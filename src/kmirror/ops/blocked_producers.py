@@ -1,0 +1,129 @@
+"""What became of topics whose producers were denied WRITE at the source while they moved. Pure.
+
+The time from the first write that may have been refused to the first that is taken again is what a move costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kmirror.columns import DURATION, TEXT, TIME, Column, Table, one_of
+from kmirror.words import at_time
+
+_MOST_NAMES = 10
+
+
+class Denial(StrEnum):
+    """Name what became of the denial at the source."""
+
+    KEPT = "KEPT"
+    LIFTED = "LIFTED"
+    LEFT = "LEFT"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTopic:
+    """Say how long nobody could write to a topic, at the source or at the destination; times in epoch milliseconds.
+
+    `since_ms` is right before the denial was asked for: no write was refused earlier; None where another client had
+    denied it before. `until_ms`: when writes were taken again, None where that is not so, or not known.
+    """
+
+    topic: str
+    denial: Denial
+    since_ms: int | None
+    until_ms: int | None
+
+    @property
+    def duration_ms(self) -> int | None:
+        """The longest time that a write may have been refused; None where that is not known or not over."""
+        if self.since_ms is None or self.until_ms is None:
+            return None
+        return max(0, self.until_ms - self.since_ms)
+
+
+BLOCKED: Table[BlockedTopic] = Table(
+    (
+        Column("topic", TEXT, "the topic on the destination", lambda row: row.topic),
+        Column(
+            "denial",
+            one_of("denial", Denial),
+            "what became of it at the source: KEPT where the topic was stopped, LIFTED where it stays mirrored, LEFT"
+            " where it should have been lifted and is not",
+            lambda row: row.denial,
+        ),
+        Column(
+            "sinceMs",
+            TIME.null_when("another client had denied it before"),
+            "right before it was asked for; no write was refused earlier",
+            lambda row: row.since_ms,
+        ),
+        Column(
+            "untilMs",
+            TIME.null_when("not yet, or unknown"),
+            "when writes were taken again: by the destination (KEPT), or by the source (LIFTED)",
+            lambda row: row.until_ms,
+        ),
+        Column(
+            "durationMs",
+            DURATION.null_when("sinceMs or untilMs is null"),
+            "the time between them: the longest that producers may have been refused by both clusters",
+            lambda row: row.duration_ms,
+        ),
+    ),
+    "",
+)
+
+
+def blocked_topics(
+    since_ms: Mapping[str, int | None],
+    lifted_ms: Mapping[str, int],
+    writable_ms: Mapping[str, int],
+    cut_off: Collection[str],
+) -> tuple[BlockedTopic, ...]:
+    """Return a row for each topic in `since_ms`; `cut_off` are those that are stopped, or whose stop has begun."""
+    rows = []
+    for topic, since in sorted(since_ms.items()):
+        if topic in lifted_ms:
+            rows.append(BlockedTopic(topic, Denial.LIFTED, since, lifted_ms[topic]))
+        else:
+            denial = Denial.KEPT if topic in cut_off else Denial.LEFT
+            rows.append(BlockedTopic(topic, denial, since, writable_ms.get(topic)))
+    return tuple(rows)
+
+
+def blocked_told(rows: Iterable[BlockedTopic], lines: str) -> list[str]:
+    """Return sentences for people; `lines` are the commands that let producers write to the source again."""
+    by_denial: dict[Denial, list[BlockedTopic]] = {}
+    for row in rows:
+        by_denial.setdefault(row.denial, []).append(row)
+    told = []
+    if kept := by_denial.get(Denial.KEPT):
+        durations = [row.duration_ms for row in kept]
+        known = [one for one in durations if one is not None]
+        longest = f"at most {max(known) / 1000:.1f} s" if known else "unknown"
+        if known and len(known) < len(kept):
+            longest += f" where it is known, unknown for {_named([r.topic for r in kept if r.duration_ms is None])}"
+        told.append(
+            f"producers were blocked on {_named([row.topic for row in kept])}; from the first refused write until the "
+            f"destination took writes: {longest}. The source goes on refusing writes until `kmirror failback` or "
+            f"`kmirror switchover` makes it the mirror of this cluster, or an administrator runs:\n{lines}"
+        )
+    if lifted := by_denial.get(Denial.LIFTED):
+        told.append(f"producers may write to {_named([row.topic for row in lifted])} at the source again")
+    if left := by_denial.get(Denial.LEFT):
+        since = min((row.since_ms for row in left if row.since_ms is not None), default=None)
+        told.append(
+            f"the source still refuses writes to {_named([row.topic for row in left])}"
+            f"{'' if since is None else f', since {at_time(since)}'}: run the same command again, or have an "
+            f"administrator run:\n{lines}"
+        )
+    return told
+
+
+def _named(topics: Collection[str]) -> str:
+    shown = sorted(topics)
+    more = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
+    return ", ".join(shown[:_MOST_NAMES]) + more

@@ -1,0 +1,261 @@
+"""Denying everybody WRITE on the source's topics while they move (`--block-producers`), so that their ends stand still.
+
+One ACL for each topic does it: WRITE is denied to `User:*`. kmirror only reads there; super users are excepted, as from
+any ACL. It is recorded at the destination before it is made. It stays where the topic was stopped, since that is the
+cut, and is deleted where the topic stays mirrored. A failback makes it the protection of the new mirror topic
+(`hand_over`), so that nobody can write to the old source in between.
+
+A denial does not end open transactions, and a request under way may still slip in: the ends are read after it, and
+`unsettled` says what is not at rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kmirror.cluster.acl_commands import admin_options, grant_line
+from kmirror.cluster.acls import await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
+from kmirror.cluster.authorized import missing_rights
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
+from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, source_client
+from kmirror.ops.rights.protection import is_mirrored, survey, write_rights
+from kmirror.state.events import Event
+from kmirror.state.records import TopicRecord
+from kmirror.state.rights_records import RightsRecord
+from kmirror.state.snapshot import Changes, State
+from kmirror.sync.acls import denial
+from kmirror.words import counted
+
+_MOST_NAMES = 100
+_LINES_IN_HINT = 40
+_NEEDED = ("READ", "DESCRIBE")
+#: To see and change ACLs, and what brokers let clients do where there are none.
+_NEEDED_ON_CLUSTER = ("ALTER", "DESCRIBE", "DESCRIBE_CONFIGS")
+
+
+class SourceCut:
+    """Keep everybody from writing to source topics of one mirror; for one thread."""
+
+    def __init__(
+        self, destination: Destination, mirror: str, source: ClusterClient, state: State, topics: Collection[str]
+    ) -> None:
+        self._destination = destination
+        self._mirror = mirror
+        self._source = source
+        #: Mirror topics whose producers are known to be kept from writing.
+        self.in_force: set[str] = set()
+        #: By mirror topic: since when that is wanted; None where others did it. It begins with what is on record.
+        self.since_ms: dict[str, int | None] = {
+            topic: rights.blocked_ms for topic in topics if (rights := state.rights(mirror, topic)).blocked
+        }
+        #: When the source took writes again, by mirror topic.
+        self.lifted_ms: dict[str, int] = {}
+
+    def require_possible(self) -> None:
+        """Refuse where producers cannot be kept from writing, or readers would be locked out with them.
+
+        Raises:
+            RefusedError: says why, and what to do; nothing was changed.
+            UnreachableError: the source does not answer.
+        """
+        with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+            ground = survey(self._source, (), cluster="the source")
+        if ground.detected_only is not None:
+            rights = grant_line(self._source.config, _NEEDED_ON_CLUSTER, "--cluster")
+            asked = "grant it" if (ground.hint or "").startswith("kafka-acls") else ground.hint
+            hint = f"{asked}; or stop the producers yourself and leave --block-producers out"
+            raise RefusedError(
+                f"--block-producers is not possible: {ground.detected_only}",
+                hint if "authorizer" in hint else f"{hint}\nkmirror needs these rights at the source for it:\n{rights}",
+            )
+
+    def block(self, topics: Collection[TopicRecord]) -> None:
+        """Deny everybody WRITE on the sources of these topics, and return when every broker there enforces it.
+
+        Idempotent. Where it fails, what was made stays recorded; `lift` takes it back.
+
+        Raises:
+            RefusedError: it would have kept kmirror from reading too.
+            TimedOutError: a broker does not enforce it in time.
+            KmirrorError: the source refuses it, or a cluster does not answer.
+        """
+        wanted = {topic.topic: denial(topic.source_topic, EVERYONE) for topic in topics}
+        with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+            names = [topic.source_topic for topic in topics]
+            present = describe_acls(self._source)
+            could_not = missing_rights(self._source, names, _NEEDED)
+            self._record(wanted, present)
+            state = self._destination.state()
+            self.since_ms |= {topic: state.rights(self._mirror, topic).blocked_ms for topic in wanted}
+            new = {topic: one for topic, one in wanted.items() if one not in present}
+            _raise_first(create_acls(self._source, new.values()))
+            if not await_acls(self._source, wanted.values()):
+                raise TimedOutError(
+                    "a broker of the source does not enforce in time that producers are denied WRITE",
+                    "check that all brokers of the source are up; then run the same command again",
+                )
+            struck = missing_rights(self._source, names, _NEEDED).keys() - could_not.keys()
+        if struck:
+            raise RefusedError(
+                f"denying producers WRITE also kept kmirror from reading {', '.join(sorted(struck))}",
+                "stop the producers yourself and leave --block-producers out",
+            )
+        self.in_force |= wanted.keys()
+
+    def _record(self, wanted: Mapping[str, AclBinding], present: Collection[AclBinding]) -> None:
+        at = now_ms()
+
+        def decide(state: State) -> Changes:
+            # one that is there is ours already where it is on record, and otherwise somebody else's
+            records = [
+                replace(state.rights(self._mirror, topic), blocked=(one,), blocked_ms=at)
+                for topic, one in wanted.items()
+                if one not in present
+            ]
+            event = self._event("BLOCKED", [record.topic for record in records])
+            return Changes(tuple(records), (), (event,)) if records else Changes()
+
+        change(self._destination, self._mirror, decide)
+
+    def lift(self, topics: Collection[str]) -> str | None:
+        """Let producers write again to the sources of topics that are mirrored on; return what went wrong.
+
+        Topics that are stopped, or whose stop has begun, keep their denial. Without one on record nothing is asked.
+        """
+        try:
+            state = self._destination.state()
+            ours = {
+                name: rights
+                for name in topics
+                if (rights := state.rights(self._mirror, name)).blocked and not _is_cut_off(state, rights)
+            }
+            if not ours:
+                return None
+            bindings = [one for rights in ours.values() for one in rights.blocked]
+        except (KmirrorError, OutcomeUnknown) as error:
+            return f"whether producers are still denied WRITE at the source is not known: {error}"
+        try:
+            _raise_first(delete_acls(self._source, bindings))
+            await_acls(self._source, (), bindings)
+            at = now_ms()
+            forgotten = {name: replace(rights, blocked=(), blocked_ms=None) for name, rights in ours.items()}
+            write_rights(self._destination, self._mirror, forgotten)
+            event = self._event("UNBLOCKED", list(ours))
+            change(self._destination, self._mirror, lambda _: Changes((), (), (event,)))
+        except (KmirrorError, OutcomeUnknown) as error:
+            lines = unblocking_lines(bindings, admin_options(self._source.config))
+            return f"producers are still denied WRITE at the source: {error}; an administrator lifts it with:\n{lines}"
+        self.in_force -= ours.keys()
+        self.lifted_ms |= dict.fromkeys(ours, at)
+        return None
+
+    def unsettled(
+        self, topics: Iterable[TopicRecord], ends: Callable[[TopicRecord], list[int | None]]
+    ) -> dict[str, str]:
+        """Return by topic, as a sentence, why its source may still grow though producers are denied WRITE there.
+
+        `ends` are the high watermarks that were seen last. A transaction may be open, or records not yet replicated.
+
+        Raises:
+            UnreachableError: the source does not answer.
+        """
+        asked = {topic.topic: topic for topic in topics}
+        places = [TopicPartition(one.source_topic, p) for one in asked.values() for p in range(one.partitions)]
+        producers = self._source.describe_producers(places)
+        log_ends = self._source.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
+        found = {}
+        for name, topic in asked.items():
+            for p, end in enumerate(ends(topic)):
+                place = TopicPartition(topic.source_topic, p)
+                answer = producers[place]
+                if answer.error_code:
+                    found[name] = f"whether a transaction is open in {place} is unknown: {code_name(answer.error_code)}"
+                elif any(one.current_txn_start_offset is not None for one in answer.producers):
+                    found[name] = f"a transaction is open in {place}"
+                elif end is None or log_ends[place].offset != end:
+                    found[name] = f"{place} has records that are not yet replicated, or were added a moment ago"
+        return found
+
+    def unblocking(self, state: State, topics: Iterable[str]) -> str:
+        """Return the commands with which an administrator lets producers of these mirror topics write again."""
+        bindings = [one for topic in topics for one in state.rights(self._mirror, topic).blocked]
+        return unblocking_lines(bindings, admin_options(self._source.config))
+
+    def _event(self, result: str, topics: Collection[str]) -> Event:
+        details: dict[str, Any] = {"topics": sorted(topics)[:_MOST_NAMES], "count": len(topics)}
+        return Event(now_ms(), self._mirror, "block-producers", actor(), result, details)
+
+
+def unblocking_lines(bindings: Collection[AclBinding], cluster: str) -> str:
+    """Return the commands with which an administrator lets producers write again; `cluster` as of `admin_options`."""
+    lines = [kafka_acls_line(one, cluster, remove=True) for one in sorted(bindings)]
+    more = [f"and {counted(len(lines) - _LINES_IN_HINT, 'more topic')}"] if len(lines) > _LINES_IN_HINT else []
+    return "\n".join([*lines[:_LINES_IN_HINT], *more])
+
+
+def lift_for_mirrored(destination: Destination, mirror: str, topics: Collection[str]) -> str | None:
+    """Let producers write again at the source of topics that are mirrored again; return what went wrong.
+
+    Where nothing is on record the source is not asked.
+    """
+    state = destination.state()
+    record = state.mirror(mirror)
+    if record is None or not any(state.rights(mirror, topic).blocked for topic in topics):
+        return None
+    with source_client(record.source) as source:
+        return SourceCut(destination, mirror, source, state, topics).lift(topics)
+
+
+def hand_over(here: Destination, there: State, mirror: str, topics: Collection[str]) -> list[str]:
+    """Make denials that cut producers off from these topics the protection of the mirror topics they become `here`.
+
+    `there` is what the new primary remembers. They are recorded here as kmirror's own: the engine replaces them by what
+    the mirror topic needs, and a stop here lifts them. Returns the topics concerned.
+    """
+    cut = {topic: blocked for topic in topics if (blocked := there.rights(mirror, topic).blocked)}
+
+    def decide(state: State) -> Changes:
+        before = {topic: state.rights(mirror, topic) for topic in cut}
+        after = {t: replace(one, denied=tuple(sorted({*one.denied, *cut[t]}))) for t, one in before.items()}
+        return Changes(tuple(one for topic, one in after.items() if one != before[topic]))
+
+    if cut:
+        change(here, mirror, decide)
+    return list(cut)
+
+
+def forget_handed_over(
+    there: Mapping[str, str], cluster_id: str | None, here: State, mirror: str, topics: Collection[str]
+) -> str | None:
+    """Forget at the new primary the denials that protect mirror topics `here` by now; return why that is not possible.
+
+    `there` are the client properties of the new primary.
+    """
+    taken = [topic for topic in topics if is_mirrored(here.topic(mirror, topic))]
+    if not taken:
+        return None
+    try:
+        with Destination.open(there, cluster_id) as primary:
+            state = primary.state()
+            records = {topic: replace(state.rights(mirror, topic), blocked=(), blocked_ms=None) for topic in taken}
+            write_rights(primary, mirror, records)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return f"the new primary still has on record that producers are denied WRITE here, which is harmless: {error}"
+    return None
+
+
+def _raise_first(outcomes: Mapping[AclBinding, KmirrorError | None]) -> None:
+    for error in outcomes.values():
+        if error is not None:
+            raise error
+
+
+def _is_cut_off(state: State, rights: RightsRecord) -> bool:
+    topic = state.topic(rights.mirror, rights.topic)
+    return topic is not None and not is_mirrored(topic)

@@ -1,0 +1,202 @@
+"""Topics whose producers are blocked at the source while they move: nothing slips in, and nobody stays blocked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import AclBinding, Permission
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import ExitCode, RefusedError
+from kmirror.ops.add.add import add
+from kmirror.ops.blocked_producers import Denial
+from kmirror.ops.check.check import check
+from kmirror.ops.context import Destination
+from kmirror.ops.mirrors.create import create
+from kmirror.ops.rights.source_cut import SourceCut
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
+from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, denial, give, kmirror_rights, written
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.json_documents import check as check_document
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import produce, selector
+from tests.support.visible import shown
+from tests.support.waiting import wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A mirror of topics from the guarded cluster, where `app` produces, to one without an authorizer."""
+
+    source: SandboxCluster
+    admin: ClusterClient
+    destination: Destination
+    mirror: str
+    topics: tuple[str, str]
+    moved_to: SandboxCluster
+
+    @property
+    def denials(self) -> set[AclBinding]:
+        """Return what is denied at the source."""
+        return {one for one in describe_acls(self.admin) if one.permission is Permission.DENY}
+
+    def check_lines(self) -> list[tuple[bool, str]]:
+        """Return what `check` says of blocked producers."""
+        report = check(self.destination.properties, mirror=self.mirror)
+        return [(line.ok, line.message) for line in report.lines if line.what == "blocked producers"]
+
+
+@pytest.fixture
+def move(
+    guarded_cluster: SandboxCluster,
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Move]:
+    properties = guarded_cluster.client_properties("kmirror")
+    monkeypatch.setenv("KM_TEST_LOGIN", properties["sasl.jaas.config"])
+    with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
+        topics = (unique_topic(), unique_topic())
+        for topic in topics:
+            admin.create_topic(topic, 1, 1, {"retention.ms": "-1"})
+            give(admin, acls("topic", topic, "kmirror", "READ", "DESCRIBE_CONFIGS"))
+            give(admin, acls("topic", topic, "app", "WRITE", "READ"))
+        give(admin, acls("group", "*", "kmirror", "DESCRIBE"), acls("transactional_id", "*", "app", "ALL"))
+        mirror = unique_topic("m")
+        create(destination, mirror, {**properties, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"})
+        for topic in topics:
+            assert written(guarded_cluster, "app", topic) is None
+        assert add(destination, mirror, selector(*topics)).exit_code == 0
+        yield Move(guarded_cluster, admin, destination, mirror, topics, cluster_pair.destination)
+
+
+def may_alter(move: Move) -> None:
+    give(move.admin, acls("cluster", "kafka-cluster", "kmirror", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS"))
+
+
+def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Move) -> None:
+    topic, other = move.topics
+    request = PromoteRequest(move.mirror, selector(topic), timeout_ms=60_000, block_producers=True)
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        for dry_run in (True, False):
+            with pytest.raises(RefusedError, match="may not see or change ACLs"):
+                promote(move.destination, request, dry_run=dry_run)
+        assert move.denials == set()
+        may_alter(move)
+        drill = promote(move.destination, request, dry_run=True)
+        assert any("would deny WRITE to everybody" in one for one in drill.result.warnings), drill.result.warnings
+        assert move.denials == set()
+
+        done = promote(move.destination, request)
+    assert done.result.exit_code == 0, done.result
+    assert move.denials == {denial(topic, "*")}
+    assert written(move.source, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert written(move.source, "app", other) is None
+    (blocked,) = done.result.blocked
+    assert (blocked.topic, blocked.denial) == (topic, Denial.KEPT)
+    assert blocked.duration_ms is not None
+    assert 0 < blocked.duration_ms < 60_000
+    check_document("report", done.evidence)
+    assert [row["durationMs"] for row in done.evidence["blockedProducers"]] == [blocked.duration_ms]
+    (told,) = [one for one in done.result.warnings if "producers were blocked" in one]
+    assert f"--remove --force --deny-principal 'User:*' --operation Write --topic {topic}" in told
+    ((ok, said),) = move.check_lines()
+    assert ok
+    assert f"denies everyone WRITE on {topic}" in said
+    # to undo the promote: the source is in charge again
+    assert add(move.destination, move.mirror, selector(topic), adopt=True).exit_code == 0
+    assert (move.denials, move.check_lines()) == (set(), [])
+
+
+def test_who_gives_up_or_was_killed_leaves_no_producer_blocked(move: Move) -> None:
+    topic, _ = move.topics
+    may_alter(move)
+    chosen, views = selector(topic), list[PromoteView]()
+    login = client_config(move.source.client_properties("app")).librdkafka()
+    producer = Producer({**login, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "undecided", partition=0)
+    producer.flush(30)
+
+    def watch(view: PromoteView) -> None:
+        views.append(view)
+        if view.lines and "producers are blocked" in view.lines[0]:
+            assert written(move.source, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            ((ok, said),) = move.check_lines()
+            assert ok
+            assert "while a promote waits" in said
+
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        done = promote(move.destination, PromoteRequest(move.mirror, chosen, None, 5_000, block_producers=True), watch)
+        assert done.result.exit_code == ExitCode.TIMED_OUT
+        assert any("producers are blocked at the source" in line for view in views for line in view.lines)
+        assert "a transaction of producer id" in str(done.result.results[0].message)
+        assert [row.denial for row in done.result.blocked] == [Denial.LIFTED]
+        assert move.denials == set()
+
+        # what a killed promote leaves
+        state = move.destination.state()
+        record = state.topic(move.mirror, topic)
+        assert record is not None
+        cut = SourceCut(move.destination, move.mirror, move.admin, state, [topic])
+        cut.block([record])
+        assert cut.unsettled([record], lambda _: [2]) == {topic: f"a transaction is open in {topic}-0"}
+        assert move.denials == {denial(topic, "*")}
+        ((ok, said),) = move.check_lines()
+        assert not ok
+        assert "left behind by a promote that is gone" in said
+        done = promote(move.destination, PromoteRequest(move.mirror, chosen, None, 1, idle_ms=0))
+        assert done.result.exit_code == ExitCode.TIMED_OUT
+        assert [row.denial for row in done.result.blocked] == [Denial.LIFTED]
+        assert (move.denials, move.check_lines()) == (set(), [])
+
+        producer.commit_transaction(30)
+        assert "were added a moment ago" in cut.unsettled([record], lambda _: [2])[topic]
+        assert cut.unsettled([record], lambda _: [3]) == {}
+        done = promote(move.destination, PromoteRequest(move.mirror, chosen, None, 60_000, block_producers=True))
+    assert done.result.exit_code == 0, done.result
+    assert move.denials == {denial(topic, "*")}
+    assert [record.value for record in shown(move.moved_to, topic)][-1] == b"undecided"
+
+
+def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move) -> None:
+    topic, _ = move.topics
+    may_alter(move)
+    give(move.admin, kmirror_rights())
+    chosen, b = selector(topic), move.destination.properties
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        request = SwitchoverRequest(move.mirror, b, chosen, 60_000, watch_s=0.1, block_producers=True)
+        done = switchover(move.destination, request)
+    assert done.result.exit_code == 0, done.result
+    assert [row.denial for row in done.result.blocked] == [Denial.KEPT]
+    assert written(move.source, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert move.check_lines() == []
+    assert not move.destination.state().rights(move.mirror, topic).blocked
+    state = move.destination.state()
+    record = state.mirror(move.mirror)
+    assert record is not None
+    produce(move.moved_to, topic, ["from b"])
+    with Destination.open(record.source) as at_a:
+        assert at_a.state().rights(move.mirror, topic).denied == (denial(topic, "app"),)
+        with LocalEngine(at_a, move.mirror) as engine:
+            engine.catch_up()
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(at_a, move.mirror)))
+            back = promote(at_a, PromoteRequest(move.mirror, chosen, None, 60_000, idle_ms=0))
+        assert back.result.exit_code == 0, back.result
+    assert move.denials == set()
+    assert written(move.source, "app", topic) is None
