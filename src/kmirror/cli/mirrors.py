@@ -65,7 +65,6 @@ def create_verb(
     config: dict[str, str],
     if_not_exists: bool,
 ) -> int:
-    from kmirror.cluster.security.properties import read_properties
     from kmirror.errors import UsageError
     from kmirror.ops.mirrors.convert import create_from_link, create_from_mm2
     from kmirror.ops.mirrors.create import create
@@ -80,7 +79,7 @@ def create_verb(
         raise UsageError("--mirror is missing", "give --mirror M; with --from-mm2 mirrors are named after their flows")
     if target is not None and from_mm2 is None:
         raise UsageError("--target requires --from-mm2", "leave it out")
-    properties = read_properties(files[0])
+    properties = call.read_properties(files[0])
     how = {"if_not_exists": if_not_exists, "dry_run": call.dry_run}
     with call.destination() as destination:
         if from_mm2 is not None:

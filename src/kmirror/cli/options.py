@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +72,20 @@ class Call:
 
     def properties(self) -> dict[str, str]:
         """Return the destination's client properties, as `destination_properties` does."""
-        return destination_properties(self.bootstrap_server, self.command_config, self.cluster)
+        return destination_properties(self.bootstrap_server, self.command_config, self.cluster, self.read_properties)
+
+    def read_properties(self, path: str) -> dict[str, str]:
+        """Read a file of client properties, and warn where every user can read its secrets. Raises UsageError."""
+        from kmirror.cluster.security.exposure import exposed_files
+        from kmirror.cluster.security.properties import read_properties
+
+        properties = read_properties(path)
+        for file in exposed_files(path, properties):
+            mend = f"chmod o-rwx {shlex.quote(str(file))}"
+            self.output.screen.tell_once(
+                f"kmirror: warning: every user of this machine can read secrets in {file}: {mend}"
+            )
+        return properties
 
     @contextmanager
     def destination(self) -> Iterator[Destination]:
@@ -268,9 +282,14 @@ def assignments_option(flag: str, text: str) -> click.Option:
 
 
 def destination_properties(
-    bootstrap_server: str | None, command_config: str | None, cluster: str | None
+    bootstrap_server: str | None,
+    command_config: str | None,
+    cluster: str | None,
+    read: Callable[[str], dict[str, str]] | None = None,
 ) -> dict[str, str]:
     """Return the client properties of the destination that flags, environment and `kmirror.toml` name.
+
+    `read` reads the file of properties, quietly by default.
 
     Raises:
         UsageError: no destination is named, or two are, or a file cannot be read.
@@ -289,7 +308,7 @@ def destination_properties(
             named = config.cluster(name)
             server = named.bootstrap_server
     path = command_config or (named.command_config if named else in_environment)
-    properties = read_properties(path) if path else {}
+    properties = (read or read_properties)(str(path)) if path else {}
     if server:
         properties["bootstrap.servers"] = server
     if not properties.get("bootstrap.servers", "").strip():

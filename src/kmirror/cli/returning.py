@@ -73,7 +73,6 @@ def failback_verb(
         raise UsageError("--offline and --plan FILE require each other", "give both or neither")
     if discard and not (recreate or offline):
         raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
-    from kmirror.cluster.security.properties import read_properties
     from kmirror.ops.bulk import SparkChoice
     from kmirror.ops.failback.failback import failback
     from kmirror.ops.failback.plan import FailbackRequest, Way
@@ -92,7 +91,7 @@ def failback_verb(
     evidence = Report.at(report) if report else None
     way = Way.RECREATE if recreate else Way.OFFLINE if offline else None
     spark = SparkChoice(master, spark_conf)
-    request = FailbackRequest(mirror, read_properties(mirror_config), topics, way, plan, discard, spark=spark)
+    request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, way, plan, discard, spark=spark)
     with call.destination() as destination, call.output.working() as watch:
         done = failback(destination, request, agree, watch, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)
@@ -127,13 +126,12 @@ def switchover_verb(
     master: str,
     report: str | None,
 ) -> int:
-    from kmirror.cluster.security.properties import read_properties
     from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 
     evidence = Report.at(report) if report else None
     request = SwitchoverRequest(
-        mirror, read_properties(mirror_config), topics, timeout_ms, master=master, block_producers=block_producers
+        mirror, call.read_properties(mirror_config), topics, timeout_ms, master=master, block_producers=block_producers
     )
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
         done = switchover(destination, request, show, stop, dry_run=call.dry_run)

@@ -26,6 +26,7 @@ class Screen:
     err: TextIO
     stdin: TextIO
     _gone: set[int] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
     _has_status: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -56,6 +57,12 @@ class Screen:
     def tell(self, text: str) -> None:
         """Write one line to standard error."""
         self._write(self.err, f"{text}\n")
+
+    def tell_once(self, text: str) -> None:
+        """Write one line to standard error, unless it was written before."""
+        if text not in self._told:
+            self._told.add(text)
+            self.tell(text)
 
     def status(self, text: str) -> None:
         """Show a line in place of the last one of these; for a terminal. Other lines are written above it.

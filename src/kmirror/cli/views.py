@@ -102,7 +102,6 @@ def wait_verb(call: Call, mirror: str, topics: TopicSelector | None, condition: 
     ),
 )
 def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config: dict[str, str]) -> int:
-    from kmirror.cluster.security.properties import read_properties
     from kmirror.ops.check.check import check
 
     if mirror and mirror_config:
@@ -112,7 +111,7 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     report = check(
         call.properties(),
         mirror=mirror,
-        properties={**read_properties(mirror_config), **config} if mirror_config else None,
+        properties={**call.read_properties(mirror_config), **config} if mirror_config else None,
         expect_cluster_id=call.expect_cluster_id,
         on_line=call.output.check_line,
     )

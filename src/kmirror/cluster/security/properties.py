@@ -72,6 +72,16 @@ def is_reference(value: str) -> bool:
     return _REFERENCE.fullmatch(value.strip()) is not None
 
 
+def referenced_files(value: str) -> list[Path]:
+    """Return the files that the references in a value name."""
+    found = []
+    for match in _REFERENCE.finditer(value):
+        provider, path, key = match["provider"], match["path"] or "", match["key"]
+        if provider in {"file", "dir"} and path:
+            found.append(Path(path) if provider == "file" else Path(path) / key)
+    return found
+
+
 def resolve(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the properties with every reference replaced by what it stands for.
 

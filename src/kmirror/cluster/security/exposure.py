@@ -1,0 +1,40 @@
+"""Files with secrets that every user of this machine can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kmirror.cluster.security.properties import literal_secrets, referenced_files
+
+
+def exposed_files(path: str, properties: Mapping[str, str]) -> list[Path]:
+    """Return, sorted, those of a properties file and the files of secrets it names that every user can read.
+
+    What cannot be looked at is left out, and so is what lies on a file system that is read-only: its mode is decided
+    where it is mounted from.
+    """
+    return sorted({file for file in _secret_files(path, properties) if _is_exposed(file)})
+
+
+def _secret_files(path: str, properties: Mapping[str, str]) -> Iterator[Path]:
+    if literal_secrets(properties):
+        yield Path(path)
+    for value in properties.values():
+        yield from referenced_files(value)
+    if key_store := properties.get("ssl.keystore.location", "").strip():
+        yield Path(key_store)
+
+
+def _is_exposed(file: Path) -> bool:
+    try:
+        real = file.resolve(strict=True)
+        if not stat.S_ISREG(real.stat().st_mode) or os.statvfs(real).f_flag & os.ST_RDONLY:
+            return False
+        # who may not enter a folder reads nothing in it
+        ways = [folder.stat().st_mode & stat.S_IXOTH for folder in real.parents]
+        return bool(real.stat().st_mode & stat.S_IROTH) and all(ways)
+    except (OSError, ValueError):
+        return False
