@@ -31,7 +31,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive
-from tests.support.key_stores import keytool
+from tests.support.key_stores import keytool, pkcs12_of
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.tls import write_tls_files
 from tests.support.wire import Wire, closed_port, cut_to, hang_up, listener, swallow
@@ -343,6 +343,17 @@ def test_a_listener_that_wants_a_certificate_takes_it_from_a_store(secured: Sand
         with ClusterClient(config) as client:
             assert client.metadata([]).cluster_id == secured.cluster_id
         assert AdminClient(config.librdkafka()).list_topics(timeout=30).cluster_id == secured.cluster_id
+    rotated, keep = Path(jks), Path(jks).read_bytes()
+    with ClusterClient(config) as client:
+        assert client.metadata([]).cluster_id == secured.cluster_id
+        write_tls_files(tmp_path)
+        rotated.write_bytes(pkcs12_of((tmp_path / "client-clear-key.pem").read_bytes(), "another-one"))
+        client.metadata([])
+        client.close()
+        with pytest.raises(UnreachableError, match=r"the broker refuses our certificate"):
+            client.metadata([])
+        rotated.write_bytes(keep)
+        assert client.metadata([]).cluster_id == secured.cluster_id
     with ClusterClient(client_config(properties)) as client, pytest.raises(UnreachableError) as caught:
         client.metadata([])
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED

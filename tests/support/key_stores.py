@@ -19,15 +19,12 @@ def write_stores(tls: Path, folder: Path) -> None:
     """Write stores into `folder`, opened by STORE_PASSWORD; those of clients hold the key and the whole chain.
 
     - `client.jks`, `client.p12`, `java8.p12`: the client's key; `own.jks`: the same with OWN_KEY_PASSWORD
+    - `server.p12`: the broker's key, opened by "another-password"
     - `two.jks`, `two.p12`: the key twice; `trust.jks`, `trust.p12`: the root
     """
-    pem = (tls / "client-clear-key.pem").read_bytes()
-    certificate, *above = load_pem_x509_certificates(pem)
-    key = load_pem_private_key(pem, None)
-    assert isinstance(key, EllipticCurvePrivateKey)
-    encryption = BestAvailableEncryption(STORE_PASSWORD.encode())
     seed = folder / "seed.p12"
-    seed.write_bytes(pkcs12.serialize_key_and_certificates(b"client", key, certificate, above, encryption))
+    seed.write_bytes(pkcs12_of((tls / "client-clear-key.pem").read_bytes(), STORE_PASSWORD))
+    (folder / "server.p12").write_bytes(pkcs12_of((tls / "server.pem").read_bytes(), "another-password"))
 
     def imported(name: str, *options: str, alias: str = "client", key_password: str = STORE_PASSWORD) -> None:
         source = ("-srckeystore", str(seed), "-srcstorepass", STORE_PASSWORD, "-srcalias", "client")
@@ -57,6 +54,15 @@ def keytool(*arguments: str) -> None:
     """Run keytool, as quickly as Java starts."""
     command = ["keytool", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", *arguments]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def pkcs12_of(pem: bytes, password: str) -> bytes:
+    """Return a store of the key and the certificates in a text."""
+    certificate, *above = load_pem_x509_certificates(pem)
+    key = load_pem_private_key(pem, None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    encryption = BestAvailableEncryption(password.encode())
+    return pkcs12.serialize_key_and_certificates(b"client", key, certificate, above, encryption)
 
 
 def _type(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import ssl
 from pathlib import Path
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import UsageError
+from kmirror.state.store import StateStore
 from tests.support.key_stores import OWN_KEY_PASSWORD, STORE_PASSWORD, write_stores
 from tests.support.tls_handshake import handshake
 
@@ -149,6 +151,37 @@ def test_the_key_is_nowhere_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda _, path, password: written.append(os.readlink(path)))
     configured(trust("trust.p12"), own("client.p12")).ssl_context()
     assert written == ["/memfd:kmirror-key (deleted)"]
+
+
+def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: Path) -> None:
+    """The password may change with it; what cannot be used, because it is half written, changes nothing."""
+    store, password = tmp_path / "own", tmp_path / "password"
+
+    def write(file: Path, content: bytes) -> None:
+        (new := tmp_path / "new").write_bytes(content)
+        new.replace(file)
+
+    write(store, Path("client.p12").read_bytes())
+    write(password, STORE_PASSWORD.encode())
+    named = {"ssl.keystore.location": str(store), "ssl.keystore.password": f"${{dir:{tmp_path}:password}}"}
+    config = pickle.loads(pickle.dumps(configured(trust("trust.p12"), named)))
+    state = StateStore(config)
+    before = state.config
+    assert (handshake(config, client_auth=True), state.config) == ("client", before)
+
+    write(store, Path("server.p12").read_bytes())
+    assert (handshake(config, client_auth=True), state.config) == ("client", before), (
+        "the password is still the old one"
+    )
+    write(password, b"another-password")
+    assert handshake(config, client_auth=True) == "broker"
+    assert state.config["ssl.certificate.pem"] == config.as_files_are().certificate_pem != config.certificate_pem
+    for content in (b"", Path("half.p12").read_bytes()):
+        write(store, content)
+        assert (handshake(config, client_auth=True), state.config) == ("client", before)
+    store.unlink()
+    assert handshake(config, client_auth=True) == "client"
+    state.close()
 
 
 def test_who_refuses_whom_and_why() -> None:

@@ -75,13 +75,12 @@ class StateStore:
 
     def __init__(self, config: ClientConfig) -> None:
         self.watch = Watch()
-        # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
-        self._config = {"reconnect.backoff.max.ms": 500, **config.librdkafka()}
         self._lock = threading.RLock()
         # never librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
         # sent to the leader that was elected meanwhile
         self._client = ClusterClient(config)
-        self._consumers: dict[str, Any] = {}
+        #: By topic, with the settings they were made with.
+        self._consumers: dict[str, tuple[dict[str, Any], Any]] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
         self._position = 0
@@ -96,8 +95,9 @@ class StateStore:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The librdkafka settings every client of this store shares."""
-        return dict(self._config)
+        """The librdkafka settings every client of this store shares, of certificates as they are now."""
+        # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
+        return {"reconnect.backoff.max.ms": 500, **self._client.config.librdkafka()}
 
     @property
     def client_config(self) -> ClientConfig:
@@ -202,7 +202,7 @@ class StateStore:
     def close(self) -> None:
         """Close all connections; the store may be used again."""
         with self._lock:
-            for consumer in self._consumers.values():
+            for _, consumer in self._consumers.values():
                 consumer.close()
             self._consumers.clear()
             self._client.close()
@@ -301,13 +301,15 @@ class StateStore:
 
     def _consuming(self, topic: str) -> Any:
         # one for each topic: a librdkafka consumer takes a second to find a second topic
-        if topic not in self._consumers:
+        config = self.config
+        made_with, consumer = self._consumers.get(topic, ({}, None))
+        if made_with != config:
             from confluent_kafka import Consumer
 
-            self._consumers[topic] = client(
+            consumer = client(
                 Consumer,
                 {
-                    **self._config,
+                    **config,
                     "group.id": "kmirror",  # the library asks for one; no group is joined, nothing is committed
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
@@ -319,7 +321,8 @@ class StateStore:
                 },
                 self.watch,
             )
-        return self._consumers[topic]
+            self._consumers[topic] = config, consumer
+        return consumer
 
     # asking
 

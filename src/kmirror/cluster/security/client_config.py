@@ -14,12 +14,12 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import is_reference, resolve_value
-from kmirror.cluster.security.tls_material import TlsMaterial, tls_material
-from kmirror.errors import UsageError
+from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
+from kmirror.errors import UnreachableError, UsageError
 from kmirror.settings.client_keys import is_client_key, meant_client_key
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -63,6 +63,9 @@ class ClientConfig:
     verify_hostname: bool = True
     request_timeout_ms: int = 30_000
     connect_timeout_ms: int = 10_000
+    #: The ssl.* properties that were read, references and all, and the state of the files they name.
+    tls_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    tls_stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
     #: None for what the operating system or the caller thinks right.
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
@@ -72,8 +75,29 @@ class ClientConfig:
         """Tell whether connections are encrypted."""
         return self.security_protocol in {"SSL", "SASL_SSL"}
 
+    def as_files_are(self) -> ClientConfig:
+        """Return it with what its stores hold now; unchanged where that cannot be used, as while a file is written."""
+        stamps = file_stamps(self.tls_properties)
+        if stamps == self.tls_stamps:
+            return self
+        reader = _Reader(self.tls_properties, None)
+        try:
+            tls = tls_material(reader.text)
+            now = replace(
+                self,
+                ca_pem=tls.ca_pem,
+                certificate_pem=tls.certificate_pem,
+                key_pem=tls.key_pem,
+                key_password=tls.key_password,
+                tls_stamps=stamps,
+            )
+            now._context()
+        except (UsageError, UnreachableError):
+            return self
+        return now
+
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return a new TLS context for connections to this cluster; None where the protocol has no TLS.
+        """Return a new TLS context for a connection to this cluster, of its stores as they are now; None without TLS.
 
         It trusts as librdkafka does, whatever the version of Python: certificates that Java takes are taken, but a
         chain has to end at a self-signed one; Java is content with a trusted intermediate.
@@ -81,8 +105,9 @@ class ClientConfig:
         Raises:
             UsageError: the certificates or the key cannot be used.
         """
-        if not self.uses_tls:
-            return None
+        return self.as_files_are()._context() if self.uses_tls else None
+
+    def _context(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cadata=self.ca_pem)
         except (ssl.SSLError, ValueError) as error:
@@ -112,8 +137,10 @@ class ClientConfig:
     def librdkafka(self, **extra: object) -> dict[str, object]:
         """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
 
-        librdkafka escapes SCRAM user names itself, and wants its numbers within its own limits.
+        Stores are read as they are now. librdkafka escapes SCRAM user names itself, and wants its numbers within its
+        own limits.
         """
+        tls = self.as_files_are()
         config: dict[str, object] = {
             "bootstrap.servers": ",".join(
                 f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap_servers
@@ -132,10 +159,10 @@ class ClientConfig:
         }
         if self.uses_tls:
             optional |= {
-                "ssl.ca.pem": self.ca_pem,
-                "ssl.certificate.pem": self.certificate_pem,
-                "ssl.key.pem": self.key_pem,
-                "ssl.key.password": self.key_password,
+                "ssl.ca.pem": tls.ca_pem,
+                "ssl.certificate.pem": tls.certificate_pem,
+                "ssl.key.pem": tls.key_pem,
+                "ssl.key.password": tls.key_password,
                 "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
             }
         return config | {key: value for key, value in optional.items() if value is not None} | extra
@@ -155,6 +182,8 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
             raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
     protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
     mechanism, username, password = reader.login() if protocol.startswith("SASL_") else (None, None, None)
+    tls_properties = {k: v for k, v in properties.items() if k.startswith("ssl.")} if protocol.endswith("SSL") else {}
+    stamps = file_stamps(tls_properties)
     tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
     return ClientConfig(
         bootstrap_servers=parse_bootstrap_servers(reader.text("bootstrap.servers") or ""),
@@ -169,6 +198,8 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         key_pem=tls.key_pem,
         key_password=tls.key_password,
         verify_hostname=reader.verify_hostname(),
+        tls_properties=tls_properties,
+        tls_stamps=stamps,
         request_timeout_ms=reader.number("request.timeout.ms", 1) or 30_000,
         connect_timeout_ms=reader.number("socket.connection.setup.timeout.ms", 1) or 10_000,
         send_buffer_bytes=reader.buffer_size("send.buffer.bytes"),

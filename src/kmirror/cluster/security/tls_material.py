@@ -6,17 +6,19 @@ begins, whatever `type` says, as Java does. A key from such a store is in clear 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kmirror.cluster.security import jks, pem, pkcs12
 from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
+from kmirror.cluster.security.properties import referenced_files
 from kmirror.errors import UsageError
 
 #: A property's value by its key, None for none.
 Text = Callable[[str], str | None]
 
+_LOCATIONS = ("ssl.truststore.location", "ssl.keystore.location")
 _TYPES = ("JKS", "PKCS12", "PEM")
 #: How a store begins, and its type.
 _MAGIC = {jks.MAGIC: "JKS", pkcs12.MAGIC: "PKCS12", bytes.fromhex("cececece"): "JCEKS"}
@@ -31,6 +33,21 @@ class TlsMaterial:
     certificate_pem: str | None = None
     key_pem: str | None = field(default=None, repr=False)
     key_password: str | None = field(default=None, repr=False)
+
+
+def file_stamps(properties: Mapping[str, str]) -> tuple[tuple[int, int, int] | None, ...]:
+    """Return what changes when a file is replaced that `ssl.*` properties name, also one with a password."""
+    values = [value for key, value in sorted(properties.items()) if key.startswith("ssl.")]
+    files = [Path(properties[key].strip()) for key in _LOCATIONS if properties.get(key, "").strip()]
+    return tuple(_stamp(file) for file in (*files, *(file for value in values for file in referenced_files(value))))
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @dataclass(frozen=True, slots=True)
