@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,17 +32,22 @@ from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import VerbResult
+from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
 from tests.support.clusters import made_clusters
-from tests.support.engine import Engine, kmirror
+from tests.support.engine import Engine, kmirror, typed
 from tests.support.kafka_tools import kafka_tool
+from tests.support.key_stores import keytool
+from tests.support.leaks import file_texts, folder_texts, places_of, process_texts, topic_texts, verb_texts
 from tests.support.mirrors import selector
 from tests.support.waiting import wait_until
 
 RENEWED = "accepts the login as it is now"
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
-SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true"}
+SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true", "retry.timeout.ms": "1000"}
+#: Passwords of kmirror, at the source one after the other, and of the trust stores.
+SECRETS = ("mistyped-secret", "kmirror-secret", "rotated-secret", "store-secret")
 SIDES = ("source", "destination")
 
 
@@ -53,12 +60,20 @@ class Place:
     mirror_file: dict[str, str]
     command_config: Path
     login: Path
+    admin_config: dict[str, Path]
     printed: dict[str, list[str]]
 
     @property
     def properties(self) -> dict[str, str]:
         """Return kmirror's own properties for the destination."""
         return self.clusters["destination"].client_properties("kmirror")
+
+    def is_told(self, state: str, reason: str | None) -> bool:
+        """Tell whether this is what an administrator of the destination is told of the topic that is copied."""
+        config = ("--command-config", str(self.admin_config["destination"]))
+        told = typed(self.clusters["destination"], "describe", "--mirror", "m", "--topics", "orders", "--json", *config)
+        (row,) = json.loads(told.stdout)
+        return (row["topicState"], row["reason"]) == (state, reason)
 
     def write(self, records: int) -> None:
         """Produce records to the source."""
@@ -84,7 +99,8 @@ class Place:
     def store_password(self, password: str) -> None:
         """Write the file that the mirror's login refers to."""
         properties = self.clusters["source"].client_properties("kmirror")["sasl.jaas.config"]
-        self.login.write_text(f"sasl.jaas.config={properties.replace('kmirror-secret', password)}\n")
+        line = f"sasl.jaas.config={properties.replace('kmirror-secret', password)}"
+        self.login.write_text(f"{line}\nstore.password=store-secret\n")
 
     def rights(self, side: str) -> list[AclBinding]:
         """Return what kmirror has there."""
@@ -100,13 +116,27 @@ def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
         }
         start_together(list(clusters.values()))
         login = clusters["source"].write_client_properties(folder / "login.properties", "kmirror")
-        secret = {"sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+        with login.open("a") as file:
+            file.write("store.password=store-secret\n")
+        stores = {side: trust_store(cluster, folder / f"{side}.store") for side, cluster in clusters.items()}
+        command_config = folder / "kmirror.properties"
+        literal = {**clusters["destination"].client_properties("kmirror"), **stores["destination"]}
+        command_config.write_text(properties_text({**literal, "ssl.truststore.password": "store-secret"}))
+        secret = {
+            **stores["source"],
+            "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}",
+            "ssl.truststore.password": f"${{file:{login}:store.password}}",
+        }
         made = Place(
             clusters,
             {side: stack.enter_context(admin_of(cluster)) for side, cluster in clusters.items()},
             {**clusters["source"].client_properties("kmirror"), **secret, **SETTINGS},
-            clusters["destination"].write_client_properties(folder / "kmirror.properties", "kmirror"),
+            command_config,
             login,
+            {
+                side: cluster.write_client_properties(folder / f"{side}.properties")
+                for side, cluster in clusters.items()
+            },
             {},
         )
         fill(made)
@@ -121,14 +151,17 @@ def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
             ]
             for side in SIDES
         }
-        carried_out = [
-            (line, clusters[side].write_client_properties(folder / f"{side}.properties"))
-            for side, lines in made.printed.items()
-            for line in lines
-        ]
+        carried_out = [(line, made.admin_config[side]) for side, lines in made.printed.items() for line in lines]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda one: run_line(*one), carried_out))
         yield made
+
+
+def trust_store(cluster: SandboxCluster, store: Path) -> dict[str, str]:
+    """Make a store of what is trusted, in Java's default format, and return the properties that name it."""
+    ca = cluster.client_properties()["ssl.truststore.location"]
+    keytool("-importcert", "-noprompt", "-file", ca, "-keystore", str(store), "-storepass", "store-secret")
+    return {"ssl.truststore.type": "JKS", "ssl.truststore.location": str(store)}
 
 
 def admin_of(cluster: SandboxCluster) -> ClusterClient:
@@ -216,14 +249,21 @@ def test_with_what_check_prints_a_mirror_works(place: Place) -> None:
 
 def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> None:
     """Copy with an engine that begins with a wrong password, gets the right one, and then another one."""
-    place.store_password("mistyped")
-    engine = Engine(place.clusters["destination"], None, place.login.parent / "all.out", *config)
+    place.store_password("mistyped-secret")
+    folder = place.login.parent
+    (log := folder / "spark-events").mkdir()
+    conf = {"enabled": "true", "compress": "false", "dir": f"file:{log}"}
+    spark = [part for key, value in conf.items() for part in ("--spark-conf", f"spark.eventLog.{key}={value}")]
+    where = place.clusters["destination"]
+    engine = Engine(where, None, folder / "all.out", *config, "-vv", *spark)
     try:
         wait_until(lambda: "refuses user kmirror" in engine.output, 120)
+        refused = kmirror(where, "check", "--mirror", "m", *config, with_spark=False)
+        assert "refuses user kmirror" in refused.stdout + refused.stderr
         place.store_password("kmirror-secret")
         wait_until(place.is_copied)
-        place.set_password("rotated")
-        place.store_password("rotated")
+        place.set_password("rotated-secret")
+        place.store_password("rotated-secret")
         renewed = engine.output.count(RENEWED)
         engine.process.send_signal(signal.SIGHUP)
         wait_until(lambda: engine.output.count(RENEWED) > renewed)
@@ -231,10 +271,38 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
         wait_until(lambda: engine.output.rpartition(RENEWED)[2].count("lane 0 of m runs") == 1)
         place.write(RECORDS)
         wait_until(place.is_copied)
+        survives_rights_that_are_taken_away(place)
+        processes, remembered = [*process_texts(engine)], [*topic_texts(place.admins["destination"])]
+        run_folder = [*folder_texts(engine)]
         assert engine.stop() == 0, engine.output
         assert "died" not in engine.output
+        printed = [*verb_texts(where, *config), ("check", (refused.stdout + refused.stderr).encode())]
+        for texts, known in (
+            (processes, "kmirror.engine.spark.daemon"),
+            (run_folder, ""),
+            (remembered, "sasl.jaas.config"),
+            (printed, "sasl.jaas.config"),
+            ([*file_texts(log)], "SparkListenerJobStart"),
+            ([("log", engine.output.encode())], "refuses user kmirror"),
+        ):
+            assert places_of(texts, [known]), "it was looked at"
+            assert places_of(texts, SECRETS) == []
     finally:
         engine.destroy()
+
+
+def survives_rights_that_are_taken_away(place: Place) -> None:
+    """Take all rights away, at one side and then at the other, and write; give them back, and wait."""
+    for side, told in (
+        ("source", ("FAILED", "NOT_AUTHORIZED")),
+        ("destination", ("LINK_FAILED", "ENGINE_SILENT")),  # it has no right to say anything
+    ):
+        with without(place, side, *place.rights(side)):
+            wait_until(partial(place.is_told, *told))
+            place.write(RECORDS)
+            assert not place.is_copied()
+        wait_until(place.is_copied)
+        wait_until(partial(place.is_told, "ACTIVE", None))
 
 
 @pytest.mark.long

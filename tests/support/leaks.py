@@ -1,0 +1,67 @@
+"""Look for secrets wherever an operator, another user or another program could find them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.tail import Tail
+from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from tests.support.engine import Engine, typed
+
+
+def process_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
+    """Yield command line and environment of each of an engine's processes, by where that was found."""
+    for process in engine.tree().all:
+        for name in ("cmdline", "environ"):
+            yield f"{name} of {process.command[:80]}", Path(f"/proc/{process.pid}/{name}").read_bytes()
+
+
+def folder_texts(engine: Engine) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of the folder that an engine has for its run; it holds the lock of it."""
+    driver = engine.tree().driver
+    assert driver is not None
+    held = [os.readlink(link) for link in Path(f"/proc/{driver.pid}/fd").iterdir()]
+    (lock,) = [Path(name) for name in held if "kmirror-run-" in name and name.endswith("/lock")]
+    yield from file_texts(lock.parent)
+
+
+def file_texts(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield what is in the files of a folder, those in folders within it too."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert files
+    for file in files:
+        yield str(file), file.read_bytes()
+
+
+def topic_texts(client: ClusterClient) -> Iterator[tuple[str, bytes]]:
+    """Yield what kmirror remembers on a destination, record by record, with what a later record has replaced."""
+    for topic in (STATE_TOPIC, EVENTS_TOPIC):
+        tail = Tail(client, TopicPartition(topic, 0))
+        answer = tail.poll(1000)
+        while answer.records or not answer.reached_end:
+            yield from ((topic, (record.key or b"") + (record.value or b"")) for record in answer.records)
+            answer = tail.poll(1000)
+        tail.close()
+
+
+def verb_texts(cluster: SandboxCluster, *command_config: str) -> Iterator[tuple[str, bytes]]:
+    """Yield what verbs print that look at a mirror or fail, for people and for programs, with all that `-vv` adds."""
+    for verb in (
+        *(("list",), ("describe",), ("describe", "--settings"), ("describe", "--wide"), ("events",)),
+        *(("config", "--mirror", "m"), ("check", "--mirror", "m"), ("describe", "--mirror", "no-such-mirror")),
+        *(("pause", "--mirror", "m", "--dry-run"), ("failover", "--mirror", "m", "--dry-run")),
+    ):
+        for options in ((), ("--json", "-vv")):
+            done = typed(cluster, *verb, *options, *command_config)
+            yield " ".join((*verb, *options)), (done.stdout + done.stderr).encode()
+
+
+def places_of(texts: Iterable[tuple[str, bytes]], secrets: Iterable[str]) -> list[str]:
+    """Return where one of the secrets is."""
+    wanted = [secret.encode() for secret in secrets]
+    return [where for where, text in texts if any(secret in text for secret in wanted)]
