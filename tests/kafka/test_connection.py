@@ -28,6 +28,8 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import batch_headers, guard
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.token_endpoint import TokenEndpoint
+from kmirror.cluster.security.tokens import TOKENS
 from kmirror.errors import ExitCode, OutcomeUnknown, Reason, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.frames import PLAIN, receive
@@ -252,8 +254,8 @@ def open_at(cluster: SandboxCluster, config: ClientConfig, host: str = "127.0.0.
     return Connection.open(host, cluster.brokers[0].port, config)
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_the_right_password_lets_in(secured: SandboxCluster, mechanism: str) -> None:
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+def test_the_right_login_lets_in(secured: SandboxCluster, mechanism: str) -> None:
     for host in ("127.0.0.1", "localhost"):
         connection = open_at(secured, config_of(secured, mechanism=mechanism), host)
         assert [b.node_id for b in connection.request(metadata(), highest=12).brokers] == [1]
@@ -271,6 +273,18 @@ def test_a_wrong_login_is_refused_without_telling_the_password(
         open_at(secured, config)
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
     assert str(config.password) not in f"{caught.value} {caught.value.hint} {config!r}"
+
+
+def test_a_token_that_the_broker_refuses_is_fetched_anew(secured: SandboxCluster) -> None:
+    config = config_of(secured, mechanism="OAUTHBEARER")
+    assert isinstance(config.tokens, TokenEndpoint)
+    foreign = replace(config.tokens, url=config.tokens.url.replace("sandbox", "elsewhere"))  # of another issuer
+    token = TOKENS.token(foreign, 10)
+    with pytest.raises(UnreachableError, match="refuses the token of client kmirror from http://") as caught:
+        open_at(secured, replace(config, tokens=foreign))
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    assert token.value not in f"{caught.value} {caught.value.hint} {config!r}"
+    assert TOKENS.token(foreign, 10) != token
 
 
 def test_a_mechanism_the_broker_does_not_offer_is_refused_with_those_it_does(secured: SandboxCluster) -> None:

@@ -81,7 +81,7 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     with pytest.raises(RefusedError, match=f"with --base-port {base} instead of {base + 1}"):
         up(directory, base_port=base + 1)
     with pytest.raises(RefusedError, match="Cluster a is there already, and is not secured"):
-        up(directory, secured=True)
+        up(directory, secured="scram")
     assert status(directory) == repaired.status
 
     (directory / "notes.txt").write_text("mine")
@@ -103,7 +103,7 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
 @pytest.mark.long
 def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> None:
     directory, base = clusters_directory / "secured pair", free_base_port()
-    done = up(directory, base_port=base, secured=True)
+    done = up(directory, base_port=base, secured="scram")
     assert [step.text for step in done.steps] == [
         f"create cluster {name} with 1 secured broker from port {port} on"
         for name, port in (("a", base), ("b", base + 10))
@@ -123,7 +123,7 @@ def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> N
     report = check(kmirror, properties=mirror)
     (least,) = [line for line in report.lines if (line.cluster, line.what) == ("destination", "least rights")]
     assert "--add --allow-principal User:kmirror --operation Create" in least.message
-    assert up(directory, secured=True).steps == ()
+    assert up(directory, secured="scram").steps == ()
     assert up(directory).status.client_files == files
     told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
     create_line, check_line = (line[line.index("kmirror c") :] for line in told if "kmirror c" in line)

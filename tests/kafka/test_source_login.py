@@ -5,16 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.tokens import TOKENS, TokenSource
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.shared_clusters import GuardedPair
 from tests.support.waiting import wait_until
 
 
@@ -116,3 +124,43 @@ def test_what_config_changes_of_the_connection_is_taken_by_the_lanes_of_a_runnin
         wait_until(lambda: any("accepts the login as it is now" in note for note in local.notes))
     (event,) = [one for one in destination.store.read_events(mirror) if one.what == "source"]
     assert event.result == "LOGIN_RENEWED"
+
+
+def test_lanes_and_state_outlive_the_tokens_they_log_in_with(
+    guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clusters are entered with tokens of a few seconds, and their ends are the ends of sessions."""
+    source, topic = guarded_pair.source, unique_topic()
+    login = source.client_properties("admin", "OAUTHBEARER")
+    monkeypatch.setenv("KM_TEST_LOGIN", login["sasl.jaas.config"])
+    create_topic(source, name=topic)
+    properties = guarded_pair.destination.client_properties("admin", "OAUTHBEARER")
+    endpoint = client_config(properties).tokens
+    assert endpoint is not None
+    with Destination.open(properties) as destination:
+        mirror = unique_topic("m")
+        assert create(destination, mirror, {**login, "sasl.jaas.config": "${env:KM_TEST_LOGIN}"}).exit_code == 0
+        assert add(destination, mirror, selector(topic)).exit_code == 0
+        with LocalEngine(destination, mirror) as local:
+            for record in range(2):
+                produce_with(source, topic, str(record))
+                local.catch_up()
+                if record == 0:
+                    wait_for_another_token(endpoint)
+            assert len(local.lanes) == 1
+        place = TopicPartition(topic, 0)
+        with ClusterClient(client_config(properties)) as client:
+            assert client.list_offsets({place: LATEST})[place].offset == 2
+
+
+def wait_for_another_token(source: TokenSource) -> None:
+    """Wait until the token in use has been replaced."""
+    before = TOKENS.token(source, 10)
+    wait_until(lambda: TOKENS.token(source, 10) != before)
+
+
+def produce_with(cluster: SandboxCluster, topic: str, value: str) -> None:
+    """Append one record with the login of an administrator by password."""
+    producer = Producer(client_config(cluster.client_properties()).librdkafka())
+    producer.produce(topic, value)
+    assert producer.flush(30) == 0

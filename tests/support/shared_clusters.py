@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -43,6 +44,16 @@ GUARDED_USERS = {
 SMALL_HEAP = "256m"
 #: Clients have to log in again every few seconds (KIP-368).
 SHORT_SESSIONS = {"connections.max.reauth.ms": "5000"}
+#: How long the tokens live with which one may log in to guarded clusters, too. When a fifth of that is left they are
+#: replaced, and librdkafka then logs in again soon: brokers take that from one second after the last login on.
+TOKEN_SECONDS = 8
+_GUARDED: dict[str, Any] = {
+    "heap": SMALL_HEAP,
+    "secured": True,
+    "authorizer": True,
+    "users": GUARDED_USERS,
+    "token_seconds": TOKEN_SECONDS,
+}
 #: Fetches may be answered by the replica in the client's rack (KIP-392).
 _NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
 
@@ -127,16 +138,14 @@ def busy_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
 def started_guarded_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start the secured cluster; tests ask for `guarded_cluster` or `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make(
-            "guarded", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS, properties=SHORT_SESSIONS
-        )
+        yield make("guarded", **_GUARDED, properties=SHORT_SESSIONS)
 
 
 @pytest.fixture(scope="session")
 def started_guarded_source(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start a second secured cluster; tests ask for `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make("guarded-source", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS)
+        yield make("guarded-source", **_GUARDED)
 
 
 @pytest.fixture(scope="session")

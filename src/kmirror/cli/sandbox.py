@@ -28,14 +28,17 @@ _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Defaul
     click.Option(["--base-port"], metavar="PORT", type=int, help="First port. Default: 19092."),
     click.Option(
         ["--secured"],
-        is_flag=True,
-        help="Use TLS, SASL and ACLs. Writes client properties for the users admin and kmirror.",
+        is_flag=False,
+        flag_value="scram",
+        type=click.Choice(("scram", "oauth")),
+        help="Use TLS, logins (default: scram) and ACLs. Writes client properties for the users admin and kmirror.",
     ),
     _DIRECTORY,
     examples=(
         "kmirror sandbox up",
         "kmirror sandbox up --brokers 3 --kafka-version 3.9.2",
         "kmirror sandbox up --secured --dir /tmp/sandbox",
+        "kmirror sandbox up --secured=oauth",
     ),
     changes=True,
     dry_run=True,
@@ -46,7 +49,7 @@ def up_verb(
     brokers: int | None,
     kafka_version: str | None,
     base_port: int | None,
-    secured: bool,
+    secured: str | None,
     directory: str | None,
 ) -> int:
     from kmirror.sandbox.registry import MIRROR_FILE, plan_up, status, up

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from kmirror.sandbox.ports import LOOPBACK
-from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec
+from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec, TokenSpec
 
 #: The listener for clients is named after its protocol, in every cluster.
 PLAIN_LISTENER = "PLAINTEXT"
 SECURED_LISTENER = "SASL_SSL"
+
+#: What is in the tokens of a cluster whose clients log in with OAUTHBEARER.
+TOKEN_ISSUER, TOKEN_AUDIENCE = "sandbox", "kafka"
 
 _BACKSLASH = "\\"
 
@@ -68,6 +71,7 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
         "group.initial.rebalance.delay.ms": "0",
         **_internal_topics(len(spec.nodes)),
         **(_secured(spec.security, node, tls) if spec.security else _plain(spec, node)),
+        **(_with_tokens(spec, spec.security.tokens) if spec.security and spec.security.tokens else {}),
         **spec.properties,
     }
     return properties_text(settings)
@@ -173,3 +177,35 @@ def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str
     if security.authorizer:
         settings["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     return settings
+
+
+def token_issuer(tokens: TokenSpec) -> str:
+    """Return the issuer in the tokens of a cluster's token endpoint; what it serves is below that."""
+    return f"http://{LOOPBACK}:{tokens.port}/{TOKEN_ISSUER}"
+
+
+def keys_option(tokens: TokenSpec) -> str:
+    """Return the JVM option that lets a broker of Kafka 4 fetch the keys that tokens are signed with."""
+    return f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={_keys(tokens)}"
+
+
+def _keys(tokens: TokenSpec) -> str:
+    return f"{token_issuer(tokens)}/jwks"
+
+
+def _with_tokens(spec: ClusterSpec, tokens: TokenSpec) -> dict[str, str]:
+    login = f"listener.name.{SECURED_LISTENER.lower()}.oauthbearer"
+    package = "org.apache.kafka.common.security.oauthbearer"
+    handler = (
+        "OAuthBearerValidatorCallbackHandler"
+        if spec.kafka_major >= 4
+        else "secured.OAuthBearerValidatorCallbackHandler"
+    )
+    return {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        f"{login}.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
+        f"{login}.sasl.server.callback.handler.class": f"{package}.{handler}",
+        "sasl.oauthbearer.jwks.endpoint.url": _keys(tokens),
+        "sasl.oauthbearer.expected.issuer": token_issuer(tokens),
+        "sasl.oauthbearer.expected.audience": TOKEN_AUDIENCE,
+    }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kmirror.sandbox.broker_config import jaas_quoted
+from kmirror.errors import UsageError
+from kmirror.sandbox.broker_config import jaas_quoted, token_issuer
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
 
@@ -15,19 +16,42 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 
+OAUTHBEARER = "OAUTHBEARER"
+
 #: Ask once; False means not yet.
 Probe = Callable[[], bool]
 
 
 def login_properties(node: Node, user: str, password: str, mechanism: str) -> dict[str, str]:
     """Return the Java client properties with which a user logs in to a secured cluster."""
+    trust = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(node.tls / "ca.pem")}
+    if mechanism == OAUTHBEARER:
+        return {"security.protocol": "SASL_SSL", **_token_login(node, user, password), **trust}
     login = f"username={jaas_quoted(user)} password={jaas_quoted(password)}"
     return {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required {login};",
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(node.tls / "ca.pem"),
+        **trust,
+    }
+
+
+def _token_login(node: Node, user: str, password: str) -> dict[str, str]:
+    security = node.cluster.security
+    if security is None or security.tokens is None:
+        raise UsageError(f"Cluster {node.cluster.name} takes no tokens", "Create it with --secured=oauth.")
+    package = "org.apache.kafka.common.security.oauthbearer"
+    handler = (
+        "OAuthBearerLoginCallbackHandler"
+        if node.cluster.kafka_major >= 4
+        else "secured.OAuthBearerLoginCallbackHandler"
+    )
+    client = f"clientId={jaas_quoted(user)} clientSecret={jaas_quoted(password)}"
+    return {
+        "sasl.mechanism": OAUTHBEARER,
+        "sasl.login.callback.handler.class": f"{package}.{handler}",
+        "sasl.oauthbearer.token.endpoint.url": f"{token_issuer(security.tokens)}/token",
+        "sasl.jaas.config": f"{package}.OAuthBearerLoginModule required {client};",
     }
 
 

@@ -21,7 +21,7 @@ from kmirror.java import find_java
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.certificates import make_certificates
 from kmirror.sandbox.clients import create_scram_users, login_properties
-from kmirror.sandbox.jars import KafkaJars, cache_directory, kafka_jars
+from kmirror.sandbox.jars import KafkaJars, cache_directory, kafka_jars, token_server_jars
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK, free_ports
 from kmirror.sandbox.process import ProcessIdentity, send_signal, terminate, wait_gone
@@ -31,6 +31,7 @@ from kmirror.sandbox.spec import (
     ADMIN_USER,
     ClusterSpec,
     SecuritySpec,
+    TokenSpec,
     has_spec,
     load_spec,
     needs_zookeeper,
@@ -38,6 +39,7 @@ from kmirror.sandbox.spec import (
     ports_needed,
     save_spec,
 )
+from kmirror.sandbox.token_server import TokenServer
 from kmirror.sandbox.zookeeper import ZooKeeper
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
@@ -82,6 +84,7 @@ class SandboxCluster:
         secured: bool = False,
         authorizer: bool = False,
         users: Mapping[str, str] | None = None,
+        token_seconds: int | None = None,
         heap: str = DEFAULT_HEAP,
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         environ: Mapping[str, str] | None = None,
@@ -92,8 +95,8 @@ class SandboxCluster:
 
         Without `ports` free ones are chosen; `ports_needed` says how many it takes. `secured` puts TLS and logins of
         `users` (name to password; `admin` is always there) on the clients' listener, `authorizer` adds ACLs, with
-        `admin` as super user. `report` receives a line when something slow begins, and `watch` is shown how fetching
-        Kafka goes.
+        `admin` as super user. With `token_seconds` users of a secured cluster may also log in with tokens that live so
+        long. `report` receives a line when something slow begins, and `watch` is shown how fetching Kafka goes.
         """
         if not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"{brokers} brokers cannot be had", f"A sandbox cluster has 1 to {MAX_BROKERS}.")
@@ -104,7 +107,8 @@ class SandboxCluster:
         self._watch = watch
         self._kafka_version = kafka_version
         self._ports = list(ports) if ports is not None else None
-        security = SecuritySpec({**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer)
+        tokens = None if token_seconds is None else TokenSpec(0, token_seconds)
+        security = SecuritySpec({**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer, tokens)
         self._wanted = ClusterSpec(
             name=name,
             cluster_id=_new_cluster_id(),
@@ -193,7 +197,7 @@ class SandboxCluster:
         if self._spec is None:
             self._create(java, jars, deadline, progress)
             return
-        self._start_zookeeper(self.spec, java, jars, deadline)
+        self._start_helpers(self.spec, java, jars, deadline)
         for node in self._nodes():
             if node.process() is None:
                 node.start(java, jars, self._environ)
@@ -204,7 +208,7 @@ class SandboxCluster:
         node = self._node(node_id)
         java, jars = self._java_and_jars()
         deadline = time.monotonic() + _START_TIMEOUT_S
-        self._start_zookeeper(self.spec, java, jars, deadline)
+        self._start_helpers(self.spec, java, jars, deadline)
         if node.process() is None:
             node.start(java, jars, self._environ)
         wait_until_answering([node], 1, deadline)
@@ -214,8 +218,7 @@ class SandboxCluster:
         if self._spec is None:
             return
         self._terminate(self._nodes(), grace_s)
-        if self._spec.needs_zookeeper:
-            self._terminate([ZooKeeper(self._spec, self.directory)], grace_s)
+        self._terminate(self._helpers(self._spec), grace_s)
 
     def stop_broker(self, node_id: int, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop one broker cleanly, by force after the grace."""
@@ -238,7 +241,7 @@ class SandboxCluster:
         """End every broker with SIGKILL and remove the folder with all its data; a folder that is not ours stays."""
         if has_spec(self.directory):
             spec = load_spec(self.directory)
-            _kill([*(Node(spec, node, self.directory) for node in spec.nodes), ZooKeeper(spec, self.directory)])
+            _kill([*(Node(spec, node, self.directory) for node in spec.nodes), *self._helpers(spec)])
             shutil.rmtree(self.directory)
         self._spec = None
 
@@ -263,6 +266,8 @@ class SandboxCluster:
             raise UsageError(
                 f"The sandbox cannot secure a cluster of Kafka {jars.version}", "Take Kafka 3.3 or later for that."
             )
+        if self._wanted.security is not None and self._wanted.security.tokens is not None:
+            token_server_jars(self._environ, self._report, self._watch)
         return find_java(self._environ), jars
 
     def _create(self, java: Path, jars: KafkaJars, deadline: float, progress: Add) -> None:
@@ -272,7 +277,7 @@ class SandboxCluster:
             nodes = [Node(spec, node, self.directory) for node in spec.nodes]
             try:
                 self._prepare(spec, nodes, java, jars)
-                self._start_zookeeper(spec, java, jars, deadline)
+                self._start_helpers(spec, java, jars, deadline)
                 for node in nodes:
                     node.start(java, jars, self._environ)
                 wait_until_answering(nodes, len(nodes), deadline, progress)
@@ -281,7 +286,7 @@ class SandboxCluster:
                     create_scram_users(nodes[0], users)
                     wait_until_logged_in(nodes, ADMIN_USER, users[ADMIN_USER], deadline)  # the others came with it
             except BaseException as error:  # an interruption too leaves no broker that nobody knows of
-                servers = [*nodes, ZooKeeper(spec, self.directory)]
+                servers = [*nodes, *self._helpers(spec)]
                 _kill(servers)
                 taken = any(server.found_its_port_taken() for server in servers)
                 if not (taken and isinstance(error, UnreachableError) and self._ports is None):
@@ -295,9 +300,13 @@ class SandboxCluster:
                 return
 
     def _new_spec(self, jars: KafkaJars) -> ClusterSpec:
-        brokers, secured = len(self._wanted.nodes), self._wanted.security is not None
-        ports = self._ports or free_ports(ports_needed(brokers, secured))
-        spec = replace(self._wanted, kafka_version=jars.version, nodes=nodes_on(ports, brokers, secured))
+        brokers, security = len(self._wanted.nodes), self._wanted.security
+        secured, tokens = security is not None, security.tokens if security else None
+        ports = self._ports or free_ports(ports_needed(brokers, secured, tokens is not None))
+        if security is not None and tokens is not None:
+            security = replace(security, tokens=replace(tokens, port=ports[-1]))
+        nodes = nodes_on(ports, brokers, secured)
+        spec = replace(self._wanted, kafka_version=jars.version, nodes=nodes, security=security)
         return replace(spec, cluster_id="") if spec.needs_zookeeper else spec
 
     def _prepare(self, spec: ClusterSpec, nodes: list[Node], java: Path, jars: KafkaJars) -> None:
@@ -315,13 +324,22 @@ class SandboxCluster:
         for node in nodes if not spec.needs_zookeeper else ():
             node.format(java, jars, cache_directory(self._environ))
 
-    def _start_zookeeper(self, spec: ClusterSpec, java: Path, jars: KafkaJars, deadline: float) -> None:
-        if not spec.needs_zookeeper:
-            return
-        zookeeper = ZooKeeper(spec, self.directory)
-        if zookeeper.process() is None:
-            zookeeper.start(java, jars, self._environ)
-        wait_until_listening(zookeeper, zookeeper.port, deadline)
+    def _start_helpers(self, spec: ClusterSpec, java: Path, jars: KafkaJars, deadline: float) -> None:
+        for server in self._helpers(spec):
+            if server.process() is None:
+                if isinstance(server, ZooKeeper):
+                    server.start(java, jars, self._environ)
+                else:
+                    server.start(java, self._environ)
+            wait_until_listening(server, server.port, deadline)
+
+    def _helpers(self, spec: ClusterSpec) -> list[ZooKeeper | TokenServer]:
+        """Return what has to run before the brokers do."""
+        tokens = spec.security.tokens if spec.security else None
+        return [
+            *([ZooKeeper(spec, self.directory)] if spec.needs_zookeeper else ()),
+            *([TokenServer(spec, tokens, self.directory)] if tokens else ()),
+        ]
 
     def _terminate(self, servers: Sequence[JavaServer], grace_s: float) -> None:
         terminate([process for server in servers if (process := server.process())], grace_s)

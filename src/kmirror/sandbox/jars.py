@@ -35,6 +35,8 @@ _LOGGING = {
 #: Extra artifacts that need nothing beyond the broker's jars for what is done with them here; what else they name
 #: (all of Connect) would double the fetch.
 _ALONE = frozenset({"kafka-tools"})
+#: What gives tokens to clients that log in with OAUTHBEARER.
+_TOKEN_SERVER = ("no.nav.security", "mock-oauth2-server", "3.0.1")
 _FETCH_TIMEOUT_S = 1800
 _LOOK_S = 0.5
 _VERSION = re.compile(r"(\d+)\.(\d+)\.\d+")
@@ -43,7 +45,7 @@ _BROKER_JAR = re.compile(r"kafka_2\.13-(\d+\.\d+\.\d+.*)\.jar")
 
 @dataclass(frozen=True, slots=True)
 class KafkaJars:
-    """A folder of jars that makes one Kafka version run."""
+    """A folder of jars that makes one version of Kafka, or of what stands beside it, run."""
 
     version: str
     directory: Path
@@ -82,7 +84,9 @@ def kafka_jars(
         if version in {None, installed.version}:
             return installed
         report(f"KAFKA_HOME holds Kafka {installed.version}; using {version}, as asked")
-    return _cached(version or DEFAULT_KAFKA_VERSION, environ, report, sorted(set(extra)), watch)
+    chosen, more = version or DEFAULT_KAFKA_VERSION, sorted(set(extra))
+    wanted = _Wanted(f"Kafka {chosen}", "+".join([chosen, *more]), ivy_module(chosen, more), 45)
+    return _cached(wanted, chosen, f"kafka_2.13-{chosen}.jar", environ, report, watch)
 
 
 def check_kafka_version(version: str) -> None:
@@ -105,10 +109,25 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
     return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "kmirror" / "kafka"
 
 
+def token_server_jars(
+    environ: Mapping[str, str], report: Callable[[str], None] = lambda line: None, watch: Watch = unwatched
+) -> KafkaJars:
+    """Return the jars of the server that signs tokens for a sandbox cluster, fetching them the first time.
+
+    Raises UnreachableError when the download fails.
+    """
+    _, name, version = _TOKEN_SERVER
+    wanted = _Wanted(f"the token server {version}", f"{name}-{version}", _ivy_file([_TOKEN_SERVER]), 28)
+    return _cached(wanted, version, f"{name}-{version}.jar", environ, report, watch)
+
+
 def ivy_module(version: str, extra: Collection[str]) -> str:
     """Return the Ivy file that asks for a broker of this version, its logging, and the extra artifacts."""
     wanted = [("org.apache.kafka", name, version) for name in ("kafka_2.13", *extra)]
-    wanted.append(_LOGGING[int(version.split(".", 1)[0])])
+    return _ivy_file([*wanted, _LOGGING[int(version.split(".", 1)[0])]])
+
+
+def _ivy_file(wanted: Sequence[tuple[str, str, str]]) -> str:
     lines = [
         f'    <dependency org="{organisation}" name="{name}" rev="{revision}" '
         f'conf="default->{"master" if name in _ALONE else "default"}"/>'
@@ -140,44 +159,59 @@ def _installed(kafka_home: Path) -> KafkaJars:
     return KafkaJars(versions[0], libs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is fetched: its name, its folder in the cache, the Ivy file that asks for it, its size in MB."""
+
+    title: str
+    folder: str
+    ivy: str
+    megabytes: int
+
+
 def _cached(
-    version: str, environ: Mapping[str, str], report: Callable[[str], None], extra: list[str], watch: Watch
+    wanted: _Wanted,
+    version: str,
+    proof: str,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+    watch: Watch,
 ) -> KafkaJars:
+    """Return the jars from the cache, fetched where they are not there; `proof` is one that has to come."""
     cache = cache_directory(environ)
-    jars = KafkaJars(version, cache / "+".join([version, *extra]))
+    jars = KafkaJars(version, cache / wanted.folder)
     if jars.directory.is_dir():
         return jars
     with _locked(cache):
         if not jars.directory.is_dir():
             for leftover in cache.glob("fetching-*"):
                 shutil.rmtree(leftover)
-            report(f"Fetching Kafka {version} (about 45 MB, once; kept in {cache})")
+            report(f"Fetching {wanted.title} (about {wanted.megabytes} MB, once; kept in {cache})")
             # how much there is to come is not known before it has come
-            with Meter(watch, f"fetching Kafka {version}", "byte") as meter:
-                _fetch(jars, cache, find_java(environ), environ, extra, meter)
+            with Meter(watch, f"fetching {wanted.title}", "byte") as meter:
+                _fetch(wanted, proof, jars.directory, cache, environ, meter)
     return jars
 
 
-def _fetch(
-    jars: KafkaJars, cache: Path, java: Path, environ: Mapping[str, str], extra: list[str], meter: Meter
-) -> None:
+def _fetch(wanted: _Wanted, proof: str, directory: Path, cache: Path, environ: Mapping[str, str], meter: Meter) -> None:
     with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as name:
         folder = Path(name)
-        (folder / "ivy.xml").write_text(ivy_module(jars.version, extra), encoding="utf-8")
+        (folder / "ivy.xml").write_text(wanted.ivy, encoding="utf-8")
         command: list[str | Path] = [
-            *(java, "-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"),
-            *("-jar", _ivy_jar(), "-m2compatible", "-ivy", folder / "ivy.xml", "-confs", "default"),
-            *("-cache", cache / "ivy", "-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
+            *(find_java(environ), "-Dsun.net.client.defaultConnectTimeout=20000"),
+            *("-Dsun.net.client.defaultReadTimeout=60000", "-jar", _ivy_jar(), "-m2compatible"),
+            *("-ivy", folder / "ivy.xml", "-confs", "default", "-cache", cache / "ivy"),
+            *("-retrieve", f"{folder}/libs/[artifact]-[revision](-[classifier]).[ext]"),
         ]
         before = _bytes_in(cache / "ivy")
-        code, said = _run(command, environ, jars.version, lambda: meter.reach(_bytes_in(cache / "ivy") - before))
-        if code != 0 or not (folder / "libs" / f"kafka_2.13-{jars.version}.jar").is_file():
-            raise _fetch_error(jars.version, _why(said))
-        (folder / "libs").rename(jars.directory)
+        code, said = _run(command, environ, wanted.title, lambda: meter.reach(_bytes_in(cache / "ivy") - before))
+        if code != 0 or not (folder / "libs" / proof).is_file():
+            raise _fetch_error(wanted.title, _why(said))
+        (folder / "libs").rename(directory)
 
 
 def _run(
-    command: Sequence[str | Path], environ: Mapping[str, str], version: str, look: Callable[[], None]
+    command: Sequence[str | Path], environ: Mapping[str, str], title: str, look: Callable[[], None]
 ) -> tuple[int, str]:
     """Run Ivy, and look again and again how it goes; return its exit code and what it said."""
     deadline = time.monotonic() + _FETCH_TIMEOUT_S
@@ -192,7 +226,7 @@ def _run(
                     look()
                     if time.monotonic() > deadline:
                         why = f"not finished after {_FETCH_TIMEOUT_S // 60} minutes"
-                        raise _fetch_error(version, why) from error
+                        raise _fetch_error(title, why) from error
                 else:
                     return process.returncode, said
         except BaseException:
@@ -219,9 +253,9 @@ def _why(output: str) -> str:
     return "Ivy says nothing"
 
 
-def _fetch_error(version: str, why: str) -> UnreachableError:
+def _fetch_error(title: str, why: str) -> UnreachableError:
     return UnreachableError(
-        f"Kafka {version} could not be fetched: {why}",
+        f"{title[0].upper()}{title[1:]} could not be fetched: {why}",
         "Check the version and the network (behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
         "-Dhttps.proxyPort=…'), or unpack a Kafka release yourself and set KAFKA_HOME.",
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kmirror.errors import KmirrorError
-from kmirror.sandbox.broker_config import server_properties
+from kmirror.sandbox.broker_config import keys_option, server_properties
 from kmirror.sandbox.jars import KafkaJars
 from kmirror.sandbox.server import JavaServer
 from kmirror.sandbox.spec import ClusterSpec, NodeSpec
@@ -83,4 +83,6 @@ class Node(JavaServer):
         """Start the broker's process, without waiting for it to answer."""
         self.write_configuration()
         options = [f"-Xmx{self.cluster.heap}", *self.cluster.java_options]
+        if self.cluster.security and self.cluster.security.tokens:
+            options.append(keys_option(self.cluster.security.tokens))
         self.launch(java, jars, environ, options, ["kafka.Kafka", str(self._properties)])

@@ -1,8 +1,9 @@
 """The pair of clusters, `a` and `b`, behind `kmirror sandbox up | down | status`.
 
 Both live in one folder. From the base port P on: the brokers of a at P, P+1, …, those of b at P+10, P+11, …; the
-controllers at P+20 and P+30; where the brokers are secured, their listeners for each other at P+40 and P+50. A plan is
-made first; it is what a dry run prints and what is then carried out.
+controllers at P+20 and P+30; where the brokers are secured, their listeners for each other at P+40 and P+50, and where
+clients log in with tokens, their endpoints at P+60 and P+70. A plan is made first; it is what a dry run prints and what
+is then carried out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kmirror.work import Watch, unwatched
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092
 DEFAULT_BROKERS = 1
+#: The kinds of a secured sandbox, and how its users log in.
+LOGINS = {"scram": "SCRAM-SHA-512", "oauth": "OAUTHBEARER"}
 #: The users of a secured sandbox: one who may do everything, and one who may do what ACLs allow.
 KMIRROR_USER = "kmirror"
 USERS = (ADMIN_USER, KMIRROR_USER)
@@ -39,7 +42,10 @@ MIRROR_FILE = "mirror.properties"
 _PORTS_EACH = 10
 _CONTROLLERS_FROM = len(CLUSTERS) * _PORTS_EACH
 _INTERNAL_FROM = 2 * _CONTROLLERS_FROM
-_HIGHEST_BASE_PORT = 65_535 - 3 * len(CLUSTERS) * _PORTS_EACH
+_TOKENS_FROM = 3 * _CONTROLLERS_FROM
+_HIGHEST_BASE_PORT = 65_535 - 4 * len(CLUSTERS) * _PORTS_EACH
+#: Short enough that tokens are seen to be replaced.
+_TOKEN_SECONDS = 300
 
 
 class BrokerState(StrEnum):
@@ -179,11 +185,11 @@ def plan_up(
     brokers: int | None = None,
     kafka_version: str | None = None,
     base_port: int | None = None,
-    secured: bool = False,
+    secured: str | None = None,
 ) -> tuple[Step, ...]:
     """Return what `up` would do; nothing when both clusters run.
 
-    None, and not `secured`, stands for the default, or for what an existing sandbox has. Raises UsageError on
+    None stands for the default, or for what an existing sandbox has. Raises UsageError on
     impossible values, RefusedError when a port is taken or an existing sandbox is another one than asked for.
     """
     if kafka_version is not None:
@@ -211,13 +217,14 @@ def up(
     brokers: int | None = None,
     kafka_version: str | None = None,
     base_port: int | None = None,
-    secured: bool = False,
+    secured: str | None = None,
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
 ) -> Outcome:
     """Have both clusters run: create what is not there, start what is down, leave what runs.
 
-    `secured` gives them TLS, logins and ACLs, with passwords that nobody is shown: they stand in `client_files`.
+    `secured`, a kind of `LOGINS`, gives them TLS, logins and ACLs, with secrets that nobody is shown: they stand in
+    `client_files`.
 
     `report` receives a line for each step as it begins, `watch` is shown how slow ones go. Raises what `plan_up` raises
     before anything is changed, and the errors of fetching Kafka and of starting brokers.
@@ -276,7 +283,7 @@ def _cluster(
     report: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
     *,
-    secured: bool = False,
+    secured: str | None = None,
 ) -> SandboxCluster:
     return SandboxCluster(
         name,
@@ -284,12 +291,20 @@ def _cluster(
         brokers=DEFAULT_BROKERS if brokers is None else brokers,
         kafka_version=kafka_version,
         ports=_ports(name, brokers, base_port, secured=secured),
-        secured=secured,
-        authorizer=secured,
+        secured=secured is not None,
+        authorizer=secured is not None,
+        token_seconds=_TOKEN_SECONDS if secured == "oauth" else None,
         users={user: secrets.token_urlsafe(16) for user in USERS},
         report=report,
         watch=watch,
     )
+
+
+def _kind(cluster: SandboxCluster) -> str | None:
+    """Return the kind of `LOGINS` that a cluster is, None where it is not secured."""
+    if cluster.spec.security is None:
+        return None
+    return "oauth" if cluster.spec.security.tokens else "scram"
 
 
 def _existing(directory: Path) -> list[SandboxCluster]:
@@ -303,18 +318,21 @@ def _client_files(cluster: SandboxCluster) -> list[Path]:
 
 def _write_client_files(cluster: SandboxCluster) -> None:
     """Write, for a secured cluster, what its users need to log in, and what a mirror of it is created from."""
-    if cluster.spec.security is None:
+    kind = _kind(cluster)
+    if kind is None:
         return
+    mechanism = LOGINS[kind]
     for user in USERS:
-        cluster.write_client_properties(cluster.directory / f"{user}.properties", user)
+        cluster.write_client_properties(cluster.directory / f"{user}.properties", user, mechanism)
     login = cluster.directory / f"{KMIRROR_USER}.properties"
-    mirror = {**cluster.client_properties(KMIRROR_USER), "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+    properties = cluster.client_properties(KMIRROR_USER, mechanism)
+    mirror = {**properties, "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
     file = cluster.directory / MIRROR_FILE
     file.touch(mode=0o600)
     file.write_text(properties_text(mirror), encoding="utf-8")
 
 
-def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: bool = False) -> list[int]:
+def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: str | None = None) -> list[int]:
     base = DEFAULT_BASE_PORT if base_port is None else base_port
     if not 1024 <= base <= _HIGHEST_BASE_PORT:
         raise UsageError(f"{base} cannot be the base port", f"Choose one between 1024 and {_HIGHEST_BASE_PORT}.")
@@ -324,16 +342,23 @@ def _ports(name: str, brokers: int | None, base_port: int | None, *, secured: bo
         *range(own, own + count),
         *range(own + _CONTROLLERS_FROM, own + _CONTROLLERS_FROM + controller_count(count)),
         *(range(own + _INTERNAL_FROM, own + _INTERNAL_FROM + count) if secured else ()),
+        *((own + _TOKENS_FROM,) if secured == "oauth" else ()),
     ]
 
 
 def _refuse_another(
-    cluster: SandboxCluster, brokers: int | None, kafka_version: str | None, base_port: int | None, *, secured: bool
+    cluster: SandboxCluster,
+    brokers: int | None,
+    kafka_version: str | None,
+    base_port: int | None,
+    *,
+    secured: str | None,
 ) -> None:
     """Refuse to take an existing cluster for one with other properties."""
-    if secured and cluster.spec.security is None:
+    kind = _kind(cluster)
+    if secured is not None and secured != kind:
         raise RefusedError(
-            f"Cluster {cluster.name} is there already, and is not secured",
+            f"Cluster {cluster.name} is there already, and is {f'secured with {kind}' if kind else 'not secured'}",
             "Run `kmirror sandbox down` first, which removes its data, or name another folder with --dir.",
         )
     there = cluster.brokers

@@ -43,12 +43,24 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSpec:
+    """The endpoint that gives clients tokens: its port on this machine, and how long a token lives."""
+
+    port: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class SecuritySpec:
-    """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and rights by ACL where `authorizer` is set."""
+    """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and rights by ACL where `authorizer` is set.
+
+    With `tokens` clients may log in with OAUTHBEARER too.
+    """
 
     users: Mapping[str, str]
     store_password: str
     authorizer: bool
+    tokens: TokenSpec | None = None
 
     def __repr__(self) -> str:
         return f"SecuritySpec(users={sorted(self.users)}, authorizer={self.authorizer})"
@@ -71,6 +83,11 @@ class ClusterSpec:
     java_options: tuple[str, ...]
     security: SecuritySpec | None = None
     complete: bool = False
+
+    @property
+    def kafka_major(self) -> int:
+        """Return the first number of the version."""
+        return int(self.kafka_version.split(".", 1)[0])
 
     @property
     def needs_zookeeper(self) -> bool:
@@ -101,9 +118,9 @@ def controller_count(brokers: int) -> int:
     return 3 if brokers >= 3 else 1
 
 
-def ports_needed(brokers: int, secured: bool) -> int:
-    """Return how many ports a cluster of that many brokers listens on."""
-    return brokers * (2 if secured else 1) + controller_count(brokers)
+def ports_needed(brokers: int, secured: bool, tokens: bool = False) -> int:
+    """Return how many ports a cluster of that many brokers listens on; the last is that of the token endpoint."""
+    return brokers * (2 if secured else 1) + controller_count(brokers) + tokens
 
 
 def nodes_on(ports: list[int], brokers: int, secured: bool) -> tuple[NodeSpec, ...]:
@@ -140,10 +157,15 @@ def load_spec(directory: Path) -> ClusterSpec:
         stored: dict[str, Any] = json.loads((directory / _FILE).read_text(encoding="utf-8"))
         stored["nodes"] = tuple(NodeSpec(**node) for node in stored["nodes"])
         stored["java_options"] = tuple(stored["java_options"])
-        stored["security"] = SecuritySpec(**stored["security"]) if stored["security"] else None
+        stored["security"] = _security(stored["security"]) if stored["security"] else None
         return ClusterSpec(**stored)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RefusedError(
             f"{directory / _FILE} does not describe a sandbox cluster: {error}",
             "Stop brokers that may still run from there, remove the folder, and run `kmirror sandbox up` again.",
         ) from error
+
+
+def _security(stored: dict[str, Any]) -> SecuritySpec:
+    tokens = stored.pop("tokens", None)
+    return SecuritySpec(**stored, tokens=TokenSpec(**tokens) if tokens else None)

@@ -35,6 +35,9 @@ _LOGIN_HINT = "check user name, password and mechanism in the file given as --co
 #: A right is missing on a topic, on the cluster, on a transactional id.
 _NOT_AUTHORIZED = (29, 31, 53)
 
+#: How librdkafka begins what it says of `oauth_cb` that raised: brokers have refused nothing yet.
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+
 _logger = logging.getLogger("kmirror.librdkafka")
 _logger.addHandler(logging.NullHandler())
 
@@ -81,7 +84,7 @@ class Watch:
         """Take one error from librdkafka."""
         from confluent_kafka import KafkaError
 
-        if error.code() == KafkaError._AUTHENTICATION:
+        if error.code() == KafkaError._AUTHENTICATION and not error.str().startswith(_NO_TOKEN):
             self._refused = error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._all_down = True
@@ -105,9 +108,14 @@ class Watch:
 
 
 def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: Watch) -> Any:
-    """Make a librdkafka client whose errors go to `watch` and whose log lines go to Python's logging."""
+    """Make a librdkafka client whose errors go to `watch` and whose log lines go to Python's logging.
+
+    Raises UnreachableError when the login takes a token, and none is to be had.
+    """
     from confluent_kafka import KafkaException
 
+    if "oauth_cb" in config:
+        config["oauth_cb"](None)  # the library would wait ten seconds, and not say what is wrong
     try:
         return factory({**config, "error_cb": watch.heard}, logger=_logger)
     except KafkaException as error:

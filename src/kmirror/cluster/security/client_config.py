@@ -13,27 +13,19 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.security.jaas import parse_jaas
-from kmirror.cluster.security.properties import is_reference, resolve_value
+from kmirror.cluster.security.login import Login, check_handlers, read_login
+from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
+from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
 from kmirror.errors import UnreachableError, UsageError
 from kmirror.settings.client_keys import is_client_key, meant_client_key
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-_JAAS = "sasl.jaas.config"
-_LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
-_JAVA_CLASSES = (
-    "sasl.client.callback.handler.class",
-    "sasl.login.callback.handler.class",
-    "sasl.login.class",
-    "security.providers",
-    "ssl.engine.factory.class",
-)
+_JAVA_CLASSES = ("sasl.login.class", "security.providers", "ssl.engine.factory.class")
 _ADDRESS = re.compile(
     r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>[0-9]{1,5})"
 )
@@ -49,10 +41,12 @@ class ClientConfig:
     rack: str = ""
     #: One of SECURITY_PROTOCOLS.
     security_protocol: str = "PLAINTEXT"
-    #: One of SASL_MECHANISMS; None, like name and password, where the protocol has no SASL.
+    #: As brokers know it; None, like name and password, where the protocol has no SASL.
     sasl_mechanism: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    #: Where tokens come from, of OAUTHBEARER.
+    tokens: TokenSource | None = None
     #: PEM text of the trusted certificates; None for the ones this machine trusts.
     ca_pem: str | None = field(default=None, repr=False)
     #: PEM text of the client's certificate and the chain above it; None without client authentication.
@@ -80,7 +74,7 @@ class ClientConfig:
         stamps = file_stamps(self.tls_properties)
         if stamps == self.tls_stamps:
             return self
-        reader = _Reader(self.tls_properties, None)
+        reader = PropertyReader(self.tls_properties, None)
         try:
             tls = tls_material(reader.text)
             now = replace(
@@ -150,7 +144,7 @@ class ClientConfig:
             "socket.timeout.ms": min(max(self.request_timeout_ms, 10), 300_000),
             "socket.connection.setup.timeout.ms": max(self.connect_timeout_ms, 1000),
         }
-        optional = {
+        optional: dict[str, object] = {
             "sasl.mechanism": self.sasl_mechanism,
             "sasl.username": self.username,
             "sasl.password": self.password,
@@ -165,6 +159,8 @@ class ClientConfig:
                 "ssl.key.password": tls.key_password,
                 "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
             }
+        if self.tokens is not None:
+            optional["oauth_cb"] = for_librdkafka(self.tokens, self.connect_timeout_ms / 1000)
         return config | {key: value for key, value in optional.items() if value is not None} | extra
 
 
@@ -176,12 +172,13 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
     """
     check_client_keys(properties)
-    reader = _Reader(properties, environ)
+    reader = PropertyReader(properties, environ)
     for key in _JAVA_CLASSES:
         if reader.text(key):
             raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
+    check_handlers(reader)
     protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
-    mechanism, username, password = reader.login() if protocol.startswith("SASL_") else (None, None, None)
+    login = read_login(reader, _tls) if protocol.startswith("SASL_") else Login()
     tls_properties = {k: v for k, v in properties.items() if k.startswith("ssl.")} if protocol.endswith("SSL") else {}
     stamps = file_stamps(tls_properties)
     tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
@@ -190,9 +187,10 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         client_id=reader.text("client.id") or "kmirror",
         rack=reader.text("client.rack") or "",
         security_protocol=protocol,
-        sasl_mechanism=mechanism,
-        username=username,
-        password=password,
+        sasl_mechanism=login.mechanism,
+        username=login.username,
+        password=login.password,
+        tokens=login.tokens,
         ca_pem=tls.ca_pem,
         certificate_pem=tls.certificate_pem,
         key_pem=tls.key_pem,
@@ -246,71 +244,17 @@ def scram_escaped(username: str) -> str:
     return username.replace("=", "=3D").replace(",", "=2C")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Typed access to the properties; a reference is resolved when its key is asked for."""
-
-    properties: Mapping[str, str]
-    environ: Mapping[str, str] | None
-
-    def text(self, key: str) -> str | None:
-        """Return a value without the white space round it; None where it is missing or empty."""
-        value = self.properties.get(key)
-        return (resolve_value(key, value, self.environ).strip() or None) if value is not None else None
-
-    def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        value = (self.text(key) or default).upper()
-        if value not in choices:
-            raise UsageError(f"{key}={value} is not known", f"it is one of {', '.join(choices)}")
-        return value
-
-    def number(self, key: str, lowest: int) -> int | None:
-        value = self.text(key)
-        if value is None:
-            return None
-        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not lowest <= int(value) < 1 << 31:
-            raise UsageError(f"{key}={value} is not a number from {lowest} to {(1 << 31) - 1}", f"correct {key}")
-        return int(value)
-
-    def buffer_size(self, key: str) -> int | None:
-        size = self.number(key, -1)
-        return size if size is not None and size > 0 else None
-
-    def verify_hostname(self) -> bool:
-        key = "ssl.endpoint.identification.algorithm"
-        if key not in self.properties:
-            return True
-        value = self.text(key)
-        if value is not None and value.lower() != "https":
-            raise UsageError(f"{key}={value} is not known", f"write https, or {key}= to leave host names unchecked")
-        return value is not None
-
-    def login(self) -> tuple[str, str, str]:
-        """Return mechanism, user name and password."""
-        mechanism = self.text("sasl.mechanism")
-        if mechanism not in SASL_MECHANISMS:
-            given = (
-                f"sasl.mechanism={mechanism}" if mechanism else "sasl.mechanism is not set, and GSSAPI, its default,"
-            )
-            raise UsageError(f"{given} is not supported yet", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
-        line = self.properties.get(_JAAS, "")
-        if not line.strip():
-            raise UsageError(f"{_JAAS} is missing, and {mechanism} needs a user name and a password", f"set {_JAAS}")
-        # Options are resolved one by one after the line has been read: a secret may hold quotes and semicolons.
-        entries = parse_jaas(resolve_value(_JAAS, line, self.environ) if is_reference(line) else line)
-        entry, expected = entries[0], _LOGIN_MODULES[mechanism]
-        if len(entries) > 1:
-            raise UsageError(f"{_JAAS} holds {len(entries)} login modules", "leave one of them")
-        if entry.login_module.rsplit(".", 1)[-1] != expected:
-            raise UsageError(
-                f"{_JAAS}: {entry.login_module} does not fit sasl.mechanism={mechanism}", f"it takes {expected}"
-            )
-        username, password = (
-            resolve_value(_JAAS, entry.options.get(name, ""), self.environ) for name in ("username", "password")
-        )
-        if not username or not password:
-            raise UsageError(f"{_JAAS} lacks the {'password' if username else 'username'}", "name both, in quotes")
-        return mechanism, username, password
+def _tls(text: Callable[[str], str | None]) -> ClientConfig:
+    """Return how certificates of a token endpoint are checked."""
+    tls = tls_material(text)
+    return ClientConfig(
+        bootstrap_servers=(),
+        security_protocol="SSL",
+        ca_pem=tls.ca_pem,
+        certificate_pem=tls.certificate_pem,
+        key_pem=tls.key_pem,
+        key_password=tls.key_password,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmirror.cluster.security.client_config import ClientConfig, scram_escaped
+from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
 
 _UNSUPPORTED_SASL_MECHANISM = 33
@@ -17,11 +18,13 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
     `exchange(request, version, timeout)` sends one request and returns its answer.
 
     Raises:
-        UnreachableError: reason AUTHENTICATION_FAILED; never says the password.
+        UnreachableError: reason AUTHENTICATION_FAILED, or no token is to be had; never says a password or a token.
     """
     from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
     timeout = config.connect_timeout_ms / 1000
+    # before the broker waits for it
+    bearer = _Bearer(config.tokens, timeout) if config.tokens is not None else None
     name = config.sasl_mechanism or ""
     handshake = exchange(SaslHandshakeRequest(mechanism=name), 1, timeout)
     if handshake.error_code:
@@ -33,17 +36,15 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             else f"the broker answers with error {handshake.error_code}",
             Reason.AUTHENTICATION_FAILED,
         )
-    mechanism = _mechanism(config)
+    mechanism = bearer or _mechanism(config)
     lifetime_ms = 0
     try:
         while not mechanism.is_done():
             answer = exchange(SaslAuthenticateRequest(auth_bytes=mechanism.auth_bytes()), 2, timeout)
             if answer.error_code:
-                raise UnreachableError(
-                    f"{address} refuses user {config.username}: {answer.error_message or 'authentication failed'}",
-                    "check user name and password, and that the user has credentials for " + name,
-                    Reason.AUTHENTICATION_FAILED,
-                )
+                if bearer is not None:
+                    bearer.forget()
+                raise _refusal(config, address, answer.error_message or "authentication failed")
             lifetime_ms = answer.session_lifetime_ms or 0
             mechanism.receive(answer.auth_bytes)
     except ValueError as error:
@@ -53,6 +54,45 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             Reason.AUTHENTICATION_FAILED,
         ) from None
     return lifetime_ms
+
+
+class _Bearer:
+    """The client's side of OAUTHBEARER (RFC 7628) with a token of this login."""
+
+    def __init__(self, source: TokenSource, timeout: float) -> None:
+        self._source = source
+        self._token: Token = TOKENS.token(source, timeout)
+        self._is_refused = self._is_done = False
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def auth_bytes(self) -> bytes:
+        if self._is_refused:
+            return b"\x01"  # the broker says why in its answer to this
+        extensions = "".join(f"\x01{name}={value}" for name, value in self._source.extensions)
+        return f"n,,\x01auth=Bearer {self._token.value}{extensions}\x01\x01".encode()
+
+    def receive(self, answer: bytes) -> None:
+        self._is_refused, self._is_done = bool(answer), not answer
+
+    def forget(self) -> None:
+        """Have the next connection come with another token."""
+        TOKENS.forget(self._source, self._token)
+
+
+def _refusal(config: ClientConfig, address: str, why: str) -> UnreachableError:
+    if config.tokens is not None:
+        return UnreachableError(
+            f"{address} refuses the token of {config.tokens}: {why}",
+            "the broker's log says why: issuer, audience, signature or time; compare the clocks",
+            Reason.AUTHENTICATION_FAILED,
+        )
+    return UnreachableError(
+        f"{address} refuses user {config.username}: {why}",
+        f"check user name and password, and that the user has credentials for {config.sasl_mechanism}",
+        Reason.AUTHENTICATION_FAILED,
+    )
 
 
 def _mechanism(config: ClientConfig) -> Any:

@@ -1,0 +1,176 @@
+"""How a client logs in, as `sasl.*` properties say it: mechanism, and name and password or where tokens come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
+from kmirror.cluster.security.properties import is_reference, resolve_value
+from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.cluster.security.token_endpoint import Tls, TokenEndpoint, TokenFile
+from kmirror.cluster.security.tokens import TokenSource
+from kmirror.errors import UsageError
+
+_JAAS = "sasl.jaas.config"
+_MODULES = {
+    "PLAIN": "PlainLoginModule",
+    "SCRAM-SHA-256": "ScramLoginModule",
+    "SCRAM-SHA-512": "ScramLoginModule",
+    "OAUTHBEARER": "OAuthBearerLoginModule",
+}
+SASL_MECHANISMS = tuple(_MODULES)
+
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+_LOGIN_HANDLER, _CLIENT_HANDLER = "sasl.login.callback.handler.class", "sasl.client.callback.handler.class"
+_RETRIEVER = "sasl.oauthbearer.jwt.retriever.class"
+#: Java classes whose work kmirror does itself; no other can be named.
+_KNOWN_CLASSES = {
+    _LOGIN_HANDLER: {
+        f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
+        f"{_OAUTH}.secured.OAuthBearerLoginCallbackHandler",
+    },
+    _CLIENT_HANDLER: {f"{_OAUTH}.internals.OAuthBearerSaslClientCallbackHandler"},
+    _RETRIEVER: {f"{_OAUTH}.{name}JwtRetriever" for name in ("ClientCredentials", "Default", "File")},
+}
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
+_FILE = "file:"
+_EXTENSION = "extension_"
+
+TlsOf = Callable[[Callable[[str], str | None]], Tls]
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A way in; all None where there is none."""
+
+    mechanism: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tokens: TokenSource | None = None
+
+
+def check_handlers(reader: PropertyReader) -> None:
+    """Refuse Java classes that would decide about the login and are not known here.
+
+    Raises:
+        UsageError: names the property.
+    """
+    for key, known in _KNOWN_CLASSES.items():
+        if (name := reader.text(key)) and name not in known:
+            raise UsageError(
+                f"{key} names a Java class, which kmirror cannot load: {name}",
+                f"remove {key}; kmirror logs in with {', '.join(SASL_MECHANISMS)}",
+            )
+
+
+def read_login(reader: PropertyReader, tls_of: TlsOf) -> Login:
+    """Return the login that the properties describe; `tls_of` reads the `ssl.*` options of a token endpoint.
+
+    Raises:
+        UsageError: something is missing, contradictory or not supported.
+        UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
+    """
+    mechanism = reader.text("sasl.mechanism")
+    if mechanism not in SASL_MECHANISMS:
+        given = f"sasl.mechanism={mechanism}" if mechanism else "sasl.mechanism is not set, and GSSAPI, its default,"
+        raise UsageError(f"{given} is not supported yet", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
+    options = _Options(reader, _jaas_entry(reader, mechanism))
+    if mechanism == "OAUTHBEARER":
+        return Login(mechanism, tokens=_token_source(options, tls_of))
+    username, password = options.text("username"), options.text("password")
+    if not username or not password:
+        raise UsageError(f"{_JAAS} lacks the {'password' if username else 'username'}", "name both, in quotes")
+    return Login(mechanism, username, password)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options of the JAAS line, resolved one by one: a secret may hold quotes and semicolons."""
+
+    reader: PropertyReader
+    entry: JaasEntry
+
+    def text(self, name: str) -> str | None:
+        return resolve_value(_JAAS, self.entry.options.get(name, ""), self.reader.environ) or None
+
+    def either(self, key: str, name: str) -> str | None:
+        """Return a property of its own (KIP-1139), else the option that it was before."""
+        return self.reader.text(key) or self.text(name)
+
+    def starting(self, prefix: str) -> dict[str, str]:
+        return {
+            name.removeprefix(prefix): self.text(name) or "" for name in self.entry.options if name.startswith(prefix)
+        }
+
+
+def _jaas_entry(reader: PropertyReader, mechanism: str) -> JaasEntry:
+    line, expected = reader.properties.get(_JAAS, ""), _MODULES[mechanism]
+    if not line.strip():
+        lacks = "its login module" if mechanism == "OAUTHBEARER" else "a user name and a password"
+        raise UsageError(f"{_JAAS} is missing, and {mechanism} needs {lacks}", f"set {_JAAS}")
+    entries = parse_jaas(resolve_value(_JAAS, line, reader.environ) if is_reference(line) else line)
+    if len(entries) > 1:
+        raise UsageError(f"{_JAAS} holds {len(entries)} login modules", "leave one of them")
+    if entries[0].login_module.rsplit(".", 1)[-1] != expected:
+        raise UsageError(
+            f"{_JAAS}: {entries[0].login_module} does not fit sasl.mechanism={mechanism}", f"it takes {expected}"
+        )
+    return entries[0]
+
+
+def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
+    reader = options.reader
+    url = reader.text(_ENDPOINT)
+    extensions = tuple(sorted(options.starting(_EXTENSION).items()))
+    part = _refresh_part(reader)
+    if url is None:
+        _refuse_without_endpoint(options)
+    if url.startswith(_FILE):
+        path = url.removeprefix(_FILE)
+        return TokenFile(path.removeprefix("//"), extensions, part)
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{_ENDPOINT} is not a URL that kmirror knows", "write https://…, http://… or file:///PATH")
+    client_id = options.either("sasl.oauthbearer.client.credentials.client.id", "clientId")
+    secret = options.either("sasl.oauthbearer.client.credentials.client.secret", "clientSecret")
+    if not client_id or not secret:
+        lacks = "secret" if client_id else "id"
+        raise UsageError(
+            f"the client {lacks} for {_ENDPOINT} is missing",
+            f'set sasl.oauthbearer.client.credentials.client.{lacks}, or client{lacks.title()}="…" in {_JAAS}',
+        )
+    return TokenEndpoint(
+        url=url,
+        client_id=client_id,
+        client_secret=secret,
+        scope=options.either("sasl.oauthbearer.scope", "scope") or "",
+        encodes_credentials=(reader.text("sasl.oauthbearer.header.urlencode") or "").lower() == "true",
+        extensions=extensions,
+        refresh_part=part,
+        connect_timeout_ms=reader.number("sasl.login.connect.timeout.ms", 1),
+        read_timeout_ms=reader.number("sasl.login.read.timeout.ms", 1),
+        retry_backoff_ms=reader.number("sasl.login.retry.backoff.ms", 1) or 100,
+        retry_backoff_max_ms=reader.number("sasl.login.retry.backoff.max.ms", 1) or 10_000,
+        tls=tls_of(options.text) if url.startswith("https://") else None,
+    )
+
+
+def _refuse_without_endpoint(options: _Options) -> NoReturn:
+    unsecured = any(name.startswith("unsecuredLogin") for name in options.entry.options)
+    raise UsageError(
+        f"{_JAAS} makes an unsigned token, which kmirror does not do" if unsecured else f"{_ENDPOINT} is missing",
+        f"set {_ENDPOINT} to where tokens come from: https://… or file:///PATH",
+    )
+
+
+def _refresh_part(reader: PropertyReader) -> float:
+    key = "sasl.login.refresh.window.factor"
+    text = reader.text(key)
+    try:
+        part = 0.8 if text is None else float(text)
+    except ValueError:
+        part = 0.0
+    if not 0.5 <= part <= 1.0:
+        raise UsageError(f"{key}={text} is not a number from 0.5 to 1.0", f"correct {key}")
+    return part

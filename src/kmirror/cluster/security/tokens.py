@@ -1,0 +1,159 @@
+"""Tokens for OAUTHBEARER logins: one for all connections of a process, replaced before its end.
+
+A source says how a token is got; `TokenCache` keeps it until a good part of its life is over. From then on every new
+connection asks for another one, and makes do with the old one while that is not to be had. A token that a broker
+refused is forgotten, so that the next connection comes with a new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kmirror.errors import KmirrorError, Reason, UnreachableError
+
+#: A token that is still valid is replaced by one that is had within this time, or after a pause.
+_REFRESH_S = 2.0
+_REFRESH_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token, and when it ends (seconds since the epoch)."""
+
+    value: str = field(repr=False)
+    expires_at: float
+
+
+class TokenSource(Hashable, Protocol):
+    """How tokens for one login are got; its text says whose they are and where they come from, no secret."""
+
+    @property
+    def extensions(self) -> tuple[tuple[str, str], ...]:
+        """SASL extensions (KIP-342) that go with every token."""
+
+    @property
+    def refresh_part(self) -> float:
+        """The part of a token's life after which it is replaced."""
+
+    def fetch(self, timeout: float) -> Token:
+        """Get a new token within `timeout` seconds.
+
+        Raises:
+            UnreachableError: reason AUTHENTICATION_FAILED where asking again does not help.
+        """
+
+
+class TokenCache:
+    """Keep the token of each login; safe to share between threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logins: dict[TokenSource, _Login] = {}
+
+    def token(self, source: TokenSource, timeout: float) -> Token:
+        """Return a token that is valid now.
+
+        Raises:
+            UnreachableError: there is none within `timeout` seconds; reason AUTHENTICATION_FAILED where we are refused.
+        """
+        return self._login(source).token(timeout)
+
+    def forget(self, source: TokenSource, token: Token) -> None:
+        """Never return this token again: a broker refused it."""
+        self._login(source).forget(token)
+
+    def _login(self, source: TokenSource) -> _Login:
+        with self._lock:
+            return self._logins.setdefault(source, _Login(source, self._clock))
+
+
+class _Login:
+    """The token of one login. Whoever asks while it is fetched waits, and gets what that brings, an error too."""
+
+    def __init__(self, source: TokenSource, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: Token | None = None
+        self._refresh_at = 0.0
+        self._attempts = 0
+        self._error: KmirrorError | None = None
+
+    def token(self, timeout: float) -> Token:
+        attempts = self._attempts
+        with self._lock:
+            now = self._clock()
+            known = self._token if self._token and now < self._token.expires_at else None
+            if known and now < self._refresh_at:
+                return known
+            if known is None and self._error is not None and self._attempts != attempts:
+                raise self._error
+            return self._renewed(known, timeout)
+
+    def forget(self, token: Token) -> None:
+        with self._lock:
+            if self._token == token:
+                self._token = None
+
+    def _renewed(self, known: Token | None, timeout: float) -> Token:
+        try:
+            self._token = self._source.fetch(min(timeout, _REFRESH_S) if known else timeout)
+        except KmirrorError as error:
+            self._error = error
+            if known is None:
+                raise
+            self._refresh_at = self._clock() + _REFRESH_PAUSE_S
+            return known
+        finally:
+            self._attempts += 1
+        now = self._clock()
+        self._error = None
+        self._refresh_at = now + (self._token.expires_at - now) * self._source.refresh_part
+        return self._token
+
+
+#: The tokens of this process.
+TOKENS = TokenCache()
+
+
+def for_librdkafka(source: TokenSource, timeout: float) -> Callable[[str | None], tuple[Any, ...]]:
+    """Return confluent-kafka's `oauth_cb`; what it raises is reported as the cause of a failed login."""
+
+    def oauth_cb(_: str | None) -> tuple[str, float, str, dict[str, str]]:
+        token = TOKENS.token(source, timeout)
+        return token.value, token.expires_at, "", dict(source.extensions)
+
+    return oauth_cb
+
+
+def claims_of(token: str) -> Mapping[str, Any]:
+    """Return what a JSON web token says of itself; nothing for a token of another kind. Nothing of it is verified."""
+    try:
+        _, payload, _ = token.split(".")
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (ValueError, UnicodeDecodeError):
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+def expiry_of(token: str, whence: str) -> float:
+    """Return when a JSON web token ends.
+
+    Raises:
+        UnreachableError: reason AUTHENTICATION_FAILED; it does not say.
+    """
+    expires_at = claims_of(token).get("exp")
+    if isinstance(expires_at, bool) or not isinstance(expires_at, int | float):
+        raise UnreachableError(
+            f"the token of {whence} does not say when it ends",
+            "kmirror takes JSON web tokens with a claim exp",
+            Reason.AUTHENTICATION_FAILED,
+        )
+    return float(expires_at)
