@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from confluent_kafka import Consumer
@@ -24,15 +24,19 @@ from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
 from kmirror.errors import RefusedError, UnreachableError, UsageError
-from kmirror.ops.context import Destination
+from kmirror.ops.client_gaps import ClientGaps
+from kmirror.ops.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.at_stop import lift_rights
 from kmirror.ops.rights.client_sync import ClientsJob, clients_record
+from kmirror.ops.rights.seen_acls import seen_acls
+from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
 from kmirror.state.rights_records import SHARED
+from kmirror.state.snapshot import Changes, State
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.shared_clusters import GuardedPair
@@ -336,6 +340,61 @@ def test_users_that_are_missing_are_told_as_they_cannot_be_copied(
         deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
         admin.alter_user_scram_credentials([deletion])[user].result(30)
         job.close()
+
+
+def test_a_failover_says_what_clients_of_the_source_lack_here(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic, group = unique_topic(), unique_topic("g")
+    writes = acls("topic", topic, "app", "WRITE")
+    elsewhere = acls("topic", unique_topic(), "app", "READ")
+    give(pair.at_source, writes, elsewhere, acls("group", group, "app", "READ"))
+    claim(destination, name, topic)
+
+    def lacking(*, dry_run: bool) -> ClientGaps:
+        done = failover(destination, name, dry_run=dry_run)
+        assert done.evidence["clients"] == done.result.to_json()["clients"]
+        assert done.result.clients is not None
+        return done.result.clients
+
+    def names(gaps: ClientGaps) -> list[tuple[str, tuple[str, ...]]] | None:
+        return None if gaps.rights is None else [(str(one.operation), one.names) for one in gaps.rights]
+
+    began = now_ms()
+    live = lacking(dry_run=True)
+    assert names(live) == [("READ", (group,)), ("WRITE", (topic,))]
+    assert began <= (live.rights_as_of_ms or 0) <= now_ms()
+    command = f"kafka-acls --bootstrap-server {pair.destination.bootstrap_servers} --command-config admin.properties"
+    assert live.commands[1] == f"{command} --add --allow-principal User:app --operation Write --topic {topic}"
+    assert live.quotas is None
+    assert any("DESCRIBE_CONFIGS on the cluster" in why for why in live.unknown)
+    assert live.scram_users == ()
+
+    sync(mirror, acls_include="TOPIC")
+    assert names(lacking(dry_run=True)) == [("READ", (group,))]  # WRITE is deferred until the stop
+
+    def lose_source(state: State) -> Changes:
+        record = require_mirror(state, name)
+        return Changes((replace(record, source={**record.source, "bootstrap.servers": "127.0.0.1:1"}),))
+
+    change(destination, name, lose_source)
+    _, seen_ms = seen_acls(destination.state(), name) or (None, None)
+    assert seen_ms is not None
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    half_way = lacking(dry_run=False)  # nothing was given yet
+    assert names(half_way) == [("READ", (group,)), ("WRITE", (topic,))]
+    lift_rights(destination, name, [topic])
+    last = lacking(dry_run=False)
+    assert (names(last), last.rights_as_of_ms, last.scram_users) == ([("READ", (group,))], seen_ms, None)
+    assert set(writes) <= here(pair)
+
+    create(destination, another := unique_topic("m"), pair.source.client_properties("kmirror") | secret())
+    claim(destination, name := another, unique_topic(), desired=DesiredState.STOPPED)
+    change(destination, another, lose_source)
+    never = lacking(dry_run=False)
+    assert (never.rights, never.rights_as_of_ms) == (None, None)
+    assert any("its ACLs were never seen" in why for why in never.warned)
 
 
 def test_nothing_is_taken_over_to_where_it_would_shut_others_out(

@@ -61,6 +61,9 @@ def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: Cluster
         assert {row.lag for row in drill.result.results} == {0}
         done = failover(destination, mirror)
         assert done.result.exit_code == 0, done.result
+        for clients in (drill.result.clients, done.result.clients):
+            assert clients is not None
+            assert (clients.rights, clients.quotas, clients.unknown) == ((), (), ())  # everyone may do everything
         assert engine.engine.mirror == mirror
     assert {(r.topic, r.partition, r.result, r.last_mirrored_offset, r.lag) for r in done.result.results} == {
         (topic, partition, Outcome.DONE, 0 if partition else 3, 0) for topic in topics for partition in range(2)

@@ -63,14 +63,14 @@ class NoAuthorizerError(RefusedError):
     """The cluster has no authorizer: there are no ACLs."""
 
 
-def describe_acls(client: ClusterClient) -> frozenset[AclBinding]:
-    """Return all ACLs. Needs DESCRIBE on the cluster.
+def describe_acls(client: ClusterClient, timeout: float | None = None) -> frozenset[AclBinding]:
+    """Return all ACLs, within `timeout` seconds. Needs DESCRIBE on the cluster.
 
     Raises:
         NoAuthorizerError: the cluster has none.
         UnreachableError: it does not answer, or does not let us see them (NOT_AUTHORIZED).
     """
-    return _bindings(client.config, client.ask_any(_described(None)))
+    return _bindings(client.config, client.ask_any(_described(None), timeout=timeout))
 
 
 def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:

@@ -20,6 +20,7 @@ from kmirror.columns import (
     object_of,
 )
 from kmirror.ops.blocked_producers import BLOCKED
+from kmirror.ops.client_gaps import CLIENTS
 from kmirror.ops.context import Destination, actor, now_ms
 from kmirror.ops.failback.fork import FORK
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, GROUP_RESULTS, RESULTS, TOTALS, VerbResult
@@ -123,6 +124,13 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
         list_of(object_of(GROUP_RESULTS)),
         "how it ended for committed offsets",
         lambda done: [row.to_json() for row in done.result.groups],
+    ),
+    Column(
+        "clients",
+        object_of(CLIENTS),
+        "what clients of the source lack at the destination once they move",
+        lambda done: done.result.clients and done.result.clients.to_json(),
+        only=Only("failover, remove, promote", lambda done: done.result.clients),
     ),
     Column("warnings", list_of(TEXT), "warnings for people", lambda done: list(done.result.warnings)),
     Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.result.exit_code)),

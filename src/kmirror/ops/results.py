@@ -29,6 +29,7 @@ from kmirror.columns import (
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
 from kmirror.ops.blocked_producers import BLOCKED, BlockedTopic
+from kmirror.ops.client_gaps import CLIENTS, ClientGaps, gaps_told
 from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
@@ -369,6 +370,8 @@ class VerbResult:
     warnings: tuple[str, ...] = ()
     #: What was lost in all, for verbs that stop topics; people are then shown only the rows that need a look.
     totals: StopTotals | None = None
+    #: What clients of the source lack at the destination, for verbs that stop topics.
+    clients: ClientGaps | None = None
     #: What became of the keys of another tool's file.
     keys: tuple[KeyRow, ...] = ()
     #: What became of producers that were denied WRITE at the source.
@@ -385,11 +388,13 @@ class VerbResult:
         groups: Iterable[GroupResult] = (),
         warnings: Iterable[str] = (),
         totals: StopTotals | None = None,
+        clients: ClientGaps | None = None,
     ) -> VerbResult:
         """Return the document for these rows, exit code and error summed up from them."""
-        rows = tuple(results)
+        rows, said = tuple(results), [*warnings, *(gaps_told(clients) if clients is not None else ())]
         code = exit_code_of(rows)
-        return cls(verb, mirror, dry_run, code, rows, tuple(groups), _summary(rows, code), tuple(warnings), totals)
+        error = _summary(rows, code)
+        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(said), totals, clients)
 
     @classmethod
     def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
@@ -430,6 +435,13 @@ RESULT: tuple[Column[VerbResult], ...] = (
         list_of(object_of(GROUP_RESULTS)),
         "how it ended for committed offsets",
         lambda done: [row.to_json() for row in done.groups],
+    ),
+    Column(
+        "clients",
+        object_of(CLIENTS),
+        "what clients of the source lack here once they move",
+        lambda done: done.clients and done.clients.to_json(),
+        only=Only("verbs that stop topics: failover, remove, promote", lambda done: done.clients),
     ),
     Column(
         "keys",

@@ -209,12 +209,12 @@ class State:
         """Return the records of a mirror, or of all, that a newer kmirror keeps and this version cannot read.
 
         Kinds that are merely unknown do not count: the version that wrote them does not need us to understand them. Nor
-        does what only tells how a mirror went.
+        does what only tells how a mirror went, or what its source had.
         """
         return tuple(
             record
             for record in self.unknown
-            if record.key and record.key[0] in KINDS.keys() - {"history"} and mirror in (None, *record.key[1:2])
+            if record.key and record.key[0] in KINDS.keys() - {"history", "acls"} and mirror in (None, *record.key[1:2])
         )
 
     def require_readable(self, mirror: str) -> None:

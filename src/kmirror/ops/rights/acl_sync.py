@@ -29,11 +29,13 @@ from kmirror.ops.rights.protection import (
     unprotect,
     write_rights,
 )
+from kmirror.ops.rights.seen_acls import remember_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.acls import SyncPlan, joined, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids, producers_of
+from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted
 
 _MOST_NAMES = 100
@@ -105,14 +107,23 @@ class RightsJob:
         for error in failed.values():
             raise error
 
+    def _blocked(self, destination: Destination, view: JobView) -> frozenset[AclBinding]:
+        """Return the denials of `--block-producers` at the source: they are for a move only."""
+        state = destination.state()
+        return frozenset(acl for one in view.topics for acl in state.rights(self._mirror, one.topic).blocked)
+
     def _plan(
         self, destination: Destination, source: ClusterClient, view: JobView, ground: AclSurvey
     ) -> SyncPlan | None:
         settings = view.settings
+        blocked = self._blocked(destination, view)
         try:
             everything = describe_acls(source)
         except NoAuthorizerError:
             return None
+        everything -= blocked | self._blocked(destination, view)
+        names = [one.source_topic for one in view.topics]
+        remember_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
         theirs = [one for one in everything if settings.acls_include.takes(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
         stopped = [one.topic for one in view.topics if not is_mirrored(one)]
@@ -124,7 +135,7 @@ class RightsJob:
         made = {name: state.rights(self._mirror, name).made for name in wanted}
         # what another mirror has made is kmirror's, too
         ours = {one for known in state.mirrors for one in state.rights(known.name, SHARED).made}
-        producers = producers_of(everything, [one.source_topic for one in view.topics])
+        producers = producers_of(everything, names)
         further = [on_transactional_ids(theirs, producers, here - ours, own)]
         if settings.sync_cluster_acls_enabled:
             further.append(on_cluster(theirs, own))

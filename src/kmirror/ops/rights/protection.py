@@ -33,6 +33,7 @@ from kmirror.sync.acls import Selves, WritingAcls, enforcement, writers_of
 
 _PAUSE_S = 0.2
 NO_AUTHORIZER = "the destination has no authorizer"
+OPEN_BY_DEFAULT = "allow.everyone.if.no.acl.found is (or may be) true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,7 @@ def survey(
             acls,
             WritingAcls(acls),
             own,
-            f"allow.everyone.if.no.acl.found is (or may be) true on {cluster}: an ACL on a topic would lock"
-            " out its readers",
+            f"{OPEN_BY_DEFAULT} on {cluster}: an ACL on a topic would lock out its readers",
             "set it to false once every client has the ACLs it needs; kmirror then protects topics automatically",
         )
     return AclSurvey(acls, WritingAcls(acls), own)

@@ -19,6 +19,7 @@ from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mir
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
+from kmirror.ops.stop.clients import look_at_clients
 from kmirror.ops.stop.facts import StopLook
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, stopped_row, totals_of, unmirrored_row
@@ -124,7 +125,9 @@ def _carry_out(
 ) -> Stopped:
     began_ms = now_ms()
     mirror = require_mirror(state, request.mirror)
-    done = _preview(destination, state, request, chosen) if dry_run else stop(destination, request, checkpoint)
+    with look_at_clients(destination, mirror) as look:
+        done = _preview(destination, state, request, chosen) if dry_run else stop(destination, request, checkpoint)
+        clients = look.found(chosen)
     rows = sorted(done.results, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
     totals = totals_of(rows, done.source_trouble)
     if not rows:
@@ -137,6 +140,7 @@ def _carry_out(
         groups=done.groups,
         warnings=[*warnings, *done.warnings],
         totals=totals,
+        clients=clients,
     )
     return Stopped(result, evidence_of(destination, mirror, result, began_ms, done.steps))
 

@@ -27,6 +27,7 @@ from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
+from kmirror.ops.stop.clients import look_at_clients
 from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote_checks import (
     LastLook,
@@ -160,8 +161,17 @@ def promote(
     rows = sorted(done.results, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
-    result = VerbResult.of("promote", mirror.name, rows, dry_run=dry_run, groups=done.groups, warnings=done.warnings)
-    result = replace(result, blocked=blocked)
+    with look_at_clients(destination, mirror) as clients:
+        result = VerbResult.of(
+            "promote",
+            mirror.name,
+            rows,
+            dry_run=dry_run,
+            groups=done.groups,
+            warnings=done.warnings,
+            clients=clients.found(chosen),
+        )
+        result = replace(result, blocked=blocked)
     evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
     return Stopped(result, evidence)
 
