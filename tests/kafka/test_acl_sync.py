@@ -31,11 +31,12 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.at_stop import lift_rights
 from kmirror.ops.rights.client_sync import ClientsJob, clients_record
+from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.seen_acls import seen_acls
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import DesiredState
-from kmirror.state.rights_records import SHARED
+from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
@@ -371,7 +372,12 @@ def test_a_failover_says_what_clients_of_the_source_lack_here(
     assert any("DESCRIBE_CONFIGS on the cluster" in why for why in live.unknown)
     assert live.scram_users == ()
 
+    blocked = acls("topic", topic, "*", "WRITE", deny=True)  # by --block-producers: for the move only
+    write_rights(destination, name, {topic: RightsRecord(name, topic, blocked=tuple(blocked))})
+    give(pair.at_source, blocked)
+    assert names(lacking(dry_run=True)) == names(live)
     sync(mirror, acls_include="TOPIC")
+    assert destination.state().rights(name, topic).held_back == tuple(writes)
     assert names(lacking(dry_run=True)) == [("READ", (group,))]  # WRITE is deferred until the stop
 
     def lose_source(state: State) -> Changes:
