@@ -265,8 +265,9 @@ class Client:
         *,
         exclude: Topics | None = None,
         timeout: float | None = None,
-        idle: float = IDLE_MS / 1000,
+        idle: float | None = None,
         allow_producers: bool = False,
+        block_producers: bool = False,
         verify: bool = False,
         together: bool = False,
         master: str = _LOCAL,
@@ -275,18 +276,23 @@ class Client:
     ) -> VerbResult:
         """Stop mirroring topics once they are fully copied (planned migration).
 
-        Topics that are not ready by `timeout`, or when `stop` is set, stay mirrored. Where no engine is in charge, one
-        is started for the time of the call, as a process of its own.
+        A topic's source must have received nothing for `idle` seconds, 10 by default. Topics that are not ready by
+        `timeout`, or when `stop` is set, stay mirrored. Where no engine is in charge, one is started for the time of
+        the call, as a process of its own.
         """
+        if sum((idle is not None, allow_producers, block_producers)) > 1:
+            raise UsageError("idle, allow_producers and block_producers exclude each other", "give one of them")
+        idle_ms = IDLE_MS if idle is None else _milliseconds(idle)
         request = PromoteRequest(
             mirror,
             _selector(topics, "topics"),
             _selector(exclude, "exclude"),
             None if timeout is None else _milliseconds(timeout),
-            None if allow_producers else _milliseconds(idle),
+            None if allow_producers else idle_ms,
             verify,
             master,
             together,
+            block_producers,
         )
         with self._destination() as destination:
             return _done(promote(destination, request, stopping=stop, dry_run=dry_run).result)
