@@ -72,7 +72,7 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
             if position == before:
                 position = end  # offsets at the end that compaction has left nothing of
         if out.log_end_offset < end:
-            out._fill(end)
+            out.fill(end)
     if start:
         assert delete_records(client, {destination: start})[destination].log_start_offset == start
     return copy, found

@@ -73,7 +73,7 @@ class InvalidProduceOffsetError(KmirrorError):
         self.log_end_offset = log_end_offset
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What the partition's leader said of it."""
 
     producer: ProducerState | None
@@ -103,6 +103,8 @@ class OffsetAppender:
         self._sequence = 0
         #: True while the leader surely knows our producer id.
         self._known = False
+        #: The timestamp of the last record that it remembers of us; None for none.
+        self.last_timestamp: int | None = None
         #: The leader's node id, host and port, and the topic's id.
         self._place: tuple[int, str, int, bytes] | None = None
         self.log_end_offset = 0
@@ -114,7 +116,7 @@ class OffsetAppender:
             BrokerError: refused, for lack of READ or DESCRIBE on the topic for instance.
             UnreachableError: the partition's leader does not answer.
         """
-        self._resume(self._replicated())
+        self.resume(self.look())
         return self
 
     def __exit__(
@@ -136,12 +138,12 @@ class OffsetAppender:
             OutcomeUnknown: whether the records, or fillings, were or will be written is not known.
             UnreachableError: the partition's leader does not answer; nothing is on its way.
         """
-        run = _as_run(records)
+        run = as_run(records)
         if run.base_offset < self.log_end_offset:
             raise InvalidProduceOffsetError(self._partition, run.base_offset, self.log_end_offset)
         if run.base_offset > self.log_end_offset:
-            self._fill(run.base_offset)
-        self._append(run)
+            self.fill(run.base_offset)
+        self.append_run(run)
         return self.log_end_offset
 
     def take_over(self, *, above: int = -1) -> None:
@@ -165,11 +167,11 @@ class OffsetAppender:
                 raise self._refusal(Failed(Obstacle.NOT_AUTHORIZED, message, self.log_end_offset))
             if code == Code.NONE:
                 # what was sent before and not answered has a lower epoch: it is refused from now on
-                seen = self._replicated(in_doubt=in_doubt)
+                seen = self.look(in_doubt=in_doubt)
                 if seen.producer and seen.producer.producer_epoch > epoch:
                     raise self._refusal(Failed(Obstacle.FENCED, "another writer took over", seen.log_end))
                 self._producer_epoch, self._sequence = epoch, 0
-                self._resume(seen)
+                self.resume(seen)
                 return
             in_doubt = in_doubt or code is None or code in _PERHAPS_WRITTEN
             self._client.pause(attempt)
@@ -186,11 +188,12 @@ class OffsetAppender:
         Raises:
             as `append` where it fills.
         """
-        self._fill(self.log_end_offset + 1)
+        self.fill(self.log_end_offset + 1)
 
     # -- filling --------------------------------------------------------------------------------------------------
 
-    def _fill(self, end: int) -> None:
+    def fill(self, end: int) -> None:
+        """Fill the offsets from the log end up to `end`. Raises as `append`."""
         plan = self._plan(end)
         troubles, waited = 0, False
         while not isinstance(plan.step, Done):
@@ -213,7 +216,7 @@ class OffsetAppender:
                     time.sleep(_SETTLE_S)
                     waited = True
                     self._coordinator_epoch = plan.unused_coordinator_epoch
-                    self._resume(self._replicated(in_doubt=True))
+                    self.resume(self.look(in_doubt=True))
                     plan = self._plan(end)
             if troubles:
                 self._client.pause(troubles)
@@ -267,18 +270,18 @@ class OffsetAppender:
 
     # -- records --------------------------------------------------------------------------------------------------
 
-    def _append(self, run: Run) -> None:
-        in_doubt = False
+    def append_run(self, run: Run, *, in_doubt: bool = False) -> None:
+        """Append what belongs at the log end; `in_doubt`: it was sent before, and not answered. Raises as `append`."""
         for attempt in range(_TRIES):
-            guard(run.data, self._producer_id, self._producer_epoch, self._sequence)
+            self.guard(run)
             answer = self._produce(run)
             code = answer.error_code if answer else None
             if answer and code == Code.NONE:
                 if answer.base_offset != run.base_offset:
-                    raise self._mismatch(
+                    raise self.mismatch(
                         f"records for offset {run.base_offset} were appended at offset {answer.base_offset}"
                     )
-                self._appended(run)
+                self.appended(run)
                 return
             if code is None or code in _PERHAPS_WRITTEN:
                 in_doubt = True
@@ -295,14 +298,14 @@ class OffsetAppender:
                 raise BrokerError(code, code_name(code), f"appending to {self._partition}", detail)
             self._client.pause(attempt)
             self._place = None
-            seen = self._replicated(in_doubt=in_doubt)
+            seen = self.look(in_doubt=in_doubt)
             if in_doubt and seen.log_end == run.next_offset:
-                self._appended(run)
+                self.appended(run)
                 return
             if seen.log_end != run.base_offset:
-                raise self._mismatch(f"it ends at offset {seen.log_end} instead of {run.base_offset}")
+                raise self.mismatch(f"it ends at offset {seen.log_end} instead of {run.base_offset}")
             if not in_doubt:
-                self._resume(seen)
+                self.resume(seen)
         raise _given_up(f"appending to {self._partition} makes no progress", in_doubt)
 
     def _produce(self, run: Run) -> produce.AppendAnswer | None:
@@ -334,19 +337,27 @@ class OffsetAppender:
             self._client.connect(*self._place[:3]).note_throttle(throttle_time_ms)
         return answer
 
-    def _appended(self, run: Run) -> None:
+    def guard(self, run: Run) -> None:
+        """Number a batch that belongs at the log end, or follows others that do and are on their way."""
+        ahead = run.base_offset - self.log_end_offset
+        guard(run.data, self._producer_id, self._producer_epoch, (self._sequence + ahead) & SEQUENCE_MASK)
+
+    def appended(self, run: Run) -> None:
+        """Note that the leader has appended this at the log end."""
         self._sequence = (self._sequence + run.next_offset - run.base_offset) & SEQUENCE_MASK
         self._known = True
+        self.last_timestamp = run.max_timestamp
         self.log_end_offset = run.next_offset
 
-    def _mismatch(self, what: str) -> HistoriesDifferError:
+    def mismatch(self, what: str) -> HistoriesDifferError:
+        """Return the error for a log that ends elsewhere than where we have appended."""
         return HistoriesDifferError(
             f"{self._partition}: {what}", "another client writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
         )
 
     # -- the leader -----------------------------------------------------------------------------------------------
 
-    def _see(self, in_doubt: bool) -> _Seen:
+    def _see(self, in_doubt: bool) -> Seen:
         """Ask for the memory of our producer, the log end and the high watermark, in this order."""
         partition = self._partition
         try:
@@ -362,9 +373,9 @@ class OffsetAppender:
                 raise OutcomeUnknown(f"something was sent to {partition}, then: {error}") from error
             raise
         known = (producer for producer in producers.producers if producer.producer_id == self._producer_id)
-        return _Seen(next(known, None), ends[0], ends[1])
+        return Seen(next(known, None), ends[0], ends[1])
 
-    def _replicated(self, *, in_doubt: bool = False) -> _Seen:
+    def look(self, *, in_doubt: bool = False) -> Seen:
         """Look until the log is replicated up to its end."""
         for attempt in range(_TRIES):
             seen = self._see(in_doubt)
@@ -373,11 +384,12 @@ class OffsetAppender:
             self._client.pause(attempt)
         raise _given_up(f"{self._partition} has too few in-sync replicas", in_doubt)
 
-    def _resume(self, seen: _Seen) -> None:
-        """Go on from what the leader knows."""
+    def resume(self, seen: Seen) -> None:
+        """Continue from what the leader knows."""
         self.log_end_offset = seen.log_end
         producer = seen.producer
         self._known = producer is not None
+        self.last_timestamp = producer.last_timestamp if producer else None
         if producer:
             self._producer_epoch = max(self._producer_epoch, producer.producer_epoch)
             self._sequence = (producer.last_sequence + 1) & SEQUENCE_MASK
@@ -392,7 +404,7 @@ class OffsetAppender:
             UnreachableError: nothing was sent.
             OutcomeUnknown: it was sent, and not answered.
         """
-        self._place = node_id, host, port, topic_id = self._place or self._leader()
+        self._place = node_id, host, port, topic_id = self._place or self.leader()
         connection = self._client.connect(node_id, host, port)
         connection.wait_for_throttle()
         correlation_id = connection.next_correlation_id()
@@ -400,7 +412,8 @@ class OffsetAppender:
         timeout = self._client.config.request_timeout_ms / 1000
         return version, connection.exchange_frame(request, correlation_id, timeout)
 
-    def _leader(self) -> tuple[int, str, int, bytes]:
+    def leader(self) -> tuple[int, str, int, bytes]:
+        """Return the leader's node id, host and port, and the topic's id. Raises UnreachableError."""
         metadata = self._client.metadata([self._partition.topic])
         leader = metadata.leader(self._partition)
         if leader is None or leader.leader_id is None:
@@ -413,7 +426,7 @@ def _given_up(message: str, in_doubt: bool) -> Exception:
     return OutcomeUnknown(message) if in_doubt else UnreachableError(message, "check that the partition's leader is up")
 
 
-def _as_run(records: Iterable[Record] | memoryview | bytes | bytearray) -> Run:
+def as_run(records: Iterable[Record] | memoryview | bytes | bytearray) -> Run:
     """Make one dense batch of what is to be appended, and be sure of the offsets in it."""
     if isinstance(records, memoryview | bytes | bytearray):
         batch = memoryview(bytearray(records))
