@@ -178,12 +178,14 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
             raise UsageError(f"{key} names a Java class, which kmirror cannot load", f"remove {key}")
     check_handlers(reader)
     protocol = reader.choice("security.protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
-    login = read_login(reader, _tls) if protocol.startswith("SASL_") else Login()
+    servers = parse_bootstrap_servers(reader.text("bootstrap.servers") or "")
+    hosts = [host for host, _ in servers]
+    login = read_login(reader, hosts, _tls) if protocol.startswith("SASL_") else Login()
     tls_properties = {k: v for k, v in properties.items() if k.startswith("ssl.")} if protocol.endswith("SSL") else {}
     stamps = file_stamps(tls_properties)
     tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
     return ClientConfig(
-        bootstrap_servers=parse_bootstrap_servers(reader.text("bootstrap.servers") or ""),
+        bootstrap_servers=servers,
         client_id=reader.text("client.id") or "kmirror",
         rack=reader.text("client.rack") or "",
         security_protocol=protocol,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from kmirror.cluster.security import msk
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.properties import is_reference, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
@@ -19,8 +20,10 @@ _MODULES = {
     "SCRAM-SHA-256": "ScramLoginModule",
     "SCRAM-SHA-512": "ScramLoginModule",
     "OAUTHBEARER": "OAuthBearerLoginModule",
+    msk.MECHANISM: "IAMLoginModule",
 }
 SASL_MECHANISMS = tuple(_MODULES)
+_BY_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _LOGIN_HANDLER, _CLIENT_HANDLER = "sasl.login.callback.handler.class", "sasl.client.callback.handler.class"
@@ -30,8 +33,9 @@ _KNOWN_CLASSES = {
     _LOGIN_HANDLER: {
         f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
         f"{_OAUTH}.secured.OAuthBearerLoginCallbackHandler",
+        msk.LOGIN_HANDLER,
     },
-    _CLIENT_HANDLER: {f"{_OAUTH}.internals.OAuthBearerSaslClientCallbackHandler"},
+    _CLIENT_HANDLER: {f"{_OAUTH}.internals.OAuthBearerSaslClientCallbackHandler", msk.CLIENT_HANDLER},
     _RETRIEVER: {f"{_OAUTH}.{name}JwtRetriever" for name in ("ClientCredentials", "Default", "File")},
 }
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
@@ -65,8 +69,10 @@ def check_handlers(reader: PropertyReader) -> None:
             )
 
 
-def read_login(reader: PropertyReader, tls_of: TlsOf) -> Login:
-    """Return the login that the properties describe; `tls_of` reads the `ssl.*` options of a token endpoint.
+def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> Login:
+    """Return the login to these brokers that the properties describe.
+
+    `tls_of` reads the `ssl.*` options of a token endpoint.
 
     Raises:
         UsageError: something is missing, contradictory or not supported.
@@ -77,6 +83,9 @@ def read_login(reader: PropertyReader, tls_of: TlsOf) -> Login:
         given = f"sasl.mechanism={mechanism}" if mechanism else "sasl.mechanism is not set, and GSSAPI, its default,"
         raise UsageError(f"{given} is not supported yet", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
     options = _Options(reader, _jaas_entry(reader, mechanism))
+    if mechanism == msk.MECHANISM or reader.text(_LOGIN_HANDLER) == msk.LOGIN_HANDLER:
+        login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
+        return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
         return Login(mechanism, tokens=_token_source(options, tls_of))
     username, password = options.text("username"), options.text("password")
@@ -108,7 +117,7 @@ class _Options:
 def _jaas_entry(reader: PropertyReader, mechanism: str) -> JaasEntry:
     line, expected = reader.properties.get(_JAAS, ""), _MODULES[mechanism]
     if not line.strip():
-        lacks = "its login module" if mechanism == "OAUTHBEARER" else "a user name and a password"
+        lacks = "a user name and a password" if mechanism in _BY_PASSWORD else "its login module"
         raise UsageError(f"{_JAAS} is missing, and {mechanism} needs {lacks}", f"set {_JAAS}")
     entries = parse_jaas(resolve_value(_JAAS, line, reader.environ) if is_reference(line) else line)
     if len(entries) > 1:

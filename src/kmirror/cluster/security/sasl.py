@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmirror.cluster.security.client_config import ClientConfig, scram_escaped
+from kmirror.cluster.security.msk import MskLogin
 from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
 
@@ -85,7 +86,9 @@ def _refusal(config: ClientConfig, address: str, why: str) -> UnreachableError:
     if config.tokens is not None:
         return UnreachableError(
             f"{address} refuses the token of {config.tokens}: {why}",
-            "the broker's log says why: issuer, audience, signature or time; compare the clocks",
+            "check that its IAM policy allows kafka-cluster:Connect"
+            if isinstance(config.tokens, MskLogin)
+            else "the broker's log says why: issuer, audience, signature or time; compare the clocks",
             Reason.AUTHENTICATION_FAILED,
         )
     return UnreachableError(
