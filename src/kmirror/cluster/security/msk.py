@@ -52,6 +52,7 @@ class MskLogin:
         """
         try:
             from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+            from botocore.exceptions import ConnectionError as AwsConnectionError
             from botocore.session import Session
         except ImportError:
             raise _refused(
@@ -75,7 +76,7 @@ class MskLogin:
             if self.role_arn:
                 credentials = self._assumed(session, region, timeout)
             return signed_token(credentials.get_frozen_credentials(), region)
-        except HTTPClientError as error:
+        except (HTTPClientError, AwsConnectionError) as error:
             raise UnreachableError(
                 f"cannot get AWS credentials for {self}: {error}",
                 "check that this machine reaches AWS: STS, or the service that gives it credentials",
