@@ -228,16 +228,21 @@ class Client:
     def wait(
         self,
         mirror: str,
-        condition: Literal["caught-up", "stopped", "healthy"],
+        condition: Literal["caught-up", "stopped", "healthy", "drained"],
         timeout: float,
         topics: Topics | None = None,
+        *,
+        groups: Topics | None = None,
     ) -> VerbResult:
-        """Wait until topics are caught up, stopped or healthy; raises at once where waiting cannot help."""
+        """Wait until topics are caught up, stopped, healthy, or drained by `groups` (default: all that are synced).
+
+        Raises at once where waiting cannot help.
+        """
         if condition not in list(Condition):
             raise UsageError(f"{condition!r} is no condition to wait for", f"one of {', '.join(Condition)}")
-        selected = _selector(topics, "topics")
+        selected, readers, timeout_ms = _selector(topics, "topics"), _selector(groups, "groups"), _milliseconds(timeout)
         with self._destination() as destination:
-            return _done(wait(destination, mirror, Condition(condition), _milliseconds(timeout), topics=selected))
+            return _done(wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers))
 
     def verify(
         self,

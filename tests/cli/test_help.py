@@ -40,7 +40,7 @@ Monitor and verify:
   list           List the mirrors on a destination.
   describe       Show offsets, lag and state of each mirrored partition.
   top            Show rate, lag and time left of each topic, live.
-  wait           Wait until topics are caught up, stopped or healthy.
+  wait           Wait until topics are caught up, stopped, healthy or drained.
   verify         Compare source and destination record by record.
   events         Show who did what to a mirror, when, and the result.
   report         Write what is known of a mirror as one HTML page.
@@ -72,16 +72,19 @@ Try it out:
 WAIT_HELP = """\
 Usage: kmirror wait [OPTIONS]
 
-  Wait until topics are caught up, stopped or healthy.
+  Wait until topics are caught up, stopped, healthy or drained.
 
-  Exits with 5 on --timeout, and immediately if waiting cannot help.
+  Exits with 5 on --timeout, and immediately if waiting cannot help. Drained:
+  consumer groups have read everything that the source holds.
 
 Options:
   --mirror M                      Name of the mirror.  [required]
   --topics, --topic LIST          Destination topics. Default: all topics of
                                   the mirror.
-  --for [caught-up|stopped|healthy]
+  --for [caught-up|stopped|healthy|drained]
                                   Condition to wait for.  [required]
+  --groups LIST                   With drained: groups to wait for. Default: all
+                                  synced.
   --timeout D                     Longest time to wait, such as 30s or 5m.
                                   [required]
   -h, --help                      Show this message and exit.
@@ -103,6 +106,7 @@ Common options:
 Examples:
   kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092
   kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092
+  kmirror wait --mirror dr --for drained --groups billing --timeout 5m --bootstrap-server b:9092
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from threading import Timer
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
@@ -19,7 +22,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import delete_records
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
 from kmirror.ops.groups import commit as group_commit
@@ -39,6 +42,7 @@ from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.groups import GroupScene, commit, committed, delete_offsets, member, metadata_of
+from tests.support.json_documents import check_printed
 from tests.support.kafka_tools import kafka_tool
 from tests.support.local_engine import Threads
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
@@ -436,3 +440,44 @@ def test_a_run_that_could_not_sync_groups_at_its_end_says_so_and_does_not_end_wi
     assert trouble.result is Outcome.FAILED
     told = f"group offsets of {mirror}: not synced at the end: the source: cannot connect"
     assert (trouble.message or "").startswith(told)
+
+
+# -- waiting until consumers have read all -----------------------------------------------------------------------------
+
+
+def test_wait_until_groups_have_read_all_that_the_source_holds(
+    cluster_pair: ClusterPair, destination: Destination, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, group, other = unique_topic(), unique_topic("g"), unique_topic("h")
+    mirror = new_mirror(destination, cluster_pair.source)
+    make_topic(cluster_pair.source, topic, 2, retention_ms="-1")
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    producer = Producer({**properties_of(cluster_pair.source), "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in (0, 0, 0, 1):
+        producer.produce(topic, "record", partition=partition)
+    producer.commit_transaction(30)
+    words = ["wait", "--mirror", mirror, "--for", "drained", "--timeout", "1ms", "--json"]
+    words += ["--bootstrap-server", cluster_pair.destination.bootstrap_servers]
+
+    def drained(*more: str) -> tuple[int, list[tuple[str | None, int | None, str | None, int | None]]]:
+        code = main([*words, *more])
+        out = capsys.readouterr().out
+        check_printed([*words, *more], out)
+        rows = [row for row in json.loads(out)["results"] if row["result"] != "DONE"]
+        return code, [(row["topic"], row["partition"], row.get("group"), row.get("offsetsLeft")) for row in rows]
+
+    assert drained("--groups", group) == (ExitCode.TIMED_OUT, [(None, None, None, None), (topic, None, None, None)])
+    commit(cluster_pair.source, group, topic, {0: 1})
+    # all there are: three records and a marker, of which one is read; a record and a marker
+    assert drained() == (ExitCode.TIMED_OUT, [(topic, 0, group, 3), (topic, 1, group, 2)])
+    commit(cluster_pair.source, group, topic, {0: 3, 1: 1})  # behind the last record, in front of the marker
+    assert drained() == (0, [])
+    commit(cluster_pair.source, other, topic, {1: 0})
+    assert drained("--groups", group) == (0, [])
+    assert drained("--groups", f"{group},{other}") == (
+        ExitCode.TIMED_OUT,
+        [(topic, 0, other, 4), (topic, 1, other, 2)],
+    )
+    assert main([*words[:4], "stopped", *words[5:], "--groups", group]) == ExitCode.USAGE

@@ -150,7 +150,11 @@ def test_an_open_transaction_is_waited_for_and_named(cluster_pair: ClusterPair, 
         done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000), watch, stopping)
         assert done.result.exit_code == ExitCode.TIMED_OUT
         assert "interrupted" in str(done.result.results[0].message)
-        assert "kafka-transactions.sh" in str(done.result.results[0].message)
+        said = str(done.result.results[0].message)
+        assert f"(transactional id {topic}, Ongoing) is open since offset 3 of {topic}-0" in said
+        servers = cluster_pair.source.bootstrap_servers
+        abort = f"abort --topic {topic} --partition 0 --start-offset 3"
+        assert said.endswith(f"to end it: kafka-transactions.sh --bootstrap-server {servers} {abort}")
         assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.ACTIVE}
         producer.commit_transaction(30)
         done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000))

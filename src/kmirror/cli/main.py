@@ -41,7 +41,7 @@ SECTIONS = {
         "list": ("views", "List the mirrors on a destination."),
         "describe": ("describing", "Show offsets, lag and state of each mirrored partition."),
         "top": ("top", "Show rate, lag and time left of each topic, live."),
-        "wait": ("views", "Wait until topics are caught up, stopped or healthy."),
+        "wait": ("views", "Wait until topics are caught up, stopped, healthy or drained."),
         "verify": ("copying", "Compare source and destination record by record."),
         "events": ("views", "Show who did what to a mirror, when, and the result."),
         "report": ("reporting", "Write what is known of a mirror as one HTML page."),

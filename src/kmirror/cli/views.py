@@ -64,27 +64,38 @@ def exit_code(call: Call, unreadable: Sequence[str]) -> int:
 
 @verb(
     "wait",
-    "Wait until topics are caught up, stopped or healthy.\n\nExits with 5 on --timeout, and immediately if waiting"
-    " cannot help.",
+    "Wait until topics are caught up, stopped, healthy or drained.\n\nExits with 5 on --timeout, and immediately if"
+    " waiting cannot help. Drained: consumer groups have read everything that the source holds.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
     click.Option(
         ["--for", "condition"],
-        type=click.Choice(["caught-up", "stopped", "healthy"]),
+        type=click.Choice(["caught-up", "stopped", "healthy", "drained"]),
         required=True,
         help="Condition to wait for.",
     ),
+    topics_option("With drained: groups to wait for. Default: all synced.", flags=("--groups",), of_source=True),
     duration_option("--timeout", "Longest time to wait, such as 30s or 5m.", name="timeout_ms", required=True),
     examples=(
         "kmirror wait --mirror dr --for caught-up --timeout 5m --bootstrap-server b:9092",
         "kmirror wait --mirror dr --topics orders --for stopped --timeout 30m --bootstrap-server b:9092",
+        "kmirror wait --mirror dr --for drained --groups billing --timeout 5m --bootstrap-server b:9092",
     ),
 )
-def wait_verb(call: Call, mirror: str, topics: TopicSelector | None, condition: str, timeout_ms: int) -> int:
+def wait_verb(
+    call: Call,
+    mirror: str,
+    topics: TopicSelector | None,
+    condition: str,
+    groups: TopicSelector | None,
+    timeout_ms: int,
+) -> int:
     from kmirror.ops.show.wait import Condition, wait
 
     with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_look:
-        done = wait(destination, mirror, Condition(condition), timeout_ms, topics=topics, on_look=on_look)
+        done = wait(
+            destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_look=on_look
+        )
     call.output.result(done)
     return done.exit_code
 

@@ -77,6 +77,9 @@ class TopicResult:
     hint: str | None = None
     #: What was known when the partition was stopped, for verbs that stop; `lag` is then what is known to be lost.
     at_stop: AtStop | None = None
+    #: The consumer group that the row is about, and how many offsets it has not read, where that is known.
+    group: str | None = None
+    offsets_left: int | None = None
 
     @property
     def estimated_more(self) -> int | None:
@@ -107,6 +110,7 @@ class TopicResult:
 REASON = one_of("reason", Reason)
 OUTCOME = one_of("result", Outcome)
 _AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
+_OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
 _UNSEEN = "the source was never seen"
 _RESULT: tuple[Column[TopicResult], ...] = (
     Column(
@@ -145,6 +149,14 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         COUNT.null_when("unknown, or the verb does not look at it"),
         "offsets that the destination lacks; of a stopped partition the records known to be lost",
         lambda row: row.lag,
+    ),
+    Column("group", TEXT, "the group that has not read all", lambda row: row.group, only=_OF_GROUP),
+    Column(
+        "offsetsLeft",
+        COUNT.null_when("unknown"),
+        "offsets of the source that the group has not read",
+        lambda row: row.offsets_left,
+        only=_OF_GROUP,
     ),
     Column("stopTimeMs", TIME, "when it was stopped", lambda row: row.at_stop and row.at_stop.time_ms, only=_AT_STOP),
     Column(

@@ -1,28 +1,34 @@
-"""`wait`: come back when a mirror's topics are caught up, stopped or healthy.
+"""`wait`: come back when a mirror's topics are caught up, stopped, healthy or drained.
 
 *caught-up*: every partition has reached the source end that the first look saw, and none is still being made ready for
 its first record; the source is needed for that look only. *stopped*: every partition is STOPPED. *healthy*: records
 flow: an engine is in charge and reports, its workers report on every partition, the source answers, and every partition
-has been aligned; paused and stopped topics are as their operators want them.
+has been aligned; paused and stopped topics are as their operators want them. *drained*: consumers have read all that
+the source holds (`ops.show.drained`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from itertools import groupby
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.context import Destination, require_mirror
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
 from kmirror.ops.show.describe import look_at
+from kmirror.ops.show.drained import judge_drained, look_at_ends, look_at_groups
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import PartitionState
+from kmirror.settings.table import stored_settings
+from kmirror.state.records import DesiredState, PartitionState
 from kmirror.words import counted
 
 _PAUSE_S = 0.5
@@ -34,6 +40,7 @@ class Condition(StrEnum):
     CAUGHT_UP = "caught-up"
     STOPPED = "stopped"
     HEALTHY = "healthy"
+    DRAINED = "drained"
 
 
 #: The source ends that are to be reached; a partition without an entry has none yet.
@@ -47,18 +54,25 @@ def wait(
     timeout_ms: int,
     *,
     topics: TopicSelector | None = None,
+    groups: TopicSelector | None = None,
     on_look: Callable[[str], None] | None = None,
 ) -> VerbResult:
     """Look until the condition holds for every topic selected (default: all); `on_look` hears what each look found.
 
     The result has a row per topic; TIMED_OUT rows say what was missing. Ends early when every topic that is left has
-    FAILED partitions, unless it is the stop that is waited for.
+    FAILED partitions, unless it is the stop that is waited for. `groups` are those that have to have drained them
+    (default: all that the mirror syncs).
 
     Raises:
         RefusedError: no such mirror, a plain name among `topics` is no topic of it, or it has no topics.
-        UnreachableError: the destination does not answer, or *caught-up* needs the source and it does not.
+        UnreachableError: the destination does not answer, or *caught-up* or *drained* need the source and it does not.
+        UsageError: `groups` are given for another condition than *drained*.
     """
     until = time.monotonic() + timeout_ms / 1000
+    if condition is Condition.DRAINED:
+        return _wait_until_drained(destination, mirror, until, topics, groups, on_look or (lambda _: None))
+    if groups is not None:
+        raise UsageError(f"--groups is not for --for {condition}", "it belongs to --for drained")
     targets: dict[TopicPartition, int] = {}
     with Prober(destination) as looker:
         while True:
@@ -74,6 +88,46 @@ def wait(
                 on_look(progress(condition, rows, targets))
             results = judge(condition, rows, targets)
             if is_over(results) or time.monotonic() >= until:
+                return VerbResult.of("wait", mirror, results)
+            time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
+
+
+def _wait_until_drained(
+    destination: Destination,
+    mirror: str,
+    until: float,
+    topics: TopicSelector | None,
+    groups: TopicSelector | None,
+    on_look: Callable[[str], None],
+) -> VerbResult:
+    """Look until consumers have read all that the source holds of the topics: those selected, or all not stopped."""
+    results: list[TopicResult] | None = None
+    with ExitStack() as stack:
+        source: ClusterClient | None = None
+        while True:
+            state = destination.state()
+            record = require_mirror(state, mirror)
+            chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+            if topics is None:
+                chosen = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+            if not chosen:
+                raise RefusedError(f"mirror {mirror} mirrors no topic", "name stopped topics with --topics")
+            try:
+                if source is None:
+                    source = stack.enter_context(ClusterClient(client_config(record.source)))
+                with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+                    require_same_cluster(record.source_cluster_id, cluster_id_of(source))
+                    offsets = look_at_groups(source, stored_settings(record.settings), groups)
+                    ends = look_at_ends(source, chosen, offsets)
+                results = judge_drained(chosen, offsets, ends)
+            except (UnreachableError, BrokerError) as error:
+                if results is None:
+                    raise
+                said = f"what consumers have read is not known now: {error.message}"
+                results = [TopicResult(topic.topic, None, Outcome.TIMED_OUT, said, error.reason) for topic in chosen]
+            lacking = sum(row.result is not Outcome.DONE for row in results)
+            on_look(f"{counted(lacking, 'group and partition', 'groups and partitions')} not drained")
+            if not lacking or time.monotonic() >= until:
                 return VerbResult.of("wait", mirror, results)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
 

@@ -14,6 +14,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.transactions import transactions_of
 from kmirror.errors import NOT_COPYING, KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
@@ -24,15 +25,27 @@ SHOWN_AFTER_MS = 60_000
 
 #: A broker sends the first batch whole, however little is asked for.
 _ONE_BATCH = 1
+_SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """The first open transaction of a partition, as its leader tells; `begun_ms` is what its first record says."""
+    """The first open transaction of a partition, as its leader tells; `begun_ms` is what its first record says.
+
+    `transactional_id` and `state` are what its coordinator says; None where no coordinator knows it, or tells us.
+    """
 
     producer_id: int
     start_offset: int
     begun_ms: int
+    transactional_id: str | None = None
+    state: str | None = None
+
+    def __str__(self) -> str:
+        """Name it by its producer."""
+        if self.transactional_id is None:
+            return f"transaction of producer id {self.producer_id}"
+        return f"transaction of producer id {self.producer_id} (transactional id {self.transactional_id}, {self.state})"
 
 
 def is_held_back(row: PartitionRow) -> bool:
@@ -71,7 +84,33 @@ def open_transactions(
             continue
         if begun_ms is not None:
             found[partition] = OpenTransaction(producer_id, start_offset, begun_ms)
+    if found and time.monotonic() < until:
+        found = _with_names(client, found, max(until - time.monotonic(), _SHORTEST_S))
     return found
+
+
+def _with_names(
+    client: ClusterClient, found: Mapping[TopicPartition, OpenTransaction], patience_s: float
+) -> dict[TopicPartition, OpenTransaction]:
+    """Return the transactions with what their coordinators call them, as far as these tell."""
+    try:
+        known = transactions_of(client, {one.producer_id for one in found.values()}, patience_s)
+    except (KmirrorError, OutcomeUnknown):
+        return dict(found)
+    named = {}
+    for place, one in found.items():
+        listed = known.get(one.producer_id)
+        named[place] = one if listed is None else replace(one, transactional_id=listed[0], state=listed[1])
+    return named
+
+
+def abort_command(source: Mapping[str, str], partition: TopicPartition, start_offset: int) -> str:
+    """Return the command that ends an open transaction by its first offset there; `source`: client properties."""
+    login = "" if source.get("security.protocol", "PLAINTEXT") == "PLAINTEXT" else " --command-config admin.properties"
+    return (
+        f"kafka-transactions.sh --bootstrap-server {source.get('bootstrap.servers', 'SOURCE')}{login} abort "
+        f"--topic {partition.topic} --partition {partition.partition} --start-offset {start_offset}"
+    )
 
 
 def _time_of(client: ClusterClient, partition: TopicPartition, offset: int) -> int | None:
@@ -91,10 +130,9 @@ def explained(
     if age_ms < shown_after_ms:
         return row
     message = (
-        f"blocked at offset {row.source_offset} by an open transaction of producer id {found.producer_id}, begun "
-        f"{format_duration(age_ms)} ago at offset {found.start_offset}; let its application end it, or run: "
-        f"kafka-transactions.sh --bootstrap-server {source.get('bootstrap.servers', 'SOURCE')} abort "
-        f"--topic {row.source_topic} --partition {row.partition} --start-offset {found.start_offset}"
+        f"blocked at offset {row.source_offset} by an open {found}, begun {format_duration(age_ms)} ago at offset "
+        f"{found.start_offset}; let its application end it, or run: "
+        + abort_command(source, TopicPartition(row.source_topic, row.partition), found.start_offset)
     )
     if row.reason is not None:
         return replace(row, error_message=f"{row.error_message}; it is also {message}")

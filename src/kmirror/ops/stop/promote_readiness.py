@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, naming_cluster, source_client
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.stop.open_transactions import open_transactions
+from kmirror.ops.stop.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import Seen, last_seen
 from kmirror.ops.stop.work import Stopping
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
@@ -195,11 +195,8 @@ class Completeness:
             with source_client(self._mirror.source) as client:
                 found = open_transactions([place], client, _SOURCE_S / 2).get(place)
             if found is not None:
-                named = (
-                    f"a transaction of producer id {found.producer_id} is open since offset {found.start_offset} of "
-                    f"{place}; to end it: kafka-transactions.sh --bootstrap-server "
-                    f"{self._mirror.source.get('bootstrap.servers', 'SOURCE')} abort --topic {place.topic} --partition "
-                    f"{place.partition} --start-offset {found.start_offset}"
+                named = f"a {found} is open since offset {found.start_offset} of {place}; to end it: " + abort_command(
+                    self._mirror.source, place, found.start_offset
                 )
         except (KmirrorError, OutcomeUnknown):
             pass

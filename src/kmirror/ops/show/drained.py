@@ -1,0 +1,175 @@
+"""`wait --for drained`: have consumers read all that the source holds?
+
+A partition is drained for a group when its committed offset is the source's log end. That is the high watermark,
+whatever consumers read: which isolation level they use cannot be known, and while a transaction is open a consumer of
+committed records cannot get there. Transaction markers at the end do not count: consumers commit the offset after
+their last record. Offsets are looked at before ends, so that what is drained was so when the ends were looked at.
+
+A group counts for the topics of which it has committed offsets. A group that is named and has none, a topic that no
+group reads, and whatever is not known, are never drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.groups import ClusterGroups
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.reader import PartitionReader
+from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings
+from kmirror.state.records import TopicRecord
+from kmirror.words import counted
+
+_ASKING_S = 10.0
+#: More than so many offsets are not looked at: they are not only markers.
+_MOST_MARKERS = 100
+#: As much as these take, with room to spare.
+_MARKER_BYTES = 1 << 14
+_NO_RECORDS = "commits at the source are made by its consumers; leave the topic out with --topics if it has none"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """What groups have committed at the source, by group; or, as a sentence, why that is not known.
+
+    `missing` are names and patterns of `--groups` that are no group there, as far as we may see.
+    """
+
+    committed: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    #: Groups that were named have to read something.
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where source logs start and end; a partition that is left out is not known now.
+
+    `empty_from` says of some from which offset on there is nothing but transaction markers.
+    """
+
+    bounds: Mapping[TopicPartition, tuple[int, int]]
+    empty_from: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+def look_at_groups(client: ClusterClient, settings: Settings, chosen: TopicSelector | None) -> GroupOffsets:
+    """Ask the source what groups have committed: those `chosen`, or all that the mirror's filters take.
+
+    Raises:
+        UnreachableError: the source does not answer.
+        BrokerError: it refuses to list its groups.
+    """
+    groups = ClusterGroups(client, _ASKING_S)
+    takes = settings.selects_group if chosen is None else chosen.matches
+    listed = {n: one.kind for n, one in groups.listed().items() if one.kind is not GroupKind.OTHER and takes(n)}
+    answers = groups.committed(listed)
+    known = {
+        name: {place: one.offset for place, one in answer.items()}
+        for name, answer in answers.items()
+        if not isinstance(answer, int)
+    }
+    unknown = {name: code_name(answer) for name, answer in answers.items() if isinstance(answer, int)}
+    missing = () if chosen is None else tuple(chosen.unmatched(listed))
+    return GroupOffsets(known, unknown, missing, chosen is not None)
+
+
+def look_at_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: GroupOffsets) -> Ends:
+    """Ask the source where these topics start and end, and whether only markers are left where groups are near it.
+
+    Raises:
+        UnreachableError: the source does not answer.
+    """
+    places = [TopicPartition(topic.source_topic, p) for topic in topics for p in range(topic.partitions)]
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST), timeout=_ASKING_S)
+    marks = client.list_offsets(dict.fromkeys(places, LATEST), timeout=_ASKING_S)
+    bounds = {
+        place: (start, end)
+        for place in places
+        if (start := starts[place].offset) is not None and (end := marks[place].offset) is not None
+    }
+    empty_from = {}
+    for place, (start, end) in bounds.items():
+        committed = [max(start, one[place]) for one in offsets.committed.values() if place in one]
+        behind = sorted({offset for offset in committed if end - _MOST_MARKERS <= offset < end}, reverse=True)
+        for offset in behind:
+            if not _holds_markers_only(client, place, offset, end):
+                break
+            empty_from[place] = offset
+    return Ends(bounds, empty_from)
+
+
+def _holds_markers_only(client: ClusterClient, place: TopicPartition, offset: int, end: int) -> bool:
+    """Tell whether no record is stored from an offset up to the log's end; False where that is not known."""
+    try:
+        found = list(batch_headers(PartitionReader(client, place).fetch(offset, max_bytes=_MARKER_BYTES).records))
+    except (KmirrorError, OutcomeUnknown):
+        return False
+    rest = [header for header in found if offset < header.next_offset and header.base_offset < end]
+    return bool(rest) and rest[-1].next_offset >= end and all(header.is_control for header in rest)
+
+
+def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: Ends) -> list[TopicResult]:
+    """Return a row for each topic that is drained, and for what is missing one by group and partition. Pure."""
+    rows = [
+        _row(None, None, f"no group {name} at the source, or we may not see it", "check its name, and DESCRIBE on it")
+        for name in offsets.missing
+    ]
+    for group, why in offsets.unknown.items():
+        rows.append(_row(None, None, f"what group {group} has committed is unknown: {why}", "wait longer", group))
+    names = {topic.source_topic for topic in topics}
+    if offsets.named:
+        for group, committed in offsets.committed.items():
+            if not names & {place.topic for place in committed}:
+                said = f"group {group} has committed nothing of these topics"
+                rows.append(_row(None, None, said, "is it the right group? its consumers may not have started", group))
+    for topic in topics:
+        missing = _missing(topic, offsets, ends)
+        if missing:
+            rows += missing
+        else:
+            rows.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} is drained"))
+    return rows
+
+
+def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[TopicResult]:
+    """Return what groups have not read of a topic, partition by partition."""
+    readers = {
+        group: committed
+        for group, committed in sorted(offsets.committed.items())
+        if any(place.topic == topic.source_topic for place in committed)
+    }
+    if not readers:
+        which = "none of these groups" if offsets.named else "no group"
+        return [_row(topic.topic, None, f"{which} has committed an offset of {topic.source_topic}", _NO_RECORDS)]
+    rows = []
+    for p in range(topic.partitions):
+        place = TopicPartition(topic.source_topic, p)
+        bounds = ends.bounds.get(place)
+        if bounds is None:
+            rows.append(_row(topic.topic, p, f"where {place} ends at the source is unknown", "wait longer"))
+            continue
+        start, end = bounds
+        for group, committed in readers.items():
+            offset = committed.get(place)
+            left = end - max(start, start if offset is None else offset)
+            if left <= 0 or (offset is not None and offset >= ends.empty_from.get(place, end)):
+                continue
+            stands = "it has committed nothing" if offset is None else f"it has committed {offset:,}"
+            said = f"group {group} has {counted(left, 'offset')} left in {place}: {stands}, the source ends at {end:,}"
+            rows.append(_row(topic.topic, p, said, "wait longer; are its consumers running?", group, left))
+    return rows
+
+
+def _row(
+    topic: str | None, partition: int | None, message: str, hint: str, group: str | None = None, left: int | None = None
+) -> TopicResult:
+    return TopicResult(topic, partition, Outcome.TIMED_OUT, message, hint=hint, group=group, offsets_left=left)

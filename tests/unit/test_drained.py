@@ -1,0 +1,75 @@
+"""When consumers have read all that a source holds: decided from offsets, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.show.drained import Ends, GroupOffsets, judge_drained
+from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
+
+TOPIC = TopicRecord("m", "p.t", "t", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED)
+ENDS = Ends({TopicPartition("t", 0): (0, 10), TopicPartition("t", 1): (5, 5)})
+
+
+def offsets(*at: int | None) -> Mapping[TopicPartition, int]:
+    return {TopicPartition("t", p): offset for p, offset in enumerate(at) if offset is not None}
+
+
+def told(*groups: Mapping[TopicPartition, int], ends: Ends = ENDS) -> list[TopicResult]:
+    return judge_drained([TOPIC], GroupOffsets({f"g{n}": one for n, one in enumerate(groups)}), ends)
+
+
+def test_drained_is_what_every_group_has_read_to_the_end() -> None:
+    (row,) = told(offsets(10, 5), offsets(10))  # a partition that holds nothing needs no commit
+    assert (row.topic, row.result, row.message) == ("p.t", Outcome.DONE, "p.t is drained")
+
+
+@pytest.mark.parametrize(
+    ("groups", "left", "said"),
+    [
+        ((offsets(10, 5), offsets(7, 5)), 3, "group g1 has 3 offsets left in t-0: it has committed 7, the source ends"),
+        ((offsets(None, 5),), 10, "group g0 has 10 offsets left in t-0: it has committed nothing, the source ends at"),
+    ],
+)
+def test_what_a_group_has_not_read_is_told_by_partition(
+    groups: tuple[Mapping[TopicPartition, int], ...], left: int, said: str
+) -> None:
+    (row,) = told(*groups)
+    assert (row.topic, row.partition, row.result) == ("p.t", 0, Outcome.TIMED_OUT)
+    assert (row.group, row.offsets_left) == (said.split()[1], left)
+    assert str(row.message).startswith(said)
+
+
+def test_markers_at_the_end_are_no_records_that_are_left() -> None:
+    ends = Ends(ENDS.bounds, {TopicPartition("t", 0): 9})
+    assert [row.result for row in told(offsets(9, 5), ends=ends)] == [Outcome.DONE]
+    assert [row.offsets_left for row in told(offsets(8, 5), ends=ends)] == [2]
+
+
+def test_offsets_that_retention_has_passed_leave_what_is_still_there() -> None:
+    assert [
+        row.offsets_left for row in told(offsets(2, 0), ends=Ends({**ENDS.bounds, TopicPartition("t", 0): (4, 10)}))
+    ] == [6]
+
+
+def test_what_is_not_known_or_read_by_nobody_is_never_drained() -> None:
+    (row,) = told()
+    assert (row.topic, row.result) == ("p.t", Outcome.TIMED_OUT)
+    assert "no group has committed an offset of t" in str(row.message)
+    (row,) = told(offsets(10, 5), ends=Ends({TopicPartition("t", 0): (0, 10)}))
+    assert (row.partition, row.message) == (1, "where t-1 ends at the source is unknown")
+    drained, elsewhere = offsets(10, 5), {TopicPartition("x", 0): 1}
+    found = GroupOffsets({"g": drained, "h": elsewhere}, {"k": "NOT_COORDINATOR"}, ("gone",), named=True)
+    rows = judge_drained([TOPIC], found, ENDS)
+    assert [(row.topic, row.result) for row in rows] == [*[(None, Outcome.TIMED_OUT)] * 3, ("p.t", Outcome.DONE)]
+    assert [row.message for row in rows[:3]] == [
+        "no group gone at the source, or we may not see it",
+        "what group k has committed is unknown: NOT_COORDINATOR",
+        "group h has committed nothing of these topics",
+    ]
+    # unless it was named, a group counts for what it reads only
+    assert len(judge_drained([TOPIC], GroupOffsets({"g": drained, "h": elsewhere}), ENDS)) == 1
