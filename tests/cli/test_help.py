@@ -83,8 +83,8 @@ Options:
                                   the mirror.
   --for [caught-up|stopped|healthy|drained]
                                   Condition to wait for.  [required]
-  --groups LIST                   With drained: groups to wait for. Default: all
-                                  synced.
+  --groups LIST                   With drained: groups to wait for. Default:
+                                  all synced.
   --timeout D                     Longest time to wait, such as 30s or 5m.
                                   [required]
   -h, --help                      Show this message and exit.
