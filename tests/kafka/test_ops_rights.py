@@ -45,10 +45,12 @@ def admin(guarded_cluster: SandboxCluster) -> AdminClient:
 
 @pytest.fixture
 def grant(admin: AdminClient) -> Grant:
-    def allow(name: str, *operations: str, kind: Any = ResourceType.TOPIC, prefixed: bool = False) -> None:
+    def allow(
+        name: str, *operations: str, kind: Any = ResourceType.TOPIC, prefixed: bool = False, to: str = "kmirror"
+    ) -> None:
         pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
         rules = [
-            AclBinding(kind, name, pattern, "User:kmirror", "*", AclOperation[one], AclPermissionType.ALLOW)
+            AclBinding(kind, name, pattern, f"User:{to}", "*", AclOperation[one], AclPermissionType.ALLOW)
             for one in operations
         ]
         create_in_force(admin, rules)
@@ -221,12 +223,20 @@ def test_how_offsets_will_be_filled_is_told(
         "--resource-pattern-type prefixed",
         f"{acls} --operation Write --topic {topic}",
     ]
+    message, _ = told("power over all mirrors")
+    assert "User:kmirror (WRITE on topic __kmirror_events, WRITE on topic __kmirror_state)" in message
+    grant(topic, "DELETE", to="app")
+    damage = f"these can damage it, too: User:app (DELETE on topic {topic})"
+    assert told(f"power over mirror {name}")[0] == damage
     _, hint = told("filling offsets", mirror=None)
     assert [line.split(" --operation ")[-1] for line in hint[3:]] == [
         "Describe --transactional-id kmirror-MIRROR-fill- --resource-pattern-type prefixed",
         "Write --topic TOPIC",
     ]
     only()
+    message, hint = told("power over all mirrors")
+    assert message.startswith("who can stop mirrors is unknown: describing ACLs: we lack DESCRIBE on the cluster")
+    assert hint == [f"{acls} --operation Describe --cluster"]
     message, hint = told("filling offsets")
     unseen = "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without"
     assert message.startswith(f"{slow} ({unseen}")

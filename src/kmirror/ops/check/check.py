@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from kmirror.cluster.acl_commands import Grant, admin_options, grant_line
-from kmirror.cluster.acls import describe_acls
+from kmirror.cluster.acl_commands import Grant, admin_options, grant_line, login_principal
+from kmirror.cluster.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.authorized import OPERATIONS, cluster_operations, lacking_on_groups, lacks, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
@@ -20,9 +20,10 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.spec import filling_transactional_id
-from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.findings import CheckLine, CheckReport
+from kmirror.ops.check.powers import power_lines
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -37,6 +38,7 @@ from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.table import Settings, parse_settings, stored_settings
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
+from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC, StateStore
 from kmirror.words import counted
 
@@ -87,9 +89,11 @@ def check(
                 said = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
                 sheet.add(_DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
             operations = _check_rights(sheet, client)
-            record, topics = _remembered(sheet, client, mirror)
+            record, topics, state = _remembered(sheet, client, mirror)
             if operations is not None:
                 _check_filling(sheet, client.config, operations, record, topics)
+            if state.mirrors:
+                _check_powers(sheet, client, state, mirror)
             if record is not None:
                 settings = stored_settings(record.settings)
             if record is not None or given is not None:
@@ -314,9 +318,10 @@ def _topic_options(topics: list[str]) -> str:
 
 def _remembered(
     sheet: _Sheet, client: ClusterClient, mirror: str | None
-) -> tuple[MirrorRecord | None, tuple[TopicRecord, ...]]:
+) -> tuple[MirrorRecord | None, tuple[TopicRecord, ...], State]:
     record: MirrorRecord | None = None
     topics: tuple[TopicRecord, ...] = ()
+    state = State()
     store = StateStore(client.config)
     try:
         with sheet.catching(_DESTINATION, "kmirror's memory"):
@@ -328,7 +333,34 @@ def _remembered(
             sheet.add(_DESTINATION, "kmirror's memory", True, f"mirrors stored here: {names}", "")
     finally:
         store.close()
-    return record, topics
+    return record, topics, state
+
+
+def _check_powers(sheet: _Sheet, client: ClusterClient, state: State, mirror: str | None) -> None:
+    """Tell who can stop or damage which mirrors."""
+    what = "power over all mirrors"
+    mirrors = {
+        one.name: [topic.topic for topic in state.topics(one.name) if topic.desired is not DesiredState.STOPPED]
+        for one in state.mirrors
+    }
+    login = login_principal(client.config)
+    with sheet.catching(_DESTINATION, what):
+        try:
+            acls = describe_acls(client)
+        except NoAuthorizerError:
+            said = "the destination has no authorizer: whoever reaches it can stop or damage every mirror here"
+            sheet.add(_DESTINATION, what, True, said, "")
+            return
+        except UnreachableError as error:
+            if error.reason is not Reason.NOT_AUTHORIZED:
+                raise
+            sheet.warn(_DESTINATION, what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
+            return
+        for line in power_lines(acls, {login} if login else (), mirrors, (mirror,) if mirror is not None else ()):
+            if line.hint:
+                sheet.warn(_DESTINATION, line.what, line.message, line.hint)
+            else:
+                sheet.add(_DESTINATION, line.what, True, line.message, "")
 
 
 def _check_source(

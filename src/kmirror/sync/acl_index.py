@@ -1,0 +1,72 @@
+"""Who may do what, by many ACLs, looked up for many resources. Pure. Super users are not known."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.acl_binding import (
+    ANY_HOST,
+    ANY_NAME,
+    EVERYONE,
+    AclBinding,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+
+
+class Resource(NamedTuple):
+    """One resource; or all whose names begin alike, or `*` for all, as an ACL may be about."""
+
+    resource_type: ResourceType
+    name: str
+    pattern_type: PatternType = PatternType.LITERAL
+
+
+class AclIndex:
+    """Find the ACLs that concern a resource, among many, for many resources."""
+
+    def __init__(self, acls: Iterable[AclBinding]) -> None:
+        self._named: defaultdict[tuple[ResourceType, str], list[AclBinding]] = defaultdict(list)
+        self._wide: defaultdict[ResourceType, list[AclBinding]] = defaultdict(list)
+        for one in acls:
+            if one.pattern_type is PatternType.PREFIXED or one.resource_name == ANY_NAME:
+                self._wide[one.resource_type].append(one)
+            else:
+                self._named[one.resource_type, one.resource_name].append(one)
+
+    def allowed(self, resource: Resource, operation: Operation) -> set[tuple[str, str]]:
+        """Return the principals and hosts that may do it."""
+        some = self._on(resource, operation)
+        allowed = {(one.principal, one.host) for one in some if one.permission is Permission.ALLOW}
+        return {(principal, host) for principal, host in allowed if not _is_denied(some, principal, host)}
+
+    def allows(self, resource: Resource, operation: Operation, principal: str, host: str) -> bool:
+        """Tell whether a principal may do it from a host, or from any."""
+        some = self._on(resource, operation)
+        is_allowed = any(_meets(one, principal, host) for one in some if one.permission is Permission.ALLOW)
+        return is_allowed and not _is_denied(some, principal, host)
+
+    def _on(self, resource: Resource, operation: Operation) -> list[AclBinding]:
+        literal = resource.pattern_type is PatternType.LITERAL
+        named = self._named[resource.resource_type, resource.name] if literal else []
+        wide = [one for one in self._wide[resource.resource_type] if _covers(one, resource)]
+        return [one for one in (*named, *wide) if one.operation in (operation, Operation.ALL)]
+
+
+def _covers(wide: AclBinding, resource: Resource) -> bool:
+    """Tell whether an ACL on a prefix or on `*` is about all of a resource, which may be a prefix or `*`, too."""
+    if wide.pattern_type is not PatternType.PREFIXED:
+        return True
+    return resource.name != ANY_NAME and resource.name.startswith(wide.resource_name)
+
+
+def _meets(one: AclBinding, principal: str, host: str) -> bool:
+    return one.principal in (EVERYONE, principal) and one.host in (ANY_HOST, host)
+
+
+def _is_denied(acls: Iterable[AclBinding], principal: str, host: str) -> bool:
+    return any(one.permission is Permission.DENY and _meets(one, principal, host) for one in acls)
