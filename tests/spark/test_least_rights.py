@@ -30,8 +30,13 @@ from kmirror.errors import KmirrorError
 from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
+from kmirror.ops.failback.failback import failback
+from kmirror.ops.failback.plan import FailbackRequest, Way
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import VerbResult
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
+from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.sandbox.broker_config import properties_text
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
@@ -40,6 +45,7 @@ from tests.support.engine import Engine, kmirror, typed
 from tests.support.kafka_tools import kafka_tool
 from tests.support.key_stores import keytool
 from tests.support.leaks import file_texts, folder_texts, places_of, process_texts, topic_texts, verb_texts
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import selector
 from tests.support.waiting import wait_until
 
@@ -61,7 +67,6 @@ class Place:
     command_config: Path
     login: Path
     admin_config: dict[str, Path]
-    printed: dict[str, list[str]]
 
     @property
     def properties(self) -> dict[str, str]:
@@ -103,8 +108,9 @@ class Place:
         self.login.write_text(f"{line}\nstore.password=store-secret\n")
 
     def rights(self, side: str) -> list[AclBinding]:
-        """Return what kmirror has there."""
-        return sorted(one for one in describe_acls(self.admins[side]) if one.principal == "User:kmirror")
+        """Return what kmirror has there on what exists: on archives nothing is said before there is one."""
+        found = (one for one in describe_acls(self.admins[side]) if one.principal == "User:kmirror")
+        return sorted(one for one in found if ".kmirror-archive." not in one.resource_name)
 
 
 @pytest.fixture(scope="module")
@@ -137,24 +143,25 @@ def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
                 side: cluster.write_client_properties(folder / f"{side}.properties")
                 for side, cluster in clusters.items()
             },
-            {},
         )
         fill(made)
-        report = check(made.properties, properties=made.mirror_file)
-        made.printed = {
-            side: [
-                line
-                for found in report.lines
-                if (found.cluster, found.what) == (side, "least rights")
-                for line in found.message.splitlines()
-                if line.startswith("kafka-acls ")
-            ]
-            for side in SIDES
-        }
-        carried_out = [(line, made.admin_config[side]) for side, lines in made.printed.items() for line in lines]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda one: run_line(*one), carried_out))
+        given_what_check_prints(made, "source", "destination", made.mirror_file)
         yield made
+
+
+def given_what_check_prints(place: Place, source: str, destination: str, mirror_file: dict[str, str]) -> list[str]:
+    """Give kmirror what `check` prints of a mirror in this direction; return the lines."""
+    report = check(place.clusters[destination].client_properties("kmirror"), properties=mirror_file)
+    to_run = [
+        (line, place.admin_config[{"source": source, "destination": destination}[found.cluster]])
+        for found in report.lines
+        if found.what == "least rights"
+        for line in found.message.splitlines()
+        if line.startswith("kafka-acls ")
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: run_line(*one), to_run))
+    return [line for line, _ in to_run]
 
 
 def trust_store(cluster: SandboxCluster, store: Path) -> dict[str, str]:
@@ -347,3 +354,33 @@ def unnamed(place: Place, rounds: list[list[tuple[str, AclBinding]]]) -> list[st
             if right.operation is not Operation.CREATE and not any(all(word in line for word in words) for line in new):
                 silent.append(str(right))
     return silent
+
+
+def test_there_and_back_with_what_check_prints_for_both_ways(place: Place) -> None:
+    """After a failover the old source takes over again, under what `check` prints of the other direction."""
+    login = place.login.parent / "back.properties"
+    place.clusters["destination"].write_client_properties(login, "kmirror")
+    secret = {"sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+    back = {**place.clusters["destination"].client_properties("kmirror"), **secret, **SETTINGS}
+    place.set_password("kmirror-secret")
+    with (
+        Destination.open(place.properties) as there,
+        Destination.open(place.clusters["source"].client_properties("kmirror")) as here,
+    ):
+        if there.state().mirror("m") is None:  # it runs alone
+            assert create(there, "m", place.mirror_file).exit_code == 0
+            assert add(there, "m", selector("orders")).exit_code == 0
+            with LocalEngine(there, "m") as engine:
+                engine.catch_up()
+        place.write(1)
+        stopped = failover(there, "m")
+        assert stopped.result.exit_code == 0, stopped.result
+        assert given_what_check_prints(place, "destination", "source", back)
+        done = failback(here, FailbackRequest("m", back, way=Way.RECREATE, watch_s=0.1))
+        assert done.result.exit_code == 0, [*done.result.results, done.result.error]
+        with LocalEngine(here, "m") as engine:
+            engine.catch_up()
+            wait_until(lambda: all(row.initial_copy_complete for row in describe(here, "m")))
+            home = promote(here, PromoteRequest("m", idle_ms=0, timeout_ms=60_000))
+        assert home.result.exit_code == 0, home.result
+    assert place.is_copied()

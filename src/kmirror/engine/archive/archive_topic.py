@@ -58,6 +58,11 @@ def archive_name(topic: str, existing_names: Iterable[str]) -> str:
     return f"{base}{_INFIX}{max(numbers, default=0) + 1}"
 
 
+def archive_prefix(topic: str) -> str:
+    """Return what the names of all archives of `topic` begin with."""
+    return f"{_base_of(topic)}{_INFIX}"
+
+
 def archives_of(topics: Iterable[str], existing_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the archives that topics have among these names, by topic and in the order of their numbers."""
     by_base = {_base_of(topic): topic for topic in topics}

@@ -1,7 +1,8 @@
 """What `check` says of rights: how mirror topics are protected, and the least that kmirror needs on either cluster.
 
-The least rights are those without which `create`, `add`, `run` and `verify` do not work with these settings. What Kafka
-grants along with another right is not named: READ and WRITE bring DESCRIBE, ALTER_CONFIGS brings DESCRIBE_CONFIGS.
+The least rights are those without which `create`, `add`, `run`, `verify` and `failback` do not work with these
+settings. What Kafka grants along with another right is not named: READ and WRITE bring DESCRIBE, ALTER_CONFIGS brings
+DESCRIBE_CONFIGS.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kmirror.cluster.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.authorized import may_write_transactions, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import Known, judge, survey
 from kmirror.settings.table import Settings
@@ -26,6 +28,7 @@ from kmirror.sync.mirrormaker import own_topics
 from kmirror.words import counted
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
+_ON_ARCHIVES = ("CREATE", "READ", "WRITE")
 _ON_SOURCE_TOPICS = ("READ", "DESCRIBE_CONFIGS")
 _MOST_TOPICS = 20
 _MOST_WRITERS = 10
@@ -50,6 +53,7 @@ def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Gra
         OWN_LOCKS,
         *(Grant(f"--topic {name}", ("CREATE", "WRITE")) for name in own_topics(settings)),
         *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS) for name in _named(topics)),
+        *(Grant(f"--topic {archive_prefix(name)}", _ON_ARCHIVES, prefixed=True) for name in _named(topics)),
         Grant("--cluster", cluster),
         *groups,
     )
