@@ -73,12 +73,12 @@ class Place:
         """Return kmirror's own properties for the destination."""
         return self.clusters["destination"].client_properties("kmirror")
 
-    def is_told(self, state: str, reason: str | None) -> bool:
-        """Tell whether this is what an administrator of the destination is told of the topic that is copied."""
+    def is_told(self, state: str, reason: str | None, *topics: str) -> bool:
+        """Tell whether this is what an administrator of the destination is told of these topics."""
         config = ("--command-config", str(self.admin_config["destination"]))
-        told = typed(self.clusters["destination"], "describe", "--mirror", "m", "--topics", "orders", "--json", *config)
-        (row,) = json.loads(told.stdout)
-        return (row["topicState"], row["reason"]) == (state, reason)
+        told = typed(self.clusters["destination"], "describe", "--mirror", "m", "--json", *config)
+        rows = {row["topic"]: (row["topicState"], row["reason"]) for row in json.loads(told.stdout)}
+        return [rows.get(topic) for topic in topics] == [(state, reason)] * len(topics)
 
     def write(self, records: int) -> None:
         """Produce records to the source."""
@@ -305,11 +305,11 @@ def survives_rights_that_are_taken_away(place: Place) -> None:
         ("destination", ("LINK_FAILED", "ENGINE_SILENT")),  # it has no right to say anything
     ):
         with without(place, side, *place.rights(side)):
-            wait_until(partial(place.is_told, *told))
+            wait_until(partial(place.is_told, *told, "orders"))
             place.write(RECORDS)
             assert not place.is_copied()
         wait_until(place.is_copied)
-        wait_until(partial(place.is_told, "ACTIVE", None))
+        wait_until(partial(place.is_told, "ACTIVE", None, *TOPICS))
 
 
 @pytest.mark.long

@@ -79,8 +79,8 @@ class StateStore:
         # never librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
         # sent to the leader that was elected meanwhile
         self._client = ClusterClient(config)
-        #: By topic, with the settings they were made with.
-        self._consumers: dict[str, tuple[dict[str, Any], Any]] = {}
+        #: By topic, with the login they were made with.
+        self._consumers: dict[str, tuple[ClientConfig, Any]] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
         self._position = 0
@@ -301,15 +301,15 @@ class StateStore:
 
     def _consuming(self, topic: str) -> Any:
         # one for each topic: a librdkafka consumer takes a second to find a second topic
-        config = self.config
-        made_with, consumer = self._consumers.get(topic, ({}, None))
-        if made_with != config:
+        login = self._client.config.as_files_are()
+        made_with, consumer = self._consumers.get(topic, (None, None))
+        if made_with != login:
             from confluent_kafka import Consumer
 
             consumer = client(
                 Consumer,
                 {
-                    **config,
+                    **self.config,
                     "group.id": "kmirror",  # the library asks for one; no group is joined, nothing is committed
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
@@ -321,7 +321,7 @@ class StateStore:
                 },
                 self.watch,
             )
-            self._consumers[topic] = config, consumer
+            self._consumers[topic] = login, consumer
         return consumer
 
     # asking
