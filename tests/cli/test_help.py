@@ -56,6 +56,7 @@ Stop, fail over and fail back:
 
 Operate:
   recover        Retry FAILED partitions now.
+  append         Append records from a file at their offsets.
   config         Show or change a mirror's settings.
   delete         Delete a mirror but keep its topics.
   completion     Print the shell completion script for kmirror and kafka-

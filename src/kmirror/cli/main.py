@@ -56,6 +56,7 @@ SECTIONS = {
     },
     "Operate": {
         "recover": ("mirrors", "Retry FAILED partitions now."),
+        "append": ("appending", "Append records from a file at their offsets."),
         "config": ("mirrors", "Show or change a mirror's settings."),
         "delete": ("mirrors", "Delete a mirror but keep its topics."),
         "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),

@@ -1,0 +1,1 @@
+"""`append`: records from a file, to the offsets that it gives them."""
