@@ -85,4 +85,9 @@ def test_rights_from_one_host_are_told_with_it() -> None:
 def test_what_is_kept_of_the_sources_acls_is_about_its_clients() -> None:
     kept = [*WRITES, *TXN, *acls("group", "g", "app", "READ"), *acls("topic", "", "app", "READ", prefixed=True)]
     others = [*acls("topic", "other", "app", "READ"), *acls("cluster", "kafka-cluster", "app", "ALTER")]
-    assert [one for one in (*kept, *others) if is_of_clients(one, ["t"])] == kept
+    assert [one for one in (*kept, *others) if is_of_clients(one, frozenset({"t"}))] == kept
+    star = acls("topic", "*", "app", "READ")
+    assert [bool(is_of_clients(one, names)) for one in star for names in (frozenset({"t"}), frozenset())] == [
+        True,
+        False,
+    ]

@@ -32,6 +32,8 @@ class AclIndex:
     def __init__(self, acls: Iterable[AclBinding]) -> None:
         self._named: defaultdict[tuple[ResourceType, str], list[AclBinding]] = defaultdict(list)
         self._wide: defaultdict[ResourceType, list[AclBinding]] = defaultdict(list)
+        #: What was found before: a resource is looked up for many principals.
+        self._known: dict[tuple[Resource, Operation], list[AclBinding]] = {}
         for one in acls:
             if one.pattern_type is PatternType.PREFIXED or one.resource_name == ANY_NAME:
                 self._wide[one.resource_type].append(one)
@@ -51,10 +53,14 @@ class AclIndex:
         return is_allowed and not _is_denied(some, principal, host)
 
     def _on(self, resource: Resource, operation: Operation) -> list[AclBinding]:
-        literal = resource.pattern_type is PatternType.LITERAL
-        named = self._named[resource.resource_type, resource.name] if literal else []
-        wide = [one for one in self._wide[resource.resource_type] if _covers(one, resource)]
-        return [one for one in (*named, *wide) if one.operation in (operation, Operation.ALL)]
+        known = self._known.get((resource, operation))
+        if known is None:
+            literal = resource.pattern_type is PatternType.LITERAL
+            named = self._named.get((resource.resource_type, resource.name), ()) if literal else ()
+            wide = (one for one in self._wide[resource.resource_type] if _covers(one, resource))
+            known = [one for one in (*named, *wide) if one.operation in (operation, Operation.ALL)]
+            self._known[resource, operation] = known
+        return known
 
 
 def _covers(wide: AclBinding, resource: Resource) -> bool:

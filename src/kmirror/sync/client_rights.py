@@ -48,11 +48,13 @@ class Scope(NamedTuple):
     own: Collection[str]
 
 
-def is_of_clients(binding: AclBinding, topics: Iterable[str]) -> bool:
+def is_of_clients(binding: AclBinding, topics: frozenset[str]) -> bool:
     """Tell whether an ACL of the source says what clients of these topics may do; to be kept for later."""
-    if binding.resource_type is ResourceType.TOPIC:
-        return any(binding.covers(ResourceType.TOPIC, topic) for topic in topics)
-    return binding.resource_type in _KINDS
+    if binding.resource_type is not ResourceType.TOPIC:
+        return binding.resource_type in _KINDS
+    if binding.pattern_type is PatternType.PREFIXED:
+        return any(topic.startswith(binding.resource_name) for topic in topics)
+    return binding.resource_name in topics or (binding.resource_name == ANY_NAME and bool(topics))
 
 
 def lacking_rights(

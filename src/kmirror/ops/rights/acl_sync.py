@@ -122,7 +122,7 @@ class RightsJob:
         except NoAuthorizerError:
             return None
         everything -= blocked | self._blocked(destination, view)
-        names = [one.source_topic for one in view.topics]
+        names = frozenset(one.source_topic for one in view.topics)
         remember_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
         theirs = [one for one in everything if settings.acls_include.takes(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]

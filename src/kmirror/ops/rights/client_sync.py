@@ -88,7 +88,7 @@ class ClientsJob:
             raise error
 
     def _compare_users(self, destination: Destination, source: ClusterClient) -> Iterator[JobEvent]:
-        users = scram_users(source)
+        users = users_of_clients(source, destination.client)
         _remember(destination, self._mirror, scram_users=users)
         missing = users - scram_users(destination.client)
         if missing and missing != self._told.get("users"):
@@ -103,13 +103,23 @@ class ClientsJob:
 
 def quotas_to_take(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
     """Return the source's quotas that may be taken over. Raises UnreachableError."""
-    logins = {login_principal(one.config) for one in (source, destination)}
+    logins = _logins(source, destination)
     client_ids = {one.config.client_id for one in (source, destination)}
 
     def is_own(kind: str, name: str) -> bool:
         return f"User:{name}" in logins if kind == "user" else name in client_ids
 
     return taken_over(describe_quotas(source, timeout), is_own)
+
+
+def users_of_clients(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[str]:
+    """Return the source's SCRAM users but kmirror itself. Raises UnreachableError."""
+    logins = _logins(source, destination)
+    return frozenset(user for user in scram_users(source, timeout) if f"User:{user}" not in logins)
+
+
+def _logins(*clients: ClusterClient) -> frozenset[str | None]:
+    return frozenset(login_principal(one.config) for one in clients)
 
 
 def clients_record(state: State, mirror: str) -> ClientsRecord:

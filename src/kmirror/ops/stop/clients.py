@@ -24,7 +24,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.client_gaps import ClientGaps, grant_command
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_same_cluster, told
 from kmirror.ops.rights.at_stop import plan_lift
-from kmirror.ops.rights.client_sync import clients_record, quotas_to_take
+from kmirror.ops.rights.client_sync import clients_record, quotas_to_take, users_of_clients
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored
 from kmirror.ops.rights.seen_acls import seen_acls
 from kmirror.ops.show.cluster_view import ASKING_S, SOURCE_PATIENCE_S, Asker
@@ -211,7 +211,7 @@ def _ask(source: ClusterClient, *, destination: ClusterClient, cluster_id: str |
         at,
         _asked(lambda: describe_acls(source, left())),
         _asked(lambda: quotas_to_take(source, destination, left())),
-        _asked(lambda: scram_users(source, left())),
+        _asked(lambda: users_of_clients(source, destination, left())),
     )
 
 
