@@ -39,6 +39,7 @@ from kmirror.ops.show.describe import describe, unread
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
+from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
@@ -275,6 +276,8 @@ class Client:
         block_producers: bool = False,
         verify: bool = False,
         together: bool = False,
+        batch: int | None = None,
+        pause: float = 0,
         master: str = _LOCAL,
         stop: threading.Event | None = None,
         dry_run: bool = False,
@@ -300,7 +303,11 @@ class Client:
             block_producers,
         )
         with self._destination() as destination:
-            return _done(promote(destination, request, stopping=stop, dry_run=dry_run).result)
+            if batch is None:
+                return _done(promote(destination, request, stopping=stop, dry_run=dry_run).result)
+            pause_ms = _milliseconds(pause)
+            done = promote_in_batches(destination, request, batch, pause_ms, stopping=stop, dry_run=dry_run)
+            return _done(done.result)
 
     def failover(
         self,

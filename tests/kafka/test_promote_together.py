@@ -19,6 +19,7 @@ from kmirror.ops.context import Destination
 from kmirror.ops.results import Outcome
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.tables import TopicState
+from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.promote import PromoteRequest, promote
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
@@ -158,3 +159,64 @@ def test_a_source_that_moves_in_between_is_told_exactly(
     assert late.reason is Reason.SOURCE_WRITTEN_AFTER_STOP
     assert states(destination, mirror) == {quiet: TopicState.STOPPED, moving: TopicState.STOPPED}
     assert len(shown(cluster_pair.destination, quiet)) == 3
+
+
+def test_batches_follow_each_other_until_one_is_not_ready_and_then_go_on(
+    cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, held = sorted([unique_topic(), unique_topic(), unique_topic()])
+    mirror = mirrored(cluster_pair, destination, first, second, held)
+    producer = Producer({**properties_of(cluster_pair.source), "transactional.id": held})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(held, "undecided", partition=0)
+    producer.flush(30)
+    evidence = tmp_path / "evidence.json"
+    words = ["promote", "--mirror", mirror, "--batch", "2", "--pause", "100ms", "--idle", "0s", "--json"]
+    words += ["--report", str(evidence), "--bootstrap-server", cluster_pair.destination.bootstrap_servers]
+    with LocalEngine(destination, mirror) as engine:
+        catch_up(engine, destination, mirror)
+        assert main([*words, "--dry-run"]) == ExitCode.TIMED_OUT
+        told = capsys.readouterr().err
+        assert f"batch 1: {first}, {second}" in told
+        assert f"batch 2: {held}" in told
+        assert set(states(destination, mirror).values()) == {TopicState.ACTIVE}
+
+        assert main([*words, "--timeout", "8s"]) == ExitCode.TIMED_OUT
+        rows = json.loads(capsys.readouterr().out)["results"]
+        assert {row["topic"] for row in rows if row["result"] == "DONE"} == {first, second}
+        (missing,) = [row for row in rows if row["result"] != "DONE"]
+        assert (missing["topic"], "transaction" in missing["message"]) == (held, True)
+        assert states(destination, mirror) == {
+            first: TopicState.STOPPED,
+            second: TopicState.STOPPED,
+            held: TopicState.ACTIVE,
+        }
+        written = json.loads(evidence.read_text())
+        assert [(one["topics"], one["exitCode"]) for one in written["batches"]] == [([first, second], 0), ([held], 5)]
+
+        producer.commit_transaction(30)
+        assert main([*words, "--timeout", "60s"]) == 0
+    out = capsys.readouterr().out
+    check_printed(words, out)
+    again = {row["topic"]: row["result"] for row in json.loads(out)["results"]}
+    assert again == {first: "NOOP", second: "NOOP", held: "DONE"}
+
+
+def test_a_batch_after_which_the_rest_is_not_healthy_is_the_last_one(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    first, second, foreign = sorted([unique_topic(), unique_topic(), unique_topic()])
+    mirror = mirrored(cluster_pair, destination, first, second, foreign)
+    with LocalEngine(destination, mirror) as engine:
+        catch_up(engine, destination, mirror)
+        write_plainly(cluster_pair.destination, foreign, 1)
+        produce(cluster_pair.source, foreign, ["four"])
+        wait_until(lambda: states(destination, mirror)[foreign] is TopicState.FAILED)
+        done = promote_in_batches(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=60_000), 1, health_ms=2_000)
+        assert states(destination, mirror)[second] is TopicState.ACTIVE
+    rows = {row.topic: row for row in done.result.results}
+    assert done.result.exit_code == ExitCode.HISTORIES_DIFFER
+    assert (rows[first].result, rows[foreign].reason) == (Outcome.DONE, Reason.DESTINATION_WRITTEN)
+    assert rows[second].result is Outcome.REFUSED
+    assert rows[second].message == f"{second} was not stopped: the check after batch 1 failed before its turn"

@@ -85,11 +85,16 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     BLOCK_PRODUCERS,
     click.Option(["--verify"], is_flag=True, help="Compare contents before stopping a topic."),
     click.Option(["--together"], is_flag=True, help="Stop all topics at the same time, or none."),
+    click.Option(
+        ["--batch"], type=click.IntRange(1), metavar="N", help="Promote N topics at a time, each batch whole."
+    ),
+    duration_option("--pause", "With --batch: how long to wait between batches. Default: 0s.", name="pause_ms"),
     MASTER,
     report_option(),
     examples=(
         "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
         "kmirror promote --mirror dr --topics 'orders,payments' --together --verify --bootstrap-server b:9092",
+        "kmirror promote --mirror dr --batch 20 --pause 5m --report batches.json --bootstrap-server b:9092",
         "kmirror promote --mirror dr --block-producers --timeout 10m --bootstrap-server b:9092",
         "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
     ),
@@ -107,22 +112,32 @@ def promote_verb(
     block_producers: bool,
     verify: bool,
     together: bool,
+    batch: int | None,
+    pause_ms: int | None,
     master: str,
     report: str | None,
 ) -> int:
+    if together and batch is not None:
+        raise UsageError("--together and --batch exclude each other", "give one of them: each batch is stopped whole")
+    if pause_ms is not None and batch is None:
+        raise UsageError("--pause requires --batch", "give both, or neither")
     if allow_producers and idle_ms is not None:
         raise UsageError("--idle and --allow-producers exclude each other", "give one of them")
     if block_producers and (allow_producers or idle_ms is not None):
         other = "--allow-producers" if allow_producers else "--idle"
         raise UsageError(f"--block-producers and {other} exclude each other", "give one of them")
     from kmirror.ops.run.signals import stopping
+    from kmirror.ops.stop.batches import promote_in_batches
     from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote
 
     evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms
     request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together, block_producers)
     with call.destination() as destination, stopping() as stop, call.output.promoting() as show:
-        done = promote(destination, request, show, stop, dry_run=call.dry_run)
+        if batch is None:
+            done = promote(destination, request, show, stop, dry_run=call.dry_run)
+        else:
+            done = promote_in_batches(destination, request, batch, pause_ms or 0, show, stop, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)
 
 

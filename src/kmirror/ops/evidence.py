@@ -19,6 +19,7 @@ from kmirror.columns import (
     list_of,
     object_of,
 )
+from kmirror.errors import ExitCode
 from kmirror.ops.blocked_producers import BLOCKED
 from kmirror.ops.client_gaps import CLIENTS
 from kmirror.ops.context import Destination, actor, now_ms
@@ -85,6 +86,24 @@ _STEP: tuple[Column[tuple[str, float]], ...] = (
     Column("step", TEXT, "the step", lambda step: step[0]),
     Column("seconds", Type("number", "seconds", minimum=0), "how long it took", lambda step: round(step[1], 3)),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of a promote: its topics, when it began and ended in epoch milliseconds, and its exit code."""
+
+    topics: tuple[str, ...]
+    began_ms: int
+    ended_ms: int
+    exit_code: ExitCode
+
+
+_BATCH: tuple[Column[Batch], ...] = (
+    Column("topics", list_of(TEXT), "its topics", lambda batch: list(batch.topics)),
+    Column("beganMs", TIME, "when it began", lambda batch: batch.began_ms),
+    Column("endedMs", TIME, "when it ended", lambda batch: batch.ended_ms),
+    Column("exitCode", EXIT_CODE, "its exit code", lambda batch: int(batch.exit_code)),
+)
 _ARCHIVE: tuple[Column[Mapping[str, Any]], ...] = (
     Column("archive", TEXT, "the topic that holds the records", lambda saved: saved["archive"]),
     Column("records", COUNT, "how many records it holds", lambda saved: saved["records"]),
@@ -147,6 +166,13 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
         "what became of producers that were denied WRITE at the source",
         lambda done: [BLOCKED.document(row) for row in done.result.blocked],
         only=Only("promote and switchover that have denied it", lambda done: done.result.blocked),
+    ),
+    Column(
+        "batches",
+        list_of(object_of(_BATCH)),
+        "the batches that were promoted, in their order",
+        lambda done: [document(_BATCH, batch) for batch in done.more["batches"]],
+        only=Only("promote with --batch, of more than one batch", lambda done: "batches" in done.more),
     ),
     _more("forks", list_of(object_of(FORK)), "where the two logs of each partition fork", "failback"),
     _more(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
@@ -102,8 +103,11 @@ def promote(
     stopping: threading.Event | None = None,
     *,
     dry_run: bool = False,
+    own: OwnEngine | None = None,
 ) -> Stopped:
     """Stop these topics as each becomes complete; `stopping` set from elsewhere interrupts.
+
+    An engine that has to be started is `own`, or one for the time of the call.
 
     Raises:
         RefusedError: no such mirror or topic, another promote is waiting, another cluster at the source, or its
@@ -126,7 +130,7 @@ def promote(
     waiting = {topic.topic: topic for topic in chosen if not is_stopped(state, topic)}
     with (
         source_client(mirror.source) as source,
-        OwnEngine(mirror.name, destination.properties, request.master) as own,
+        nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
     ):
         completeness = Completeness(destination, mirror, request.idle_ms)
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
@@ -136,7 +140,7 @@ def promote(
         if request.block_producers and waiting:
             cut.require_possible()
             show.say("producers can be blocked at the source; its super users are excepted")
-        engine, event = _Engine(own, mirror.name, show), stopping or threading.Event()
+        engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
         one = _Promotion(destination, request, source, completeness, claim, cut, engine, show, event, until, waiting)
         for topic in chosen:
             if topic.topic not in waiting:

@@ -1,0 +1,225 @@
+"""`promote --batch`: so many topics at a time, each batch whole, with a pause and a check in between.
+
+A batch is a promote of its own, of all its topics together. After the pause its partitions have to be STOPPED and
+readable, and what is still to come healthy. A batch that fails, or a check that does, ends it there: the topics that
+are left stay mirrored. The same command makes new batches of what is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kmirror.cluster.client import EARLIEST, LATEST
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.reader import PartitionReader
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, UsageError
+from kmirror.ops.client_gaps import gaps_told
+from kmirror.ops.context import Destination, now_ms, require_mirror, told
+from kmirror.ops.evidence import Batch, evidence_of
+from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.run.own_engine import OwnEngine
+from kmirror.ops.selection import select_topics
+from kmirror.ops.show.wait import Condition, wait
+from kmirror.ops.stop.clients import look_at_clients
+from kmirror.ops.stop.failover import Stopped
+from kmirror.ops.stop.promote import PromoteRequest, PromoteView, Watcher, promote
+from kmirror.ops.stop.stop import stopped_already
+from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
+from kmirror.settings.patterns import TopicSelector
+from kmirror.state.records import PartitionState
+from kmirror.words import counted
+
+#: How long an engine may take to show that what is left is healthy.
+_HEALTH_MS = 30_000
+_GOES_ON = "it stays mirrored; look at it, then run the same command again: it continues with what is left"
+
+
+@dataclass(slots=True)
+class _Course:
+    """What came of the batches so far."""
+
+    rows: list[TopicResult] = field(default_factory=list)
+    parts: list[VerbResult] = field(default_factory=list)
+    steps: dict[str, float] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+
+    def take(self, done: Stopped, topics: Sequence[str], began_ms: int) -> None:
+        """Add what came of a batch."""
+        result = done.result
+        self.rows += result.results
+        self.parts.append(result)
+        for step in done.evidence["steps"]:
+            self.steps[step["step"]] = self.steps.get(step["step"], 0.0) + step["seconds"]
+        self.batches.append(Batch(tuple(topics), began_ms, now_ms(), result.exit_code))
+
+
+def promote_in_batches(
+    destination: Destination,
+    request: PromoteRequest,
+    size: int,
+    pause_ms: int = 0,
+    watcher: Watcher = lambda _: None,
+    stopping: threading.Event | None = None,
+    *,
+    dry_run: bool = False,
+    health_ms: int = _HEALTH_MS,
+) -> Stopped:
+    """Promote `size` topics at a time, each batch whole; `request.timeout_ms` is for all of them.
+
+    Raises:
+        UsageError: a number makes no sense.
+        RefusedError, TimedOutError, UnreachableError: as `promote`, before the first batch.
+    """
+    if size < 1:
+        raise UsageError(f"--batch {size} is no number of topics", "give 1 or more")
+    began, began_ms, event = time.monotonic(), now_ms(), stopping or threading.Event()
+    state = destination.state()
+    mirror = require_mirror(state, request.mirror)
+    chosen = select_topics(state.topics(mirror.name), request.topics, f"mirror {mirror.name}")
+    if request.exclude is not None:
+        chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
+    left = [topic.topic for topic in chosen if not is_stopped(state, topic)]
+    batches = [left[first : first + size] for first in range(0, len(left), size)]
+    if dry_run or not batches:
+        return _with_plan(promote(destination, request, watcher, stopping, dry_run=dry_run), batches, pause_ms)
+
+    def say(line: str) -> None:
+        watcher(PromoteView(time.monotonic() - began, lines=(line,)))
+
+    def seconds_left() -> float | None:
+        return None if request.timeout_ms is None else began + request.timeout_ms / 1000 - time.monotonic()
+
+    course, why = _Course(), ""
+    for topic in chosen:
+        if topic.topic not in left:
+            course.rows += stopped_already(state, topic)
+    with OwnEngine(mirror.name, destination.properties, request.master) as own:
+        for number, names in enumerate(batches, 1):
+            rest = seconds_left()
+            if event.is_set() or (rest is not None and rest <= 0):
+                why = "interrupted" if event.is_set() else "the time ran out"
+                break
+            say(f"batch {number} of {len(batches)}: {', '.join(names)}")
+            timeout_ms = None if rest is None else max(1, round(rest * 1000))
+            selected = TopicSelector(tuple(names))
+            part = replace(request, topics=selected, exclude=None, timeout_ms=timeout_ms, together=True)
+            at = now_ms()
+            try:
+                done = promote(destination, part, watcher, event, own=own)
+            except KmirrorError as error:
+                if number == 1:
+                    raise
+                outcome = Outcome.TIMED_OUT if error.exit_code == ExitCode.TIMED_OUT else Outcome.FAILED
+                said = f"whether it was stopped is not known: {error.message}"
+                course.rows += [
+                    TopicResult(name, None, outcome, f"{name}: {said}", error.reason, hint=error.hint or RUN_AGAIN)
+                    for name in names
+                ]
+                why = f"batch {number} failed"
+                break
+            course.take(done, names, at)
+            if done.result.exit_code:
+                why = f"batch {number} was not stopped as a whole"
+                break
+            to_come = [name for one in batches[number:] for name in one]
+            if to_come and pause_ms:
+                say(f"batch {number} of {len(batches)} is stopped; the next follows after {pause_ms / 1000:g} s")
+            if to_come:
+                rest = seconds_left()
+                event.wait(pause_ms / 1000 if rest is None else max(0.0, min(pause_ms / 1000, rest)))
+            if trouble := _trouble(destination, mirror.name, names, [] if event.is_set() else to_come, health_ms):
+                course.rows = _with_trouble(course.rows, trouble)
+                why = f"the check after batch {number} failed"
+                break
+    reached = {row.topic for row in course.rows}
+    course.rows += unreached([name for name in left if name not in reached], why, course.rows)
+    rows = sorted(course.rows, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
+    with look_at_clients(destination, mirror) as clients:
+        result = VerbResult.of(
+            "promote",
+            mirror.name,
+            rows,
+            groups=[row for one in course.parts for row in one.groups],
+            warnings=dict.fromkeys(said for one in course.parts for said in _own_warnings(one)),
+            clients=clients.found(chosen),
+        )
+    result = replace(result, blocked=tuple(row for one in course.parts for row in one.blocked))
+    evidence = evidence_of(destination, mirror, result, began_ms, course.steps, together=False, batches=course.batches)
+    return Stopped(result, evidence)
+
+
+def unreached(topics: Collection[str], why: str, rows: Collection[TopicResult]) -> list[TopicResult]:
+    """Return the rows of topics whose batch did not come: as what ended it, they pass by waiting or do not."""
+    bad = [row for row in rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
+    outcome = Outcome.TIMED_OUT if all(row.result is Outcome.TIMED_OUT for row in bad) else Outcome.REFUSED
+    return [
+        TopicResult(name, None, outcome, f"{name} was not stopped: {why} before its turn", hint=_GOES_ON)
+        for name in topics
+    ]
+
+
+def _own_warnings(part: VerbResult) -> list[str]:
+    """Return a batch's warnings but for those of clients, which are told once for all batches."""
+    of_clients = set(gaps_told(part.clients)) if part.clients is not None else set()
+    return [said for said in part.warnings if said not in of_clients]
+
+
+def _with_plan(done: Stopped, batches: Sequence[Sequence[str]], pause_ms: int) -> Stopped:
+    """Add to a dry run which batches there would be."""
+    pause = f", with {pause_ms / 1000:g} s in between" if pause_ms else ""
+    lines = [f"it would be done in {counted(len(batches), 'batch', 'batches')}{pause}"]
+    lines += [f"batch {number}: {', '.join(names)}" for number, names in enumerate(batches, 1)]
+    return replace(done, result=replace(done.result, warnings=(*done.result.warnings, *lines)))
+
+
+def _trouble(
+    destination: Destination, mirror: str, stopped: Collection[str], to_come: Sequence[str], health_ms: int
+) -> dict[str, TopicResult]:
+    """Check a batch that is stopped, and what is to come; return a row for each topic that is not as it should be."""
+    try:
+        found = _unreadable(destination, mirror, stopped)
+        if to_come:
+            looked = wait(destination, mirror, Condition.HEALTHY, health_ms, topics=TopicSelector(tuple(to_come)))
+            found |= {row.topic or "": row for row in looked.results if row.result is not Outcome.DONE}
+    except (KmirrorError, OutcomeUnknown) as error:
+        failed = told(error)
+        said = f"whether batches that are stopped can be read, and the rest is healthy, is unknown: {failed.message}"
+        name = next(iter(to_come), next(iter(stopped)))
+        return {name: TopicResult(name, None, Outcome.TIMED_OUT, said, failed.reason, hint=failed.hint)}
+    return found
+
+
+def _unreadable(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, TopicResult]:
+    """Return a row for each topic that is not STOPPED, or of which a partition cannot be read at its end."""
+    state, client = destination.state(), destination.client
+    records = [record for name in topics for record in state.partitions(mirror, name)]
+    places = {TopicPartition(record.topic, record.partition): record for record in records}
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(places, LATEST))
+    found: dict[str, TopicResult] = {}
+    for place, record in places.items():
+        start, end, why = starts[place].offset, ends[place].offset, None
+        if record.state is not PartitionState.STOPPED:
+            why = f"it is {record.state}"
+        elif start is None or end is None:
+            why = "it has no leader"
+        elif start < end:
+            try:
+                PartitionReader(client, place).fetch(end - 1, max_bytes=1)
+            except (KmirrorError, OutcomeUnknown) as error:
+                why = f"it cannot be read: {error}"
+        if why is not None:
+            said = f"{place} was promoted, but {why}"
+            found.setdefault(
+                place.topic, TopicResult(*place, Outcome.FAILED, said, hint="check with `kmirror describe`")
+            )
+    return found
+
+
+def _with_trouble(rows: Sequence[TopicResult], trouble: Mapping[str, TopicResult]) -> list[TopicResult]:
+    """Return the rows, with those of a check in place of what was said of the same partitions before."""
+    replaced = {(row.topic, row.partition) for row in trouble.values()}
+    return [*(row for row in rows if (row.topic, row.partition) not in replaced), *trouble.values()]
