@@ -101,9 +101,19 @@ def test_up_status_and_down_each_twice_and_with_a_broker_lost(
 
 
 @pytest.mark.long
-def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> None:
-    directory, base = clusters_directory / "secured pair", free_base_port()
-    done = up(directory, base_port=base, secured="scram")
+@pytest.mark.parametrize(
+    ("kind", "secret", "principal"),
+    [
+        ("scram", "sasl.jaas.config", "User:kmirror"),
+        ("plain", "sasl.jaas.config", "User:kmirror"),
+        ("mtls", "ssl.keystore.password", "User:NAME"),
+    ],
+)
+def test_a_secured_pair_lets_in_who_has_the_files(
+    clusters_directory: Path, kind: str, secret: str, principal: str
+) -> None:
+    directory, base = clusters_directory / f"secured pair {kind}", free_base_port()
+    done = up(directory, base_port=base, secured=kind)
     assert [step.text for step in done.steps] == [
         f"create cluster {name} with 1 secured broker from port {port} on"
         for name, port in (("a", base), ("b", base + 10))
@@ -115,20 +125,22 @@ def test_a_secured_pair_lets_in_who_has_the_files(clusters_directory: Path) -> N
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert "${file:" in files[2].read_text()
     assert literal_secrets(read_properties(files[2])) == []
-    assert len({read_properties(file)["sasl.jaas.config"] for file in files}) == 6  # a password for each
+    assert len({read_properties(file)[secret] for file in files}) == 6  # a password for each
     mirror, (admin, kmirror) = read_properties(files[2]), (read_properties(file) for file in files[3:5])
     with Destination.open(admin) as destination:
         assert describe_acls(destination.client) == frozenset()  # and there is an authorizer
         assert create(destination, "m", mirror).exit_code == 0  # the source lets it in, though it may do nothing
     report = check(kmirror, properties=mirror)
     (least,) = [line for line in report.lines if (line.cluster, line.what) == ("destination", "least rights")]
-    assert "--add --allow-principal User:kmirror --operation Create" in least.message
-    assert up(directory, secured="scram").steps == ()
+    assert f"--add --allow-principal {principal} --operation Create" in least.message
+    assert up(directory, secured=kind).steps == ()
+    with pytest.raises(RefusedError, match=f"is there already, and is secured with {kind}"):
+        up(directory, secured="oauth")
     assert up(directory).status.client_files == files
     told = typed("kmirror", "sandbox", "up", "--dir", str(directory)).stderr.splitlines()
     create_line, check_line = (line[line.index("kmirror c") :] for line in told if "kmirror c" in line)
     refused = typed(*shlex.split(create_line))
-    assert (refused.returncode, "--allow-principal User:kmirror" in refused.stderr) == (6, True), refused
+    assert (refused.returncode, f"--allow-principal {principal}" in refused.stderr) == (6, True), refused
     checked = typed(*shlex.split(check_line))
     assert "kafka-acls --bootstrap-server" in checked.stdout, checked
     down(directory)

@@ -12,6 +12,7 @@ from kmirror.sandbox.spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, Node
 #: The listener for clients is named after its protocol, in every cluster.
 PLAIN_LISTENER = "PLAINTEXT"
 SECURED_LISTENER = "SASL_SSL"
+CERTIFICATE_LISTENER = "SSL"
 
 #: What is in the tokens of a cluster whose clients log in with OAUTHBEARER.
 TOKEN_ISSUER, TOKEN_AUDIENCE = "sandbox", "kafka"
@@ -153,12 +154,10 @@ def _plain(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
 
 
 def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str]:
-    login = f"listener.name.{SECURED_LISTENER.lower()}"
-    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    users = " ".join(f"user_{user}={jaas_quoted(password)}" for user, password in sorted(security.users.items()))
+    listener = CERTIFICATE_LISTENER if security.wants_certificates else SECURED_LISTENER
     settings = {
-        **_listeners(node, SECURED_LISTENER),
-        "listener.security.protocol.map": "SASL_SSL:SASL_SSL,INTERNAL:SSL,CONTROLLER:SSL",
+        **_listeners(node, listener),
+        "listener.security.protocol.map": f"{listener}:{listener},INTERNAL:SSL,CONTROLLER:SSL",
         "inter.broker.listener.name": "INTERNAL",
         "listener.name.internal.ssl.client.auth": "required",
         "listener.name.controller.ssl.client.auth": "required",
@@ -168,15 +167,24 @@ def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(tls / "ca.pem"),
         "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/,DEFAULT",
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-        f"{login}.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};",
-        f"{login}.scram-sha-256.sasl.jaas.config": scram,
-        f"{login}.scram-sha-512.sasl.jaas.config": scram,
         "super.users": f"User:{BROKER_PRINCIPAL};User:{ADMIN_USER}",
+        **({"listener.name.ssl.ssl.client.auth": "required"} if security.wants_certificates else _passwords(security)),
     }
     if security.authorizer:
         settings["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     return settings
+
+
+def _passwords(security: SecuritySpec) -> dict[str, str]:
+    login = f"listener.name.{SECURED_LISTENER.lower()}"
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    users = " ".join(f"user_{user}={jaas_quoted(password)}" for user, password in sorted(security.users.items()))
+    return {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        f"{login}.plain.sasl.jaas.config": f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};",
+        f"{login}.scram-sha-256.sasl.jaas.config": scram,
+        f"{login}.scram-sha-512.sasl.jaas.config": scram,
+    }
 
 
 def token_issuer(tokens: TokenSpec) -> str:

@@ -9,6 +9,7 @@ from kmirror.errors import UsageError
 from kmirror.sandbox.broker_config import jaas_quoted, token_issuer
 from kmirror.sandbox.node import Node
 from kmirror.sandbox.ports import LOOPBACK
+from kmirror.sandbox.spec import CERTIFICATE
 
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -25,6 +26,9 @@ Probe = Callable[[], bool]
 def login_properties(node: Node, user: str, password: str, mechanism: str) -> dict[str, str]:
     """Return the Java client properties with which a user logs in to a secured cluster."""
     trust = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(node.tls / "ca.pem")}
+    if mechanism == CERTIFICATE:
+        store = {"type": "PKCS12", "location": str(node.tls / f"{user}.p12"), "password": password}
+        return {"security.protocol": "SSL", **{f"ssl.keystore.{key}": value for key, value in store.items()}, **trust}
     if mechanism == OAUTHBEARER:
         return {"security.protocol": "SASL_SSL", **_token_login(node, user, password), **trust}
     login = f"username={jaas_quoted(user)} password={jaas_quoted(password)}"

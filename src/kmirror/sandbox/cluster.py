@@ -85,6 +85,7 @@ class SandboxCluster:
         authorizer: bool = False,
         users: Mapping[str, str] | None = None,
         token_seconds: int | None = None,
+        mechanism: str = "SCRAM-SHA-512",
         heap: str = DEFAULT_HEAP,
         java_options: Sequence[str] = DEFAULT_JAVA_OPTIONS,
         environ: Mapping[str, str] | None = None,
@@ -96,7 +97,8 @@ class SandboxCluster:
         Without `ports` free ones are chosen; `ports_needed` says how many it takes. `secured` puts TLS and logins of
         `users` (name to password; `admin` is always there) on the clients' listener, `authorizer` adds ACLs, with
         `admin` as super user. With `token_seconds` users of a secured cluster may also log in with tokens that live so
-        long. `report` receives a line when something slow begins, and `watch` is shown how fetching Kafka goes.
+        long; `mechanism` is how they do unless told otherwise. `report` receives a line when something slow begins, and
+        `watch` is shown how fetching Kafka goes.
         """
         if not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"{brokers} brokers cannot be had", f"A sandbox cluster has 1 to {MAX_BROKERS}.")
@@ -108,7 +110,9 @@ class SandboxCluster:
         self._kafka_version = kafka_version
         self._ports = list(ports) if ports is not None else None
         tokens = None if token_seconds is None else TokenSpec(0, token_seconds)
-        security = SecuritySpec({**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer, tokens)
+        security = SecuritySpec(
+            {**DEFAULT_USERS, **(users or {})}, secrets.token_hex(16), authorizer, tokens, mechanism
+        )
         self._wanted = ClusterSpec(
             name=name,
             cluster_id=_new_cluster_id(),
@@ -245,15 +249,21 @@ class SandboxCluster:
             shutil.rmtree(self.directory)
         self._spec = None
 
-    def client_properties(self, user: str = ADMIN_USER, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
-        """Return the Java client properties for a user: nothing but the address on a cluster that is not secured."""
+    def client_properties(self, user: str = ADMIN_USER, mechanism: str | None = None) -> dict[str, str]:
+        """Return the Java client properties for a user: nothing but the address on a cluster that is not secured.
+
+        Without `mechanism` it is the cluster's own.
+        """
         address = {"bootstrap.servers": self.bootstrap_servers}
         security = self.spec.security
         if security is None:
             return address
-        return {**address, **login_properties(self._nodes()[0], user, security.users[user], mechanism)}
+        return {
+            **address,
+            **login_properties(self._nodes()[0], user, security.users[user], mechanism or security.mechanism),
+        }
 
-    def write_client_properties(self, path: Path, user: str = ADMIN_USER, mechanism: str = "SCRAM-SHA-512") -> Path:
+    def write_client_properties(self, path: Path, user: str = ADMIN_USER, mechanism: str | None = None) -> Path:
         """Write the client properties to a file that only its owner can read, and return its path."""
         path.touch(mode=0o600)
         path.write_text(properties_text(self.client_properties(user, mechanism)), encoding="utf-8")
@@ -281,7 +291,7 @@ class SandboxCluster:
                 for node in nodes:
                     node.start(java, jars, self._environ)
                 wait_until_answering(nodes, len(nodes), deadline, progress)
-                if spec.security:
+                if spec.security and not spec.security.wants_certificates:
                     users = spec.security.users
                     create_scram_users(nodes[0], users)
                     wait_until_logged_in(nodes, ADMIN_USER, users[ADMIN_USER], deadline)  # the others came with it
@@ -318,7 +328,8 @@ class SandboxCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         save_spec(spec, self.directory)
         if spec.security:
-            make_certificates(java, self.directory / "tls", spec.security.store_password)
+            own_stores = spec.security.users if spec.security.wants_certificates else {}
+            make_certificates(java, self.directory / "tls", spec.security.store_password, own_stores)
         for node in nodes:
             node.write_configuration()
         for node in nodes if not spec.needs_zookeeper else ():

@@ -25,20 +25,21 @@ from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import check_kafka_version
 from kmirror.sandbox.ports import is_free
 from kmirror.sandbox.readiness import listens
-from kmirror.sandbox.spec import ADMIN_USER, controller_count, has_spec
+from kmirror.sandbox.spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
 from kmirror.work import Watch, unwatched
 
 CLUSTERS = ("a", "b")
 DEFAULT_BASE_PORT = 19_092
 DEFAULT_BROKERS = 1
 #: The kinds of a secured sandbox, and how its users log in.
-LOGINS = {"scram": "SCRAM-SHA-512", "oauth": "OAUTHBEARER"}
+LOGINS = {"scram": "SCRAM-SHA-512", "plain": "PLAIN", "mtls": CERTIFICATE, "oauth": "OAUTHBEARER"}
 #: The users of a secured sandbox: one who may do everything, and one who may do what ACLs allow.
 KMIRROR_USER = "kmirror"
 USERS = (ADMIN_USER, KMIRROR_USER)
 #: The connection to a secured cluster as `kmirror create --mirror-config` takes it: the login is a reference.
 MIRROR_FILE = "mirror.properties"
 
+_SECRETS = ("sasl.jaas.config", "ssl.keystore.password")
 _PORTS_EACH = 10
 _CONTROLLERS_FROM = len(CLUSTERS) * _PORTS_EACH
 _INTERNAL_FROM = 2 * _CONTROLLERS_FROM
@@ -294,6 +295,7 @@ def _cluster(
         secured=secured is not None,
         authorizer=secured is not None,
         token_seconds=_TOKEN_SECONDS if secured == "oauth" else None,
+        mechanism=LOGINS[secured or "scram"],
         users={user: secrets.token_urlsafe(16) for user in USERS},
         report=report,
         watch=watch,
@@ -304,7 +306,8 @@ def _kind(cluster: SandboxCluster) -> str | None:
     """Return the kind of `LOGINS` that a cluster is, None where it is not secured."""
     if cluster.spec.security is None:
         return None
-    return "oauth" if cluster.spec.security.tokens else "scram"
+    mechanism = cluster.spec.security.mechanism
+    return next(kind for kind in LOGINS if LOGINS[kind] == mechanism)
 
 
 def _existing(directory: Path) -> list[SandboxCluster]:
@@ -318,15 +321,13 @@ def _client_files(cluster: SandboxCluster) -> list[Path]:
 
 def _write_client_files(cluster: SandboxCluster) -> None:
     """Write, for a secured cluster, what its users need to log in, and what a mirror of it is created from."""
-    kind = _kind(cluster)
-    if kind is None:
+    if cluster.spec.security is None:
         return
-    mechanism = LOGINS[kind]
     for user in USERS:
-        cluster.write_client_properties(cluster.directory / f"{user}.properties", user, mechanism)
+        cluster.write_client_properties(cluster.directory / f"{user}.properties", user)
     login = cluster.directory / f"{KMIRROR_USER}.properties"
-    properties = cluster.client_properties(KMIRROR_USER, mechanism)
-    mirror = {**properties, "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}"}
+    properties = cluster.client_properties(KMIRROR_USER)
+    mirror = {**properties, **{key: f"${{file:{login}:{key}}}" for key in _SECRETS if key in properties}}
     file = cluster.directory / MIRROR_FILE
     file.touch(mode=0o600)
     file.write_text(properties_text(mirror), encoding="utf-8")

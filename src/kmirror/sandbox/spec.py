@@ -42,6 +42,10 @@ class NodeSpec:
         return f"{LOOPBACK}:{self.port}"
 
 
+#: In place of a SASL mechanism, where clients log in with a certificate.
+CERTIFICATE = "CERTIFICATE"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenSpec:
     """The endpoint that gives clients tokens: its port on this machine, and how long a token lives."""
@@ -54,13 +58,20 @@ class TokenSpec:
 class SecuritySpec:
     """TLS with logins (SCRAM-SHA-512, SCRAM-SHA-256, PLAIN), and rights by ACL where `authorizer` is set.
 
-    With `tokens` clients may log in with OAUTHBEARER too.
+    With `tokens` clients may log in with OAUTHBEARER too. `mechanism` is how users log in unless they are told
+    otherwise; if it is CERTIFICATE, there is no other way, and passwords are those of their key stores.
     """
 
     users: Mapping[str, str]
     store_password: str
     authorizer: bool
     tokens: TokenSpec | None = None
+    mechanism: str = "SCRAM-SHA-512"
+
+    @property
+    def wants_certificates(self) -> bool:
+        """Tell whether clients log in with certificates."""
+        return self.mechanism == CERTIFICATE
 
     def __repr__(self) -> str:
         return f"SecuritySpec(users={sorted(self.users)}, authorizer={self.authorizer})"
