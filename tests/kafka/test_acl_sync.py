@@ -23,7 +23,9 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.control.side_jobs import JobEvent
-from kmirror.errors import RefusedError, UnreachableError, UsageError
+from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.check.check import check
+from kmirror.ops.check.findings import Grade
 from kmirror.ops.client_gaps import ClientGaps
 from kmirror.ops.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.mirrors.config import change_config
@@ -301,6 +303,10 @@ def test_quotas_come_along_and_what_others_have_set_stays(
     with pytest.raises(UnreachableError, match="we lack ALTER_CONFIGS on the cluster"):
         run(sync_quotas_enabled="true")
     assert ours(pair.at_destination) == {theirs}
+    change_config(destination, name, {"sync.quotas.enabled": "true"})
+    (line,) = [one for one in check(destination.properties, mirror=name).lines if one.what == "quotas" and not one.ok]
+    assert (line.cluster, line.reason) == ("destination", Reason.NOT_AUTHORIZED)
+    assert (line.hint or "").endswith("--add --allow-principal User:kmirror --operation AlterConfigs --cluster")
     give(pair.at_destination, acls("cluster", "kafka-cluster", "kmirror", "ALTER_CONFIGS"))
     told = run(sync_quotas_enabled="true")
     assert told[0] == "2 quotas set, 0 removed"
@@ -339,6 +345,10 @@ def test_users_that_are_missing_are_told_as_they_cannot_be_copied(
         assert list(job.run(view_of(destination, name, compare_scram_users_enabled="true"))) == []
         seen = clients_record(destination.state(), name).scram_users
         assert seen == tuple(sorted(scram_users(pair.at_source) - {"kmirror"}))
+        change_config(destination, name, {"compare.scram.users.enabled": "true"})
+        lines = {(one.cluster, one.what): one for one in check(destination.properties, mirror=name).lines}
+        here = lines["destination", "SCRAM users"]
+        assert (here.grade, here.message) == (Grade.WARN, f"1 user of the source cannot log in here: {user}")
     finally:
         deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
         admin.alter_user_scram_credentials([deletion])[user].result(30)

@@ -51,7 +51,13 @@ from tests.support.waiting import wait_until
 
 RENEWED = "accepts the login as it is now"
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
-SETTINGS = {"topics.include": "orders,payments", "sync.topic.acls.enabled": "true", "retry.timeout.ms": "1000"}
+SETTINGS = {
+    "topics.include": "orders,payments",
+    "sync.topic.acls.enabled": "true",
+    "sync.quotas.enabled": "true",
+    "compare.scram.users.enabled": "true",
+    "retry.timeout.ms": "1000",
+}
 #: Passwords of kmirror, at the source one after the other, and of the trust stores.
 SECRETS = ("mistyped-secret", "kmirror-secret", "rotated-secret", "store-secret")
 SIDES = ("source", "destination")

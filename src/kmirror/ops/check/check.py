@@ -7,12 +7,11 @@ and has a hint all the same is a warning: it works, but not as well as it might,
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 
-from kmirror.cluster.acl_commands import Grant, admin_options, grant_line, login_principal
-from kmirror.cluster.acls import NoAuthorizerError, describe_acls
+from kmirror.cluster.acl_commands import Grant, admin_options, grant_line
+from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.authorized import OPERATIONS, cluster_operations, lacking_on_groups, lacks, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
@@ -20,10 +19,10 @@ from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine.spec import filling_transactional_id
-from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
+from kmirror.errors import Reason
 from kmirror.ops.check.blocked import blocked_views
+from kmirror.ops.check.clients import check_clients, check_powers
 from kmirror.ops.check.findings import CheckLine, CheckReport
-from kmirror.ops.check.powers import power_lines
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -32,6 +31,7 @@ from kmirror.ops.check.rights import (
     protection_view,
     source_grants,
 )
+from kmirror.ops.check.sheet import DESTINATION, SOURCE, Sheet
 from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
@@ -42,8 +42,6 @@ from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC, StateStore
 from kmirror.words import counted
 
-_SOURCE, _DESTINATION = "source", "destination"
-_SILENT = {_SOURCE: Reason.SOURCE_UNREACHABLE, _DESTINATION: Reason.DESTINATION_UNREACHABLE}
 #: What creating topics takes, unless it is granted topic by topic.
 _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
@@ -78,22 +76,22 @@ def check(
         RefusedError: `properties` hold a secret in clear.
         UnreachableError: a secret of the destination's properties has no value here.
     """
-    sheet = _Sheet(on_line)
+    sheet = Sheet(on_line)
     given, settings = (None, Settings()) if properties is None else _given(properties)
     with ClusterClient(client_config(destination_properties)) as client:
-        found = _reach(sheet, _DESTINATION, client)
+        found = _reach(sheet, DESTINATION, client)
         if found is not None:
-            _check_cluster(sheet, _DESTINATION, client, found, Role.DESTINATION)
+            _check_cluster(sheet, DESTINATION, client, found, Role.DESTINATION)
             if expect_cluster_id is not None:
                 same = found.cluster_id == expect_cluster_id
                 said = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
-                sheet.add(_DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
+                sheet.add(DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
             operations = _check_rights(sheet, client)
             record, topics, state = _remembered(sheet, client, mirror)
             if operations is not None:
                 _check_filling(sheet, client.config, operations, record, topics)
             if state.mirrors:
-                _check_powers(sheet, client, state, mirror)
+                check_powers(sheet, client, state, mirror)
             if record is not None:
                 settings = stored_settings(record.settings)
             if record is not None or given is not None:
@@ -103,75 +101,21 @@ def check(
         source = given if given is not None else record.source if record is not None else None
         destination_id = found.cluster_id if found is not None else None
         if source is not None:
-            groups = _check_source(sheet, source, record, destination_id, topics, settings)
+            groups = _check_source(sheet, source, record, destination_id, topics, settings, client)
             if settings.sync_group_offsets_enabled and found is not None:
-                with sheet.catching(_DESTINATION, "rights on groups"):
-                    _check_groups(sheet, _DESTINATION, client, groups, "READ")
+                with sheet.catching(DESTINATION, "rights on groups"):
+                    _check_groups(sheet, DESTINATION, client, groups, "READ")
         if record is not None:
-            with sheet.catching(_SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
+            with sheet.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
                 _check_blocked(sheet, store, record)
-            with sheet.catching(_DESTINATION, "rights on topics"):
-                _check_topics(sheet, _DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
-            with sheet.catching(_DESTINATION, "trimming logs"):
+            with sheet.catching(DESTINATION, "rights on topics"):
+                _check_topics(sheet, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
+            with sheet.catching(DESTINATION, "trimming logs"):
                 _check_trimming(sheet, client, [topic.topic for topic in topics])
     return sheet.report()
 
 
-class _Sheet:
-    """Collect lines."""
-
-    def __init__(self, on_line: Callable[[CheckLine], None] | None) -> None:
-        self._lines: list[CheckLine] = []
-        self._codes: set[ExitCode] = set()
-        self._on_line = on_line
-
-    def add(self, cluster: str, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
-        """Write a line; `hint` and `reason` count only when it is not `ok`."""
-        refused = reason in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED)
-        line = CheckLine(cluster=cluster, what=what, ok=ok, message=message)
-        if ok:
-            self._write(line, ExitCode.OK)
-        else:
-            code = ExitCode.UNREACHABLE if refused else ExitCode.REFUSED
-            self._write(replace(line, hint=hint, reason=reason), code)
-
-    def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
-        """Write a line about what works, but has a hint."""
-        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message, hint=hint), ExitCode.OK)
-
-    @contextmanager
-    def catching(self, cluster: str, what: str) -> Iterator[None]:
-        """Turn an error of the body into a line about `what`."""
-        try:
-            yield
-        except UsageError:
-            raise
-        except KmirrorError as error:
-            silent = error.exit_code == ExitCode.UNREACHABLE
-            reason = error.reason or (_SILENT[cluster] if silent else None)
-            line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=error.message, hint=error.hint, reason=reason
-            )
-            self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
-        except OutcomeUnknown as error:
-            line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=str(error), hint="try again", reason=_SILENT[cluster]
-            )
-            self._write(line, ExitCode.UNREACHABLE)
-
-    def report(self) -> CheckReport:
-        """Sum up: a cluster that cannot be worked with weighs more than what would be refused."""
-        worst = ExitCode.UNREACHABLE if ExitCode.UNREACHABLE in self._codes else max(self._codes, default=ExitCode.OK)
-        return CheckReport(tuple(self._lines), worst)
-
-    def _write(self, line: CheckLine, code: ExitCode) -> None:
-        self._lines.append(line)
-        self._codes.add(code)
-        if self._on_line is not None:
-            self._on_line(line)
-
-
-def _reach(sheet: _Sheet, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
+def _reach(sheet: Sheet, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
     found = None
     with sheet.catching(cluster, "reachable"):
         found = client.metadata([], timeout=REACH_TIMEOUT_S)
@@ -180,7 +124,7 @@ def _reach(sheet: _Sheet, cluster: str, client: ClusterClient) -> ClusterMetadat
     return found
 
 
-def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
+def _check_cluster(sheet: Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
     for broker in found.brokers.values():
         what = f"broker {broker.node_id}"
         with sheet.catching(cluster, what):
@@ -188,20 +132,20 @@ def _check_cluster(sheet: _Sheet, cluster: str, client: ClusterClient, found: Cl
             sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", too_old(role))
 
 
-def _check_rights(sheet: _Sheet, client: ClusterClient) -> frozenset[int] | None:
+def _check_rights(sheet: Sheet, client: ClusterClient) -> frozenset[int] | None:
     """Return what we may do on the destination, empty when it is not told, None when there is no answer."""
     operations: frozenset[int] | None = None
-    with sheet.catching(_DESTINATION, "rights on cluster"):
+    with sheet.catching(DESTINATION, "rights on cluster"):
         operations = cluster_operations(client)
         missing = lacks(operations, _NEEDED_ON_CLUSTER)
         if missing:
             said = f"we lack {', '.join(missing)}; it is enough to have it on the topics that are to be created"
-            sheet.warn(_DESTINATION, "rights on cluster", said, grant_line(client.config, ("CREATE",), "--cluster"))
+            sheet.warn(DESTINATION, "rights on cluster", said, grant_line(client.config, ("CREATE",), "--cluster"))
         else:
             said = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
             if not operations:
                 said = "unknown without DESCRIBE on the cluster; rights on topics may be enough"
-            sheet.add(_DESTINATION, "rights on cluster", True, said, "")
+            sheet.add(DESTINATION, "rights on cluster", True, said, "")
     return operations
 
 
@@ -211,19 +155,19 @@ def _given(properties: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
 
 
 def _check_own_rights(
-    sheet: _Sheet,
+    sheet: Sheet,
     client: ClusterClient,
     settings: Settings,
     topics: tuple[TopicRecord, ...],
     properties: Mapping[str, str],
 ) -> None:
     """Tell what kmirror lacks on what is its own, how mirror topics are protected, and what is needed at least."""
-    with sheet.catching(_DESTINATION, "kmirror's own"):
+    with sheet.catching(DESTINATION, "kmirror's own"):
         for name, missing in lacking_on_own(client).items():
             ids = name == OWN_TRANSACTIONAL_IDS
             resource = f"--transactional-id {name} --resource-pattern-type prefixed" if ids else f"--topic {name}"
             sheet.add(
-                _DESTINATION,
+                DESTINATION,
                 f"rights on transactional ids {name}*" if ids else f"rights on topic {name}",
                 False,
                 f"we lack {', '.join(missing)}",
@@ -231,7 +175,7 @@ def _check_own_rights(
                 Reason.NOT_AUTHORIZED,
             )
     names = [topic.topic for topic in topics]
-    with sheet.catching(_DESTINATION, "protection"):
+    with sheet.catching(DESTINATION, "protection"):
         store = StateStore(client.config)
         try:
             state = store.read()
@@ -240,15 +184,15 @@ def _check_own_rights(
         denied = {topic.topic: state.rights(topic.mirror, topic.topic).denied for topic in topics}
         view = protection_view(client, settings, denied)
         if view.hint:
-            sheet.warn(_DESTINATION, "protection", view.message, view.hint)
+            sheet.warn(DESTINATION, "protection", view.message, view.hint)
         else:
-            sheet.add(_DESTINATION, "protection", True, view.message, "")
-    with sheet.catching(_DESTINATION, "least rights"):
+            sheet.add(DESTINATION, "protection", True, view.message, "")
+    with sheet.catching(DESTINATION, "least rights"):
         prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
-        _least_rights(sheet, _DESTINATION, client, destination_grants(settings, names or prefixed))
+        _least_rights(sheet, DESTINATION, client, destination_grants(settings, names or prefixed))
 
 
-def _least_rights(sheet: _Sheet, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
+def _least_rights(sheet: Sheet, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
     lines = grant_lines(client, grants)
     if lines:
         said = "\n".join(["rights that kmirror needs here (commands for an administrator):", *lines])
@@ -256,7 +200,7 @@ def _least_rights(sheet: _Sheet, cluster: str, client: ClusterClient, grants: tu
 
 
 def _check_filling(
-    sheet: _Sheet,
+    sheet: Sheet,
     config: ClientConfig,
     operations: frozenset[int],
     record: MirrorRecord | None,
@@ -264,7 +208,7 @@ def _check_filling(
 ) -> None:
     """Tell how the lanes will fill offsets at which the source shows nothing."""
     if any(OPERATIONS[name] in operations for name in _EITHER_FOR_MARKERS):
-        sheet.add(_DESTINATION, "filling offsets", True, "by markers", "")
+        sheet.add(DESTINATION, "filling offsets", True, "by markers", "")
         return
     known = (
         "neither ALTER nor CLUSTER_ACTION on the cluster is granted"
@@ -273,7 +217,7 @@ def _check_filling(
     )
     ids = _filling_ids(record.name if record is not None else "MIRROR")
     sheet.warn(
-        _DESTINATION,
+        DESTINATION,
         "filling offsets",
         f"by empty transactions (slow: about 100 offsets a second per partition) ({known}); whether WRITE on "
         f"the transactional ids {ids}* is granted cannot be known from here",
@@ -294,19 +238,19 @@ def _filling_ids(mirror: str) -> str:
     return filling_transactional_id(mirror, 0).removesuffix("0")
 
 
-def _check_trimming(sheet: _Sheet, client: ClusterClient, topics: list[str]) -> None:
+def _check_trimming(sheet: Sheet, client: ClusterClient, topics: list[str]) -> None:
     lacking = sorted(missing_rights(client, topics, _NEEDED_TO_TRIM))
     needed = ", ".join(_NEEDED_TO_TRIM)
     if lacking:
         sheet.warn(
-            _DESTINATION,
+            DESTINATION,
             "trimming logs",
             f"we lack {needed} on {len(lacking)} of {counted(len(topics), 'topic')}: it is needed where the log is to "
             "begin above 0, now or later; for compact-only topics ALTER_CONFIGS too",
             grant_line(client.config, ("DELETE",), _topic_options(lacking)),
         )
     elif topics:
-        sheet.add(_DESTINATION, "trimming logs", True, f"we have {needed} on {counted(len(topics), 'topic')}", "")
+        sheet.add(DESTINATION, "trimming logs", True, f"we have {needed} on {counted(len(topics), 'topic')}", "")
 
 
 def _topic_options(topics: list[str]) -> str:
@@ -317,75 +261,49 @@ def _topic_options(topics: list[str]) -> str:
 
 
 def _remembered(
-    sheet: _Sheet, client: ClusterClient, mirror: str | None
+    sheet: Sheet, client: ClusterClient, mirror: str | None
 ) -> tuple[MirrorRecord | None, tuple[TopicRecord, ...], State]:
     record: MirrorRecord | None = None
     topics: tuple[TopicRecord, ...] = ()
     state = State()
     store = StateStore(client.config)
     try:
-        with sheet.catching(_DESTINATION, "kmirror's memory"):
+        with sheet.catching(DESTINATION, "kmirror's memory"):
             state = store.read()
             if mirror is not None:
                 record = require_mirror(state, mirror)
                 topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
             names = ", ".join(known.name for known in state.mirrors) or "none"
-            sheet.add(_DESTINATION, "kmirror's memory", True, f"mirrors stored here: {names}", "")
+            sheet.add(DESTINATION, "kmirror's memory", True, f"mirrors stored here: {names}", "")
     finally:
         store.close()
     return record, topics, state
 
 
-def _check_powers(sheet: _Sheet, client: ClusterClient, state: State, mirror: str | None) -> None:
-    """Tell who can stop or damage which mirrors."""
-    what = "power over all mirrors"
-    mirrors = {
-        one.name: [topic.topic for topic in state.topics(one.name) if topic.desired is not DesiredState.STOPPED]
-        for one in state.mirrors
-    }
-    login = login_principal(client.config)
-    with sheet.catching(_DESTINATION, what):
-        try:
-            acls = describe_acls(client)
-        except NoAuthorizerError:
-            said = "the destination has no authorizer: whoever reaches it can stop or damage every mirror here"
-            sheet.add(_DESTINATION, what, True, said, "")
-            return
-        except UnreachableError as error:
-            if error.reason is not Reason.NOT_AUTHORIZED:
-                raise
-            sheet.warn(_DESTINATION, what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
-            return
-        for line in power_lines(acls, {login} if login else (), mirrors, (mirror,) if mirror is not None else ()):
-            if line.hint:
-                sheet.warn(_DESTINATION, line.what, line.message, line.hint)
-            else:
-                sheet.add(_DESTINATION, line.what, True, line.message, "")
-
-
 def _check_source(
-    sheet: _Sheet,
+    sheet: Sheet,
     properties: Mapping[str, str],
     record: MirrorRecord | None,
     destination_id: str | None,
     topics: tuple[TopicRecord, ...],
     settings: Settings,
+    destination: ClusterClient,
 ) -> list[str]:
     """Look at the source, and return the groups there that are mirrored, as far as they are seen."""
     groups: list[str] = []
-    with sheet.catching(_SOURCE, "reachable"):
+    with sheet.catching(SOURCE, "reachable"):
         config = client_config(properties)
         with ClusterClient(config) as client:
-            found = _reach(sheet, _SOURCE, client)
+            found = _reach(sheet, SOURCE, client)
             if found is None:
                 return groups
-            _check_cluster(sheet, _SOURCE, client, found, Role.SOURCE)
+            _check_cluster(sheet, SOURCE, client, found, Role.SOURCE)
             if settings.sync_group_offsets_enabled:
-                with sheet.catching(_SOURCE, "rights on groups"):
+                with sheet.catching(SOURCE, "rights on groups"):
                     groups = _check_source_groups(sheet, client, settings)
             another = found.cluster_id != destination_id
             sheet.add(
-                _SOURCE,
+                SOURCE,
                 "another cluster",
                 another,
                 "it is not the destination"
@@ -395,27 +313,29 @@ def _check_source(
                 Reason.LOOP,
             )
             if record is not None:
-                with sheet.catching(_SOURCE, "same cluster as before"):
+                with sheet.catching(SOURCE, "same cluster as before"):
                     require_same_cluster(record.source_cluster_id, found.cluster_id)
-                    sheet.add(_SOURCE, "same cluster as before", True, f"{found.cluster_id}, as recorded", "")
-            with sheet.catching(_SOURCE, "rights on topics"):
-                _check_topics(sheet, _SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+                    sheet.add(SOURCE, "same cluster as before", True, f"{found.cluster_id}, as recorded", "")
+            with sheet.catching(SOURCE, "rights on topics"):
+                _check_topics(sheet, SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
             if settings.sync_topic_acls_enabled:
-                with sheet.catching(_SOURCE, "ACLs"):
+                with sheet.catching(SOURCE, "ACLs"):
                     has = len(describe_acls(client)) if has_authorizer(client) else 0
-                    sheet.add(_SOURCE, "ACLs", True, f"{has} to choose from, as sync.topic.acls.enabled says", "")
-            with sheet.catching(_SOURCE, "least rights"):
+                    sheet.add(SOURCE, "ACLs", True, f"{has} to choose from, as sync.topic.acls.enabled says", "")
+            if destination_id is not None:
+                check_clients(sheet, client, destination, settings)
+            with sheet.catching(SOURCE, "least rights"):
                 names = [topic.source_topic for topic in topics] or list(settings.topics_include.names)
                 memory = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
                 has_mirrors = memory is not None and not memory.error_code
-                _least_rights(sheet, _SOURCE, client, source_grants(settings, names, has_mirrors=has_mirrors))
-            with sheet.catching(_SOURCE, "schemas"):
+                _least_rights(sheet, SOURCE, client, source_grants(settings, names, has_mirrors=has_mirrors))
+            with sheet.catching(SOURCE, "schemas"):
                 _check_schemas(sheet, client, {topic.source_topic for topic in topics})
 
     return groups
 
 
-def _check_blocked(sheet: _Sheet, store: StateStore, record: MirrorRecord) -> None:
+def _check_blocked(sheet: Sheet, store: StateStore, record: MirrorRecord) -> None:
     """Tell of topics to which the source lets nobody write since a promote or switchover."""
     config = client_config(record.source)
 
@@ -425,24 +345,24 @@ def _check_blocked(sheet: _Sheet, store: StateStore, record: MirrorRecord) -> No
 
     for found in blocked_views(store.read(), record.name, admin_options(config), source_acls):
         if found.is_wanted:
-            sheet.warn(_SOURCE, "blocked producers", found.message, found.hint)
+            sheet.warn(SOURCE, "blocked producers", found.message, found.hint)
         else:
-            sheet.add(_SOURCE, "blocked producers", False, found.message, found.hint)
+            sheet.add(SOURCE, "blocked producers", False, found.message, found.hint)
 
 
-def _check_source_groups(sheet: _Sheet, client: ClusterClient, settings: Settings) -> list[str]:
+def _check_source_groups(sheet: Sheet, client: ClusterClient, settings: Settings) -> list[str]:
     groups = [group for group in visible_groups(client) if settings.selects_group(group)]
     if groups:
-        _check_groups(sheet, _SOURCE, client, groups, "DESCRIBE")
+        _check_groups(sheet, SOURCE, client, groups, "DESCRIBE")
     elif not has_authorizer(client):
-        sheet.add(_SOURCE, "rights on groups", True, "there is no group to sync offsets of", "")
+        sheet.add(SOURCE, "rights on groups", True, "there is no group to sync offsets of", "")
     else:
         said = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
-        sheet.warn(_SOURCE, "rights on groups", said, grant_line(client.config, ("DESCRIBE",), "--group '*'"))
+        sheet.warn(SOURCE, "rights on groups", said, grant_line(client.config, ("DESCRIBE",), "--group '*'"))
     return groups
 
 
-def _check_groups(sheet: _Sheet, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
+def _check_groups(sheet: Sheet, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
     some = groups[:_GROUPS_ASKED]
     lacking = lacking_on_groups(client, some, needed)
     if lacking:
@@ -459,13 +379,13 @@ def _check_groups(sheet: _Sheet, cluster: str, client: ClusterClient, groups: li
         sheet.add(cluster, "rights on groups", True, f"we have {needed} on {counted(len(some), 'group')}", "")
 
 
-def _check_schemas(sheet: _Sheet, client: ClusterClient, mirrored: Collection[str]) -> None:
+def _check_schemas(sheet: Sheet, client: ClusterClient, mirrored: Collection[str]) -> None:
     """Warn of a schema registry whose topic stays behind: ids in records are copied as they are."""
     found = client.metadata([_SCHEMAS]).topics.get(_SCHEMAS)
     if found is None or found.error_code or _SCHEMAS in mirrored:
         return
     sheet.warn(
-        _SOURCE,
+        SOURCE,
         "schemas",
         f"the source has a topic {_SCHEMAS}, used by schema registries, and it is not mirrored: schema ids in"
         " records are copied unchanged, so consumers of the mirror need a registry that has them",
@@ -475,7 +395,7 @@ def _check_schemas(sheet: _Sheet, client: ClusterClient, mirrored: Collection[st
 
 
 def _check_topics(
-    sheet: _Sheet, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
+    sheet: Sheet, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
 ) -> None:
     lacking = missing_rights(client, topics, needed)
     for topic, missing in sorted(lacking.items()):
