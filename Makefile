@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-long lint bench clean
+.PHONY: demo check test test-long lint bench docs clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
@@ -29,6 +29,9 @@ lint: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m bench
 
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "kmirror needs Python 3.11 or later; say which with PYTHON=python3.12 make …" >&2; exit 1; }
@@ -39,4 +42,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

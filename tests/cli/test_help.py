@@ -59,6 +59,7 @@ Operate:
   append         Append records from a file at their offsets.
   config         Show or change a mirror's settings.
   delete         Delete a mirror but keep its topics.
+  help           Show a page of the documentation, or the help of a command.
   completion     Print the shell completion script for kmirror and kafka-
                  mirrors.
 
@@ -66,8 +67,8 @@ Try it out:
   sandbox        Run two real Kafka clusters on this machine.
   demo           Watch a copy, crash, failover and failback, step by step.
 
-  `kmirror COMMAND --help` shows the options and examples of a command. To see
-  kmirror work: kmirror demo
+  `kmirror COMMAND --help` shows the options and examples of a command,
+  `kmirror help` the documentation. To see kmirror work: kmirror demo
 """
 
 WAIT_HELP = """\
@@ -163,7 +164,19 @@ def test_every_verb_has_examples_that_can_be_typed(run: Run, name: str, command:
 
 
 def test_every_verb_that_acts_takes_yes() -> None:
-    looks = {"list", "describe", "top", "report", "wait", "verify", "events", "check", "completion", "sandbox status"}
+    looks = {
+        "list",
+        "describe",
+        "top",
+        "report",
+        "wait",
+        "verify",
+        "events",
+        "check",
+        "completion",
+        "help",
+        "sandbox status",
+    }
     context = click.Context(kmirror)
     for name in VERBS:
         command = kmirror.get_command(context, name)
@@ -176,6 +189,8 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    assert without == {"demo", "completion", "report", "top"}
+    assert without == {"demo", "help", "completion", "report", "top"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "Every command except `demo`, `completion`, `report` and `top` takes `--json`" in " ".join(readme.split())
+    assert "Every command except `demo`, `help`, `completion`, `report` and `top` takes `--json`" in " ".join(
+        readme.split()
+    )

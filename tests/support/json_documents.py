@@ -37,7 +37,8 @@ SCHEMAS = ROOT / "src" / "kmirror" / "schemas"
 _INTRODUCTION = """\
 # JSON documents
 
-Every command but `demo` and `completion` prints one JSON document with `--json` (short for `--output json`) to stdout.
+Every command but `demo`, `help`, `completion`, `report` and `top` prints one JSON document with `--json` (short for
+`--output json`) to stdout.
 Warnings, hints and questions go to stderr. For each document there is a JSON Schema (draft 2020-12) in the Python
 package `kmirror`:
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import yaml
 
 from bench import readme
 from kmirror.cli.main import VERBS, kmirror
@@ -167,6 +172,38 @@ def rooms() -> set[str]:
 def test_the_table_of_rooms_has_them_all() -> None:
     table = "".join(re.findall(r"^\| (.*?) \|", (DOCS / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert {name.rstrip("/") for name in re.findall("`([^`]+)`", table)} == rooms()
+
+
+def named_in(nav: Any) -> Iterator[str]:
+    """Yield the pages that a part of mkdocs.yml's nav names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from named_in(part)
+
+
+def test_the_site_names_every_page_once() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert sorted(named_in(nav)) == sorted(["index.md", *pages])
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Links and anchors are looked at, those of README.md too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    first = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'href="operating/' in first
+    assert 'href="https://github.com/kmirror/kmirror/blob/main/CONTRIBUTING.md' in first
 
 
 def test_every_verb_is_in_some_page() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kmirror import __version__
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDERS = ("bench", "completions", "docs", "src", "tests")
+FOLDERS = (".ci", "bench", "completions", "deploy", "docs", "src", "tests")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -68,17 +68,22 @@ def kept(*folders: str) -> set[str]:
 
 
 def test_the_source_distribution_holds_all_that_is_kept(unpacked_sdist: Path) -> None:
-    wanted = kept(*FOLDERS) | {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"}
+    wanted = kept(*FOLDERS) | {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml"}
     assert {"completions/kmirror.bash", "docs/architecture.md"} <= wanted
     assert wanted - files_below(unpacked_sdist) == set()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_its_pages_and_nothing_else(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
-    metadata = f"kmirror-{__version__}.dist-info"
+    metadata, data = (f"kmirror-{__version__}.{kind}" for kind in ("dist-info", "data/data/share"))
     assert f"{metadata}/licenses/LICENSE" in names
+    pages = {f"{data}/doc/kmirror/{name.removeprefix('docs/')}" for name in kept("docs") if name.endswith(".md")}
+    others = ("prometheus/rules.yml", "grafana/kmirror.json", "systemd/kmirror@.service")
     assert {name for name in names if not name.startswith(metadata)} == {
-        name.removeprefix("src/") for name in kept("src")
+        *(name.removeprefix("src/") for name in kept("src")),
+        *pages,
+        f"{data}/doc/kmirror/CHANGELOG.md",
+        *(f"{data}/kmirror/{name}" for name in others),
     }
 
 
@@ -99,3 +104,16 @@ def test_an_installed_wheel_runs_where_there_is_no_checkout(wheel: Path, tmp_pat
     assert shown("kmirror", "--version").strip().endswith(__version__)
     assert "\n  create " in shown("kmirror", "--help")
     assert "--create" in shown("kafka-mirrors", "--help")
+    assert "--create" in shown("kafka-mirrors.sh", "--help")
+    assert shown("kmirror", "completion", "bash") == (ROOT / "completions" / "kmirror.bash").read_text(encoding="utf-8")
+    topics = {line.split()[0] for line in shown("kmirror", "help").splitlines()}
+    assert topics == {"CHANGELOG", *(name[len("docs/") : -len(".md")] for name in kept("docs") if name.endswith(".md"))}
+    drill = (ROOT / "docs" / "runbooks" / "drill.md").read_text(encoding="utf-8")
+    assert shown("kmirror", "help", "runbooks/drill") == drill
+    read = (
+        "from importlib.resources import files; import kmirror.client as c, kmirror.ops.serve.page, json;"
+        "print(len([json.loads(one.read_text()) for one in (files('kmirror') / 'schemas').iterdir()]), c.Client('b:1'))"
+    )
+    schemas = len(list((ROOT / "src" / "kmirror" / "schemas").glob("*.json")))
+    told = run(python, "-c", read, cwd=tmp_path, PYTHONPATH=where)
+    assert told == f"{schemas} Client('b:1')\n"

@@ -59,6 +59,7 @@ SECTIONS = {
         "append": ("appending", "Append records from a file at their offsets."),
         "config": ("mirrors", "Show or change a mirror's settings."),
         "delete": ("mirrors", "Delete a mirror but keep its topics."),
+        "help": ("pages", "Show a page of the documentation, or the help of a command."),
         "completion": ("completion", "Print the shell completion script for kmirror and kafka-mirrors."),
     },
     "Try it out": {
@@ -102,7 +103,8 @@ kmirror = Verbs(
     "kmirror",
     help="Mirror Kafka topics between stock clusters with the same offsets, record for record."
     " All commands connect to the destination; the mirror stores how to reach its source.",
-    epilog="`kmirror COMMAND --help` shows the options and examples of a command. To see kmirror work: kmirror demo",
+    epilog="`kmirror COMMAND --help` shows the options and examples of a command, `kmirror help` the documentation."
+    " To see kmirror work: kmirror demo",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     params=[
         click.Option(
