@@ -54,7 +54,7 @@ class Destination:
             UnreachableError: it does not answer or refuses us (DESTINATION_UNREACHABLE, AUTHENTICATION_FAILED …).
             RefusedError: it is not the cluster of `expect_cluster_id`.
         """
-        config = client_config(properties)
+        config = client_config(properties).as_destination()
         client = ClusterClient(config)
         try:
             with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):

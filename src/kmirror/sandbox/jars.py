@@ -116,8 +116,24 @@ def token_server_jars(
 
     Raises UnreachableError when the download fails.
     """
-    _, name, version = _TOKEN_SERVER
-    wanted = _Wanted(f"the token server {version}", f"{name}-{version}", _ivy_file([_TOKEN_SERVER]), 28)
+    return artifact_jars(*_TOKEN_SERVER, 28, environ, report, watch)
+
+
+def artifact_jars(
+    organisation: str,
+    name: str,
+    version: str,
+    megabytes: int,
+    environ: Mapping[str, str],
+    report: Callable[[str], None] = lambda line: None,
+    watch: Watch = unwatched,
+) -> KafkaJars:
+    """Return the jars of an artifact and of all that it needs, fetching them the first time.
+
+    Raises UnreachableError when the download fails.
+    """
+    ivy = _ivy_file([(organisation, name, version)])
+    wanted = _Wanted(f"{name} {version}", f"{name}-{version}", ivy, megabytes)
     return _cached(wanted, version, f"{name}-{version}.jar", environ, report, watch)
 
 
@@ -255,7 +271,7 @@ def _why(output: str) -> str:
 
 def _fetch_error(title: str, why: str) -> UnreachableError:
     return UnreachableError(
-        f"{title[0].upper()}{title[1:]} could not be fetched: {why}",
+        f"{title} could not be fetched: {why}",
         "Check the version and the network (behind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
         "-Dhttps.proxyPort=…'), or unpack a Kafka release yourself and set KAFKA_HOME.",
     )

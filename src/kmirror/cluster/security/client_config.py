@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
@@ -47,6 +48,8 @@ class ClientConfig:
     password: str | None = field(default=None, repr=False)
     #: Where tokens come from, of OAUTHBEARER.
     tokens: TokenSource | None = None
+    #: Whose tickets log in, of GSSAPI.
+    kerberos: KerberosLogin | None = None
     #: PEM text of the trusted certificates; None for the ones this machine trusts.
     ca_pem: str | None = field(default=None, repr=False)
     #: PEM text of the client's certificate and the chain above it; None without client authentication.
@@ -128,6 +131,19 @@ class ClientConfig:
                     "check that the key belongs to the certificate, and ssl.key.password",
                 ) from None
 
+    def as_destination(self) -> ClientConfig:
+        """Return it, for a cluster that librdkafka, too, has to log in to.
+
+        Raises:
+            UsageError: it cannot log in this way.
+        """
+        if self.kerberos is None:
+            return self
+        raise UsageError(
+            "a destination cannot be logged in to by Kerberos: librdkafka, as its wheels come, has no GSSAPI",
+            "give kmirror a listener of the destination with another sasl.mechanism; a source may have GSSAPI",
+        )
+
     def librdkafka(self, **extra: object) -> dict[str, object]:
         """Return the configuration for confluent-kafka, `extra` (librdkafka's names, `**{"a.b": 1}`) on top.
 
@@ -193,6 +209,7 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         username=login.username,
         password=login.password,
         tokens=login.tokens,
+        kerberos=login.kerberos,
         ca_pem=tls.ca_pem,
         certificate_pem=tls.certificate_pem,
         key_pem=tls.key_pem,

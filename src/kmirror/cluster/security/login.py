@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from kmirror.cluster.security import msk
+from kmirror.cluster.security import kerberos, msk
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
+from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.properties import is_reference, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.token_endpoint import Tls, TokenEndpoint, TokenFile
@@ -21,6 +22,7 @@ _MODULES = {
     "SCRAM-SHA-512": "ScramLoginModule",
     "OAUTHBEARER": "OAuthBearerLoginModule",
     msk.MECHANISM: "IAMLoginModule",
+    kerberos.MECHANISM: "Krb5LoginModule",
 }
 SASL_MECHANISMS = tuple(_MODULES)
 _BY_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -53,6 +55,7 @@ class Login:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tokens: TokenSource | None = None
+    kerberos: KerberosLogin | None = None
 
 
 def check_handlers(reader: PropertyReader) -> None:
@@ -78,16 +81,17 @@ def read_login(reader: PropertyReader, hosts: Iterable[str], tls_of: TlsOf) -> L
         UsageError: something is missing, contradictory or not supported.
         UnreachableError: reason SECRET_UNRESOLVED; a reference has no value here.
     """
-    mechanism = reader.text("sasl.mechanism")
+    mechanism = reader.text("sasl.mechanism") or kerberos.MECHANISM
     if mechanism not in SASL_MECHANISMS:
-        given = f"sasl.mechanism={mechanism}" if mechanism else "sasl.mechanism is not set, and GSSAPI, its default,"
-        raise UsageError(f"{given} is not supported yet", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
+        raise UsageError(f"sasl.mechanism={mechanism} is not supported", f"kmirror knows {', '.join(SASL_MECHANISMS)}")
     options = _Options(reader, _jaas_entry(reader, mechanism))
     if mechanism == msk.MECHANISM or reader.text(_LOGIN_HANDLER) == msk.LOGIN_HANDLER:
         login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
         return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
         return Login(mechanism, tokens=_token_source(options, tls_of))
+    if mechanism == kerberos.MECHANISM:
+        return Login(mechanism, kerberos=_kerberos_login(options))
     username, password = options.text("username"), options.text("password")
     if not username or not password:
         raise UsageError(f"{_JAAS} lacks the {'password' if username else 'username'}", "name both, in quotes")
@@ -127,6 +131,14 @@ def _jaas_entry(reader: PropertyReader, mechanism: str) -> JaasEntry:
             f"{_JAAS}: {entries[0].login_module} does not fit sasl.mechanism={mechanism}", f"it takes {expected}"
         )
     return entries[0]
+
+
+def _kerberos_login(options: _Options) -> KerberosLogin:
+    key = "sasl.kerberos.service.name"
+    service = options.either(key, "serviceName")
+    if service is None:
+        raise UsageError(f"{key} is missing", f"set {key} to the first part of the brokers' principals, often kafka")
+    return KerberosLogin(service, options.text("principal"), options.text("keyTab"), options.text("ticketCache"))
 
 
 def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmirror.cluster.security.client_config import ClientConfig, scram_escaped
+from kmirror.cluster.security.kerberos import KerberosClient
 from kmirror.cluster.security.msk import MskLogin
 from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
@@ -37,7 +38,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             else f"the broker answers with error {handshake.error_code}",
             Reason.AUTHENTICATION_FAILED,
         )
-    mechanism = bearer or _mechanism(config)
+    mechanism = bearer or _mechanism(config, address)
     lifetime_ms = 0
     try:
         while not mechanism.is_done():
@@ -54,6 +55,9 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             "check that this is the right cluster",
             Reason.AUTHENTICATION_FAILED,
         ) from None
+    finally:
+        if isinstance(mechanism, KerberosClient):
+            mechanism.close()
     return lifetime_ms
 
 
@@ -91,6 +95,12 @@ def _refusal(config: ClientConfig, address: str, why: str) -> UnreachableError:
             else "the broker's log says why: issuer, audience, signature or time; compare the clocks",
             Reason.AUTHENTICATION_FAILED,
         )
+    if config.kerberos is not None:
+        return UnreachableError(
+            f"{address} refuses {config.kerberos}: {why}",
+            "the broker's log says why; compare sasl.kerberos.service.name with its principal, and the clocks",
+            Reason.AUTHENTICATION_FAILED,
+        )
     return UnreachableError(
         f"{address} refuses user {config.username}: {why}",
         f"check user name and password, and that the user has credentials for {config.sasl_mechanism}",
@@ -98,10 +108,12 @@ def _refusal(config: ClientConfig, address: str, why: str) -> UnreachableError:
     )
 
 
-def _mechanism(config: ClientConfig) -> Any:
+def _mechanism(config: ClientConfig, address: str) -> Any:
     from kafka.net.sasl.plain import SaslMechanismPlain
     from kafka.net.sasl.scram import SaslMechanismScram
 
+    if config.kerberos is not None:
+        return KerberosClient(config.kerberos, address.rpartition(":")[0])
     username = config.username or ""
     if config.sasl_mechanism == "PLAIN":
         return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=config.password)

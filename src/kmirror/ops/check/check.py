@@ -78,7 +78,7 @@ def check(
     """
     sheet = Sheet(on_line)
     given, settings = (None, Settings()) if properties is None else _given(properties)
-    with ClusterClient(client_config(destination_properties)) as client:
+    with ClusterClient(client_config(destination_properties).as_destination()) as client:
         found = _reach(sheet, DESTINATION, client)
         if found is not None:
             _check_cluster(sheet, DESTINATION, client, found, Role.DESTINATION)

@@ -1,0 +1,71 @@
+"""Logins by Kerberos as properties say them, and what cannot be done with them."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kmirror.cluster.security import kerberos
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.kerberos import KerberosClient, KerberosLogin
+from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.ops.check.check import check
+from kmirror.ops.context import Destination
+
+MODULE = "com.sun.security.auth.module.Krb5LoginModule required"
+PROPERTIES = {
+    "bootstrap.servers": "kafka1.example.com:9092",
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.kerberos.service.name": "kafka",
+    "sasl.jaas.config": f'{MODULE} useKeyTab=true storeKey=true keyTab="/etc/k.keytab" principal="km@EXAMPLE.COM";',
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "login"),
+    [
+        ({}, KerberosLogin("kafka", "km@EXAMPLE.COM", "/etc/k.keytab")),
+        ({"sasl.mechanism": "GSSAPI", "sasl.jaas.config": f"{MODULE} useTicketCache=true;"}, KerberosLogin("kafka")),
+        (
+            {"sasl.jaas.config": f'{MODULE} useTicketCache=true ticketCache="/tmp/cc";'},
+            KerberosLogin("kafka", ticket_cache="/tmp/cc"),
+        ),
+        (
+            {"sasl.kerberos.service.name": "", "sasl.jaas.config": f"{MODULE} serviceName=broker;"},
+            KerberosLogin("broker"),
+        ),
+    ],
+)
+def test_who_logs_in_to_which_service(changes: dict[str, str], login: KerberosLogin) -> None:
+    config = client_config({**PROPERTIES, **changes}, {})
+    assert (config.sasl_mechanism, config.kerberos) == ("GSSAPI", login)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_the_service_has_to_be_named() -> None:
+    with pytest.raises(UsageError, match=r"sasl\.kerberos\.service\.name is missing") as caught:
+        client_config({**PROPERTIES, "sasl.kerberos.service.name": ""}, {})
+    assert "often kafka" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("verb", [Destination.open, check])
+def test_a_destination_that_wants_tickets_is_refused_at_once(verb: Callable[[dict[str, str]], Any]) -> None:
+    with pytest.raises(UsageError, match="a destination cannot be logged in to by Kerberos") as caught:
+        verb(PROPERTIES)
+    assert "a source may have GSSAPI" in str(caught.value.hint)
+
+
+def test_a_machine_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    kerberos._library.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(UnreachableError, match=r"need libgssapi_krb5\.so\.2, which this machine does not") as caught:
+        KerberosClient(KerberosLogin("kafka"), "kafka1.example.com")
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    assert "apt-get install libgssapi-krb5-2" in str(caught.value.hint)
