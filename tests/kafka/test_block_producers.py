@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kmirror.cluster.acls import describe_acls
 from kmirror.cluster.client import ClusterClient
@@ -97,8 +99,37 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
         assert any("would deny WRITE to everybody" in one for one in drill.result.warnings), drill.result.warnings
         assert move.denials == set()
 
-        done = promote(move.destination, request)
+        end, acknowledged, refused = threading.Event(), list[bytes | None](), list[int]()
+        producer = Producer({**client_config(move.source.client_properties("app")).librdkafka(), "linger.ms": 0})
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                acknowledged.append(message.value())
+            else:
+                refused.append(error.code())
+
+        def write() -> None:
+            for number in itertools.count():
+                if end.wait(0.005) or refused:
+                    break
+                try:
+                    producer.produce(topic, b"%d" % number, partition=0, on_delivery=delivered)
+                except KafkaException as error:  # its library forgets the topic once it is refused
+                    refused.append(error.args[0].code())
+                producer.poll(0)
+            producer.flush(30)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            done = promote(move.destination, request)
+        finally:
+            end.set()
+            writer.join()
     assert done.result.exit_code == 0, done.result
+    assert refused, "the producer wrote until it was blocked"
+    assert len(acknowledged) > 10
+    assert [record.value for record in shown(move.moved_to, topic)] == [b"v", *acknowledged]
     assert move.denials == {denial(topic, "*")}
     assert written(move.source, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(move.source, "app", other) is None

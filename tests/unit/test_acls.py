@@ -206,7 +206,7 @@ def test_what_clients_of_stopped_topics_live_by_is_not_deleted() -> None:
 def test_rights_are_stored_whole() -> None:
     made, denied, held = (tuple(acls("topic", "t", "app", one)) for one in ("READ", "DESCRIBE", "WRITE"))
     for record in (
-        RightsRecord("m", "t", made, denied, held, "why", denied, 5, {"newer": 1}),
+        RightsRecord("m", "t", made, denied, held, "why", denied, 5, 6, {"newer": 1}),
         RightsRecord("m", SHARED),
     ):
         assert decode(*encode(record)) == record

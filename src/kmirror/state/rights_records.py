@@ -7,7 +7,7 @@ with this record alone, and no source, a topic's rights can be lifted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
@@ -27,7 +27,8 @@ class RightsRecord:
     writing, None where everyone is.
 
     `blocked` is at the source, not here: it keeps producers from writing there while the topic moves and after that,
-    from some moment after `blocked_ms` (epoch milliseconds) on.
+    from some moment after `blocked_ms` (epoch milliseconds) on. At `writable_ms` the topic was proved to take writes
+    here.
     """
 
     mirror: str
@@ -38,12 +39,17 @@ class RightsRecord:
     detected_only: str | None = None
     blocked: tuple[AclBinding, ...] = ()
     blocked_ms: int | None = None
+    writable_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, ...]:
         """The key under which it is stored."""
         return ("rights", self.mirror, self.topic)
+
+    def unblocked(self) -> RightsRecord:
+        """Return the record without the denial at the source."""
+        return replace(self, blocked=(), blocked_ms=None, writable_ms=None)
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to store."""

@@ -54,6 +54,10 @@ class SourceCut:
         self.since_ms: dict[str, int | None] = {
             topic: rights.blocked_ms for topic in topics if (rights := state.rights(mirror, topic)).blocked
         }
+        #: When topics that were cut off were proved to take writes at the destination.
+        self.writable_ms: dict[str, int] = {
+            topic: at for topic in self.since_ms if (at := state.rights(mirror, topic).writable_ms) is not None
+        }
         #: When the source took writes again, by mirror topic.
         self.lifted_ms: dict[str, int] = {}
 
@@ -114,7 +118,7 @@ class SourceCut:
         def decide(state: State) -> Changes:
             # one that is there is ours already where it is on record, and otherwise somebody else's
             records = [
-                replace(state.rights(self._mirror, topic), blocked=(one,), blocked_ms=at)
+                replace(state.rights(self._mirror, topic), blocked=(one,), blocked_ms=at, writable_ms=None)
                 for topic, one in wanted.items()
                 if one not in present
             ]
@@ -122,6 +126,19 @@ class SourceCut:
             return Changes(tuple(records), (), (event,)) if records else Changes()
 
         change(self._destination, self._mirror, decide)
+
+    def note_writable(self, writable_ms: Mapping[str, int]) -> None:
+        """Remember when topics that were cut off were proved to take writes at the destination.
+
+        Raises:
+            UnreachableError: the destination does not answer.
+        """
+        state = self._destination.state()
+        rights = {topic: state.rights(self._mirror, topic) for topic in writable_ms}
+        cut = {t: replace(one, writable_ms=writable_ms[t]) for t, one in rights.items() if one.blocked}
+        if cut:
+            write_rights(self._destination, self._mirror, cut)
+        self.writable_ms |= writable_ms
 
     def lift(self, topics: Collection[str]) -> str | None:
         """Let producers write again to the sources of topics that are mirrored on; return what went wrong.
@@ -144,7 +161,7 @@ class SourceCut:
             _raise_first(delete_acls(self._source, bindings))
             await_acls(self._source, (), bindings)
             at = now_ms()
-            forgotten = {name: replace(rights, blocked=(), blocked_ms=None) for name, rights in ours.items()}
+            forgotten = {name: rights.unblocked() for name, rights in ours.items()}
             write_rights(self._destination, self._mirror, forgotten)
             event = self._event("UNBLOCKED", list(ours))
             change(self._destination, self._mirror, lambda _: Changes((), (), (event,)))
@@ -243,7 +260,7 @@ def forget_handed_over(
     try:
         with Destination.open(there, cluster_id) as primary:
             state = primary.state()
-            records = {topic: replace(state.rights(mirror, topic), blocked=(), blocked_ms=None) for topic in taken}
+            records = {topic: state.rights(mirror, topic).unblocked() for topic in taken}
             write_rights(primary, mirror, records)
     except (KmirrorError, OutcomeUnknown) as error:
         return f"the new primary still has on record that producers are denied WRITE here, which is harmless: {error}"

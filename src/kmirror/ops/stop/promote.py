@@ -319,7 +319,7 @@ class _Promotion:
         state = self.destination.state()
         topics = {name: state.topic(self.request.mirror, name) for name in chosen}
         cut_off = [name for name, topic in topics.items() if topic is not None and not is_mirrored(topic)]
-        rows = blocked_topics(self.cut.since_ms, self.cut.lifted_ms, self.done.writable_ms, cut_off)
+        rows = blocked_topics(self.cut.since_ms, self.cut.lifted_ms, self.cut.writable_ms, cut_off)
         left = [row.topic for row in rows if row.denial is not Denial.LIFTED]
         lines = self.cut.unblocking(state, left)
         self.done.warnings += blocked_told(rows, lines)
@@ -377,7 +377,8 @@ class _Promotion:
         done = stop(self.destination, request)
         self.done.warnings += [w for w in done.warnings if w not in self.done.warnings]
         self.done.groups += done.groups
-        self.done.writable_ms |= done.writable_ms
+        if self.cut.since_ms:
+            self.cut.note_writable(done.writable_ms)
         for name, seconds in done.steps.items():
             self.done.steps[name] = self.done.steps.get(name, 0.0) + seconds
         rows, warnings = after_the_stop(self.source, self.waiting, done)
