@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.tables import TopicState
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, promote
 from kmirror.ops.stop.switchover import SwitchoverRequest, switchover
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import ROOT, command
 from tests.support.json_documents import check as check_document
+from tests.support.killed import Moment, run_killed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, selector
 from tests.support.visible import shown
@@ -232,3 +236,26 @@ def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move
         assert back.result.exit_code == 0, back.result
     assert move.denials == set()
     assert written(move.source, "app", topic) is None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("moment", [*(Moment("after", number) for number in range(1, 8)), Moment("before", 3)], ids=str)
+def test_killed_at_a_record_a_denial_is_on_record_and_the_same_command_finishes(move: Move, moment: Moment) -> None:
+    topic, _ = move.topics
+    may_alter(move)
+    words = ("--mirror", move.mirror, "--topics", topic, "--block-producers", "--timeout", "90s")
+    line = command(move.moved_to, "promote", *words)
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        was_killed, killed = run_killed(moment, line)
+        print(f"{moment}:\n{killed.stderr}")  # noqa: T201 - shown with a failure
+        assert move.denials <= set(move.destination.state().rights(move.mirror, topic).blocked)
+        assert was_killed
+        assert (len(move.denials) == 1) is (moment not in (Moment("after", 1), Moment("after", 2)))
+        again = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=180)
+        assert again.returncode == 0, again.stderr
+    assert move.denials == {denial(topic, "*")}
+    states = {row.topic: row.topic_state for row in describe(move.destination, move.mirror)}
+    assert states[topic] is TopicState.STOPPED

@@ -117,15 +117,12 @@ def promote_verb(
     master: str,
     report: str | None,
 ) -> int:
-    if together and batch is not None:
-        raise UsageError("--together and --batch exclude each other", "give one of them: each batch is stopped whole")
     if pause_ms is not None and batch is None:
         raise UsageError("--pause requires --batch", "give both, or neither")
     if allow_producers and idle_ms is not None:
         raise UsageError("--idle and --allow-producers exclude each other", "give one of them")
-    if block_producers and (allow_producers or idle_ms is not None):
-        other = "--allow-producers" if allow_producers else "--idle"
-        raise UsageError(f"--block-producers and {other} exclude each other", "give one of them")
+    if block_producers and idle_ms is not None:
+        raise UsageError("--idle and --block-producers exclude each other", "give one of them")
     from kmirror.ops.run.signals import stopping
     from kmirror.ops.stop.batches import promote_in_batches
     from kmirror.ops.stop.promote import IDLE_MS, PromoteRequest, promote

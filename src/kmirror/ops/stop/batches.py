@@ -75,6 +75,8 @@ def promote_in_batches(
     """
     if size < 1:
         raise UsageError(f"--batch {size} is no number of topics", "give 1 or more")
+    if request.together:
+        raise UsageError("--together and --batch exclude each other", "give one of them: each batch is stopped whole")
     began, began_ms, event = time.monotonic(), now_ms(), stopping or threading.Event()
     state = destination.state()
     mirror = require_mirror(state, request.mirror)

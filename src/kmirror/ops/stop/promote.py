@@ -118,6 +118,8 @@ def promote(
     if request.timeout_ms is not None and request.timeout_ms <= 0:
         raise UsageError("--timeout is not positive", "give a duration such as 30m")
     if request.block_producers:
+        if request.idle_ms is None:
+            raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
         request = replace(request, idle_ms=0)
     began_ms, show = now_ms(), _Show(watcher)
     until = None if request.timeout_ms is None else show.began + request.timeout_ms / 1000
