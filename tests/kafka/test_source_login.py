@@ -5,19 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.tokens import TOKENS, TokenSource
 from kmirror.engine.control.source_login import LoginReport, SourceLogin
-from kmirror.errors import KmirrorError, Reason
+from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.sandbox.cluster import SandboxCluster
+from kmirror.state.client import Deadline
+from kmirror.state.store import StateStore
+from kmirror.state.writer import Writer
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.leader import create_topic
 from tests.support.local_engine import LocalEngine
@@ -164,3 +168,60 @@ def produce_with(cluster: SandboxCluster, topic: str, value: str) -> None:
     producer = Producer(client_config(cluster.client_properties()).librdkafka())
     producer.produce(topic, value)
     assert producer.flush(30) == 0
+
+
+def test_a_password_that_is_refused_is_looked_for_in_its_file(guarded_cluster: SandboxCluster, tmp_path: Path) -> None:
+    """As for a destination, whose login nobody renews: new connections, and what writes the state, take the new one."""
+    cluster, user, file = guarded_cluster, "nobody", tmp_path / "login"
+    properties = cluster.client_properties(user)
+    line, first, second = properties["sasl.jaas.config"], "nobody-secret", "changed-secret"
+    third = "changed-again-secret"
+    file.write_text(line)
+    config = client_config({**properties, "sasl.jaas.config": f"${{dir:{tmp_path}:login}}"})
+    state = StateStore(config)
+    try:
+        with ClusterClient(config) as client:
+            file.write_text(line.replace(first, second))
+            client.metadata([])
+            assert state.config["sasl.password"] == first, "the one in use is not refused"
+            set_password(cluster, user, second)
+            client.close()
+            client.metadata([])
+            assert state.config["sasl.password"] == second
+            AdminClient(state.config).list_topics(timeout=30)
+            set_password(cluster, user, third)
+            file.write_text(line.replace(first, third))
+            writer, state.watch.reached = Writer(state, "engine", "m"), True
+            for reason in (Reason.AUTHENTICATION_FAILED, Reason.NOT_AUTHORIZED):  # the second time the login is right
+                with pytest.raises(UnreachableError) as refused:
+                    writer.open(Deadline(30))
+                assert refused.value.reason is reason
+            set_password(cluster, user, first)
+            client.close()
+            with pytest.raises(UnreachableError) as refused:
+                client.metadata([])
+            assert refused.value.reason is Reason.AUTHENTICATION_FAILED
+            assert second not in f"{refused.value}{refused.value.hint}"
+            file.write_text(line)
+            client.metadata([])
+            assert state.config["sasl.password"] == first
+    finally:
+        set_password(cluster, user, first)
+
+
+def set_password(cluster: SandboxCluster, user: str, password: str) -> None:
+    """Change a password, and wait until the broker knows it."""
+    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    wanted = UserScramCredentialUpsertion(user, credential, password.encode())
+    for done in admin.alter_user_scram_credentials([wanted]).values():
+        done.result(30)
+    config = client_config(cluster.client_properties(user)).librdkafka(**{"sasl.password": password, "log_level": 0})
+
+    def is_known() -> bool:
+        try:
+            return bool(AdminClient(config).list_topics(timeout=1).brokers)
+        except KafkaException:
+            return False
+
+    wait_until(is_known)

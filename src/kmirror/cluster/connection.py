@@ -21,6 +21,7 @@ from typing import Any
 
 from kmirror.cluster.protocol.wire import INT32, Buffer, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
@@ -75,9 +76,24 @@ class Connection:
     def open(cls, host: str, port: int, config: ClientConfig) -> Connection:
         """Connect, shake hands (TLS, API versions, SASL) and return the connection.
 
+        Where the password is refused, and the file that it is from holds another one, that is tried.
+
         Raises:
             ConnectFailedError: not reachable, not Kafka, or not with this configuration.
         """
+        known = RENEWED.current(config)
+        try:
+            return cls._open(host, port, known)
+        except UnreachableError as error:
+            another = config.with_password_as_it_is()
+            if error.reason is not Reason.AUTHENTICATION_FAILED or another == known:
+                raise
+        connection = cls._open(host, port, another)
+        RENEWED.take(config, another)
+        return connection
+
+    @classmethod
+    def _open(cls, host: str, port: int, config: ClientConfig) -> Connection:
         timeout = config.connect_timeout_ms / 1000
         try:
             sock = socket.create_connection((host, port), timeout=timeout)
@@ -101,7 +117,7 @@ class Connection:
             # the broker's word on our certificate comes with its first answer, not with the handshake (TLS 1.3)
             refusal = error if isinstance(error, ssl.SSLError) else error.__context__
             if isinstance(refusal, ssl.SSLError):
-                what, hint = tls_refusal(refusal, config)
+                what, hint = tls_refusal(refusal, config.as_files_are())
                 raise ConnectFailedError(
                     f"TLS with {host}:{port} failed: {what}", hint, Reason.AUTHENTICATION_FAILED
                 ) from None

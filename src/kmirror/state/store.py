@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kmirror.cluster.acl_commands import admin_options
@@ -21,8 +22,17 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.topic_settings import topic_settings
-from kmirror.errors import BrokerError, OutcomeUnknown, RefusedError, TimedOutError, UnreachableError
+from kmirror.errors import (
+    BrokerError,
+    KmirrorError,
+    OutcomeUnknown,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+)
 from kmirror.state.client import STEP_S, Deadline, Watch, boottime, client, known_error, refused, unreachable
 from kmirror.state.events import Event, EventPage, decode_event
 from kmirror.state.own_rights import lacking_grant
@@ -97,7 +107,25 @@ class StateStore:
     def config(self) -> dict[str, Any]:
         """The librdkafka settings every client of this store shares, of certificates as they are now."""
         # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
-        return {"reconnect.backoff.max.ms": 500, **self._client.config.librdkafka()}
+        return {"reconnect.backoff.max.ms": 500, **self._login.librdkafka()}
+
+    @property
+    def _login(self) -> ClientConfig:
+        return RENEWED.current(self._client.config).as_files_are()
+
+    def raise_if_hopeless(self) -> None:
+        """Raise UnreachableError when waiting for librdkafka cannot help.
+
+        Where it is the password, it is looked for where it is kept: by a new connection of our own, which tries it.
+        """
+        try:
+            self.watch.raise_if_hopeless()
+        except UnreachableError as error:
+            if error.reason is Reason.AUTHENTICATION_FAILED:
+                with self._lock, suppress(KmirrorError, OutcomeUnknown):
+                    self._client.close()
+                    self._client.metadata([])
+            raise
 
     @property
     def client_config(self) -> ClientConfig:
@@ -291,7 +319,7 @@ class StateStore:
                         yield position, None
                     elif error.code() not in _NOT_ABOUT_READING and not error.retriable():
                         raise known_error(error, f"reading {topic}", self.grant(error.code()))
-                self.watch.raise_if_hopeless()
+                self.raise_if_hopeless()
                 if position < end and at_stable_end and patience.passed:
                     raise _Blocked
                 if position < end and deadline.passed:
@@ -301,7 +329,7 @@ class StateStore:
 
     def _consuming(self, topic: str) -> Any:
         # one for each topic: a librdkafka consumer takes a second to find a second topic
-        login = self._client.config.as_files_are()
+        login = self._login
         made_with, consumer = self._consumers.get(topic, (None, None))
         if made_with != login:
             from confluent_kafka import Consumer

@@ -87,7 +87,7 @@ class Writer:
             except KafkaException as error:
                 with suppress(KafkaException):  # a fatal error is raised here, too; the next call tells it
                     producer.poll(0)
-                self._store.watch.raise_if_hopeless()
+                self._store.raise_if_hopeless()
                 if not error.args[0].retriable():
                     raise known_error(error.args[0], what, self._store.grant(error.args[0].code())) from error
                 if deadline.passed:
@@ -126,7 +126,7 @@ class Writer:
                     producer.commit_transaction(min(_CALL_S, deadline.remaining))
                     return
                 except KafkaException as error:
-                    self._store.watch.raise_if_hopeless()
+                    self._store.raise_if_hopeless()
                     if not error.args[0].retriable() or deadline.passed:
                         raise
         except KafkaException as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
+from kmirror.cluster.security.properties import referenced_files
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
@@ -27,6 +28,7 @@ from kmirror.settings.client_keys import is_client_key, meant_client_key
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _JAVA_CLASSES = ("sasl.login.class", "security.providers", "ssl.engine.factory.class")
+_PASSWORD_LOGIN = ("sasl.mechanism", "sasl.jaas.config")
 _ADDRESS = re.compile(
     r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>[0-9]{1,5})"
 )
@@ -60,6 +62,8 @@ class ClientConfig:
     verify_hostname: bool = True
     request_timeout_ms: int = 30_000
     connect_timeout_ms: int = 10_000
+    #: What user name and password were read from, where references are in it.
+    login_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     #: The ssl.* properties that were read, references and all, and the state of the files they name.
     tls_properties: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     tls_stamps: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False, compare=False)
@@ -92,6 +96,16 @@ class ClientConfig:
         except (UsageError, UnreachableError):
             return self
         return now
+
+    def with_password_as_it_is(self) -> ClientConfig:
+        """Return it with the user name and password that its references stand for now; unchanged if they cannot be."""
+        if not self.login_properties:
+            return self
+        try:
+            login = read_login(PropertyReader(self.login_properties, None), (), _tls)
+        except (UsageError, UnreachableError):
+            return self
+        return replace(self, username=login.username, password=login.password)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return a new TLS context for a connection to this cluster, of its stores as they are now; None without TLS.
@@ -197,6 +211,8 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     servers = parse_bootstrap_servers(reader.text("bootstrap.servers") or "")
     hosts = [host for host, _ in servers]
     login = read_login(reader, hosts, _tls) if protocol.startswith("SASL_") else Login()
+    refers = login.password is not None and referenced_files(properties.get("sasl.jaas.config", ""))
+    login_properties = {k: v for k, v in properties.items() if k in _PASSWORD_LOGIN} if refers else {}
     tls_properties = {k: v for k, v in properties.items() if k.startswith("ssl.")} if protocol.endswith("SSL") else {}
     stamps = file_stamps(tls_properties)
     tls = tls_material(reader.text) if protocol.endswith("SSL") else TlsMaterial()
@@ -215,6 +231,7 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         key_pem=tls.key_pem,
         key_password=tls.key_password,
         verify_hostname=reader.verify_hostname(),
+        login_properties=login_properties,
         tls_properties=tls_properties,
         tls_stamps=stamps,
         request_timeout_ms=reader.number("request.timeout.ms", 1) or 30_000,
