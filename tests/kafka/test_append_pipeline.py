@@ -170,3 +170,28 @@ def test_a_network_that_loses_requests_loses_and_repeats_nothing(
             assert out.append(place, wanted[place][-1:]).result() == 301
     for place in places:
         assert_shows(wired[0], place, wanted[place])
+
+
+def test_leaders_that_die_and_move_lose_and_repeat_nothing(
+    three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed with requests on their way; its partitions go on at the others, the others' do all the while."""
+    for module in (append, pipeline):
+        monkeypatch.setattr(module, "_SETTLE_S", 0.5)
+    topic = create_topic(
+        three_brokers, partitions=3, replicas=[[1, 2], [2, 3], [3, 2]], settings={"min.insync.replicas": "1"}
+    )
+    wanted: dict[TopicPartition, list[Record]] = {TopicPartition(topic, index): [] for index in range(3)}
+    config = client_config({**three_brokers.client_properties(), "request.timeout.ms": "5000"})
+    under_way: list[Appending] = []
+    with AppendPipeline(config, producer_id=OWN_ID) as out:
+        for offset in range(3000):
+            for place, records in wanted.items():
+                records.append(record(offset, b"small"))
+                under_way.append(out.append(place, records[-1:]))
+            if offset == 1500:
+                three_brokers.kill(2)
+        out.flush()
+    assert [one.result() for one in under_way[-3:]] == [3000, 3000, 3000]
+    for place, records in wanted.items():
+        assert_shows(three_brokers, place, records)

@@ -14,6 +14,7 @@ from kmirror.ops.append.append import append
 from kmirror.ops.context import Destination
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.results import Outcome
+from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
@@ -129,7 +130,11 @@ def test_a_mirror_topic_is_left_alone_until_it_is_paused(
     assert pause(destination, mirror, selector(topic)).exit_code == 0
     done = append(destination, file)
     assert done.exit_code == 0, done.results
+    assert len(done.warnings) == 1
     assert "DESTINATION_WRITTEN" in done.warnings[0]
+    *_, noted = events(destination, mirror)
+    assert (noted.what, noted.result) == ("append", "OK")
+    assert noted.details["partitions"] == [f"{topic}-0: 1 record is appended at offset 0"]
     assert resume(destination, mirror, selector(topic)).exit_code == 0
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from kmirror.cluster.pipeline import AppendPipeline
@@ -19,19 +20,22 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
-from kmirror.ops.context import Destination, naming_cluster, now_ms, told
-from kmirror.ops.results import Outcome, TopicResult, VerbResult
+from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, told
+from kmirror.ops.results import Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.rows import engine_in_charge
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.events import Event
 from kmirror.state.own_rights import OWN_TOPICS
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import Changes, State
 from kmirror.words import counted
 
 _VERB = "append"
 #: An engine writes nothing to a partition of a paused topic that it has reported as one of these.
 _LET_GO = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPED)
+#: So many partitions are named in an event.
+_MOST_TOLD = 100
 _TIMESTAMP_TYPE = "message.timestamp.type"
 
 Spans = Mapping[TopicPartition, Span]
@@ -58,7 +62,8 @@ def append(destination: Destination, file: str, *, dry_run: bool = False) -> Ver
         return VerbResult.of(_VERB, "", _refused(spans, refusals), dry_run=dry_run, warnings=warnings)
     if dry_run:
         return VerbResult.of(_VERB, "", _done(spans, "would be"), dry_run=True, warnings=warnings)
-    return VerbResult.of(_VERB, "", _append(destination, file, spans), warnings=warnings)
+    rows = _append(destination, file, spans)
+    return VerbResult.of(_VERB, "", rows, warnings=[*warnings, *_note(destination, rows)])
 
 
 def _lines(file: str) -> Iterator[Line]:
@@ -203,6 +208,27 @@ def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResu
     for place in spans:
         take_in(place)
     return [_ended(place, span, ends[place], failed.get(place)) for place, span in sorted(spans.items())]
+
+
+def _note(destination: Destination, rows: list[TopicResult]) -> Iterator[str]:
+    """Record in the events of the mirrors concerned what was appended; yield why it could not be."""
+    try:
+        state = destination.state()
+        for mirror in state.mirrors:
+            owned = {topic.topic for topic in state.topics(mirror.name)}
+            concerned = [row for row in rows if row.topic in owned]
+            if concerned:
+                told_of = [f"{row.topic}-{row.partition}: {row.message}" for row in concerned[:_MOST_TOLD]]
+                details = {"partitions": told_of, "count": len(concerned)}
+                result = exit_code_of(concerned).name
+                noted = Changes((), (), (Event(now_ms(), mirror.name, _VERB, actor(), result, details),))
+                change(destination, mirror.name, partial(_all_of, noted))
+    except KmirrorError as error:
+        yield f"what was appended is not recorded in the events: {error.message}"
+
+
+def _all_of(changes: Changes, _: State) -> Changes:
+    return changes
 
 
 def _ended(place: TopicPartition, span: Span, end: int, error: Exception | None) -> TopicResult:
