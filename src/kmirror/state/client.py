@@ -35,8 +35,11 @@ _LOGIN_HINT = "check user name, password and mechanism in the file given as --co
 #: A right is missing on a topic, on the cluster, on a transactional id.
 _NOT_AUTHORIZED = (29, 31, 53)
 
-#: How librdkafka begins what it says of `oauth_cb` that raised: brokers have refused nothing yet.
-_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+#: What librdkafka says where there is no token (`oauth_cb` raised): brokers have refused nothing.
+_NO_TOKEN = ("Failed to acquire SASL OAUTHBEARER token", "there is no token available")
+#: A login that broke off: a broker that went away, or that takes no second login within a second (KIP-368). Where the
+#: login has worked before, the next connection has it again.
+_BROKEN_OFF = ("Local: Broker transport failure", "Request not valid in current SASL state")
 
 _logger = logging.getLogger("kmirror.librdkafka")
 _logger.addHandler(logging.NullHandler())
@@ -84,12 +87,16 @@ class Watch:
         """Take one error from librdkafka."""
         from confluent_kafka import KafkaError
 
-        if error.code() == KafkaError._AUTHENTICATION and not error.str().startswith(_NO_TOKEN):
+        if error.code() == KafkaError._AUTHENTICATION and not self._may_pass(error.str()):
             self._refused = error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._all_down = True
         else:
             self._last = error
+
+    def _may_pass(self, told: str) -> bool:
+        passing = (*_NO_TOKEN, *_BROKEN_OFF) if self.reached else _NO_TOKEN
+        return any(words in told for words in passing)
 
     def raise_if_hopeless(self) -> None:
         """Raise UnreachableError when waiting cannot help."""

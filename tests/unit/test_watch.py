@@ -1,0 +1,45 @@
+"""What librdkafka reports of a login: a refusal ends any wait, trouble that passes does not."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kmirror.errors import Reason, UnreachableError
+from kmirror.state.client import Watch
+
+REFUSED = "sasl_ssl://b:1/1: SASL authentication error: Authentication failed during authentication (after 5ms)"
+NO_TOKEN = (
+    "Failed to acquire SASL OAUTHBEARER token: cannot get a token for client a from http://idp: Connection refused",
+    "b:1/1: OAUTHBEARER cannot log in because there is no token available; last error: cannot get a token",
+)
+BROKEN_OFF = (
+    "b:1/1: SASL OAUTHBEARER mechanism handshake failed: Local: Broker transport failure: broker's supported (n/a)",
+    "b:1/1: SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL state: (after 4ms)",
+)
+
+
+def is_hopeless(told: str, *, reached: bool) -> bool:
+    watch = Watch()
+    watch.reached = reached
+    watch.heard(KafkaError(KafkaError._AUTHENTICATION, told))
+    if watch._may_pass(told):
+        watch.raise_if_hopeless()
+        assert told in watch.silence("reading").message
+        return False
+    with pytest.raises(UnreachableError) as caught:
+        watch.raise_if_hopeless()
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+    assert told in caught.value.message
+    return True
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_refusal_is_final_and_a_missing_token_is_waited_for(reached: bool) -> None:
+    assert is_hopeless(REFUSED, reached=reached)
+    assert not any(is_hopeless(told, reached=reached) for told in NO_TOKEN)
+
+
+def test_a_login_that_broke_off_is_repeated_where_one_has_worked_before() -> None:
+    assert [is_hopeless(told, reached=False) for told in BROKEN_OFF] == [True, True]
+    assert [is_hopeless(told, reached=True) for told in BROKEN_OFF] == [False, False]
