@@ -31,7 +31,7 @@ from kmirror.ops.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
-from kmirror.ops.rights.at_stop import lift_rights
+from kmirror.ops.rights.at_stop import deferred_acls, lift_rights
 from kmirror.ops.rights.client_sync import ClientsJob, clients_record
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.seen_acls import seen_acls
@@ -266,6 +266,10 @@ def test_power_over_the_cluster_comes_along_only_on_request_and_after_the_last_m
     change_config(destination, name, {"sync.cluster.acls.enabled": "true"})
     sync(mirror)
     assert here(pair) == set(sees)
+    change_config(destination, name, {"sync.cluster.acls.enabled": "false"})
+    assert deferred_acls(destination.state(), name) == set()  # although it is stored
+    change_config(destination, name, {"sync.cluster.acls.enabled": "true"})
+    assert deferred_acls(destination.state(), name) == set(power)
     claim(destination, name, topic, desired=DesiredState.STOPPED)
     assert lift_rights(destination, name, [topic])[topic].given == ()
     state = destination.state()

@@ -61,8 +61,7 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
         if is_mirrored(one) and not (known.name == mirror and one.topic in records)
     }
     goes_on = any(is_mirrored(one) and one.topic not in records for one in state.topics(mirror))
-    held = [one for one in state.rights(mirror, SHARED).held_back if _is_still_wanted(one, state, mirror)]
-    shared = to_give(held, left, mirror_goes_on=goes_on) if topics else frozenset[AclBinding]()
+    shared = to_give(deferred_acls(state, mirror), left, mirror_goes_on=goes_on) if topics else frozenset[AclBinding]()
     return LiftPlan(
         {topic: frozenset(one.denied) for topic, one in records.items()},
         {topic: frozenset(one.held_back) for topic, one in records.items()},
@@ -70,12 +69,11 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
     )
 
 
-def _is_still_wanted(binding: AclBinding, state: State, mirror: str) -> bool:
-    """Tell whether a deferred ACL may be given: power over the cluster only where the settings say so now."""
-    if binding.resource_type is not ResourceType.CLUSTER:
-        return True
-    record = state.mirror(mirror)
-    return record is not None and stored_settings(record.settings).sync_cluster_acls_enabled
+def deferred_acls(state: State, mirror: str) -> frozenset[AclBinding]:
+    """Return a mirror's deferred shared ACLs; power over the cluster only where the settings say so now."""
+    held, record = state.rights(mirror, SHARED).held_back, state.mirror(mirror)
+    takes_cluster = record is not None and stored_settings(record.settings).sync_cluster_acls_enabled
+    return frozenset(one for one in held if takes_cluster or one.resource_type is not ResourceType.CLUSTER)
 
 
 def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, LiftedRights]:

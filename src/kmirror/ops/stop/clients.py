@@ -23,7 +23,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.client_gaps import ClientGaps, grant_command
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_same_cluster, told
-from kmirror.ops.rights.at_stop import plan_lift
+from kmirror.ops.rights.at_stop import deferred_acls, plan_lift
 from kmirror.ops.rights.client_sync import clients_record, quotas_to_take, users_of_clients
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored
 from kmirror.ops.rights.seen_acls import seen_acls
@@ -115,7 +115,7 @@ class _Comparison:
             scram_users, self._settings.compare_scram_users_enabled,
         )  # fmt: skip
         cluster = admin_options(self._destination.config)
-        deferred = set(self._state.rights(self._mirror.name, SHARED).held_back) - self._plan.shared
+        deferred = deferred_acls(self._state, self._mirror.name) - self._plan.shared
         if deferred and not self._goes_on:
             self._warned.append(
                 f"{counted(len(deferred), 'ACL')} of the source are not created here, as mirror topics are left that"
