@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-long lint bench docs clean
+.PHONY: demo check test test-long lint bench campaign docs clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
@@ -28,6 +28,9 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m bench
+
+campaign: $(READY)
+	@$(BIN)/python -m campaign $(CAMPAIGN_ARGS)
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

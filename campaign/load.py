@@ -1,0 +1,161 @@
+"""The applications that write to a world's source: a process of its own, `python -m campaign.load WORLD.json ACKS`.
+
+Each record says what it is: its topic, a number that no other record has, and a checksum of the whole. What the source
+acknowledged is written to the file ACKS, a line a record: topic, partition, offset, checksum. Records of a transaction
+are written there once it is committed. SIGTERM ends it: what is under way is settled first.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any, TextIO
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from campaign.world import Kind, Topic, World, world_of
+
+_STEP_S = 0.05
+
+
+def body(topic: str, number: int, filler: bytes) -> bytes:
+    """Make a value that can be told from any other, and be found damaged."""
+    head = b"%s|%d|" % (topic.encode(), number) + filler
+    return head + b"|%08x" % zlib.crc32(head)
+
+
+class Application:
+    """Write to one topic as its kind has it, in a thread of its own."""
+
+    def __init__(self, servers: str, topic: Topic, seed: int, acks: TextIO, lock: threading.Lock) -> None:
+        self._topic = topic
+        self._chance = random.Random(f"{seed}/{topic.name}")
+        self._acks, self._lock = acks, lock
+        self._number = 0
+        self._pending: list[str] = []
+        self._transactional = topic.kind is Kind.TRANSACTIONS
+        settings: dict[str, Any] = {
+            "bootstrap.servers": servers,
+            "log_level": 0,
+            "compression.type": topic.codec,
+            "linger.ms": self._chance.choice((0, 5, 50)),
+            "enable.idempotence": self._transactional or self._chance.random() < 0.7,
+            "acks": "all",
+            "message.timeout.ms": 20_000,
+        }
+        if self._transactional:
+            settings |= {"transactional.id": f"{topic.name}-writer", "transaction.timeout.ms": 15_000}
+        self._settings = settings
+
+    def run(self, stop: threading.Event) -> None:
+        """Write until told to stop; a producer that broke is replaced."""
+        while not stop.is_set():
+            producer = Producer(self._settings)
+            try:
+                if self._transactional:
+                    producer.init_transactions(30)
+                self._write(producer, stop)
+                producer.flush(20)
+            except (KafkaException, BufferError):
+                time.sleep(0.5)
+            finally:
+                self._write_down(self._pending if not self._transactional else [])
+                self._pending = []
+
+    def _write(self, producer: Producer, stop: threading.Event) -> None:
+        while not stop.is_set():
+            if self._transactional:
+                self._transaction(producer)
+            else:
+                for _ in range(self._amount()):
+                    self._send(producer)
+                producer.poll(0)
+                self._write_down(self._pending)
+                self._pending = []
+            time.sleep(_STEP_S * self._chance.uniform(0.2, 2))
+
+    def _amount(self) -> int:
+        match self._topic.kind:
+            case Kind.BURSTS:
+                return self._chance.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 2000))
+            case Kind.LARGE:
+                return self._chance.choice((0, 0, 1))
+            case Kind.TINY:
+                return self._chance.choice((1, 30))
+            case _:
+                return self._chance.choice((1, 5, 20))
+
+    def _send(self, producer: Producer) -> None:
+        self._number += 1
+        size = {Kind.LARGE: 400_000, Kind.TINY: 2}.get(self._topic.kind, self._chance.choice((10, 300, 1500)))
+        key = b"k%d" % self._chance.randrange(20) if self._topic.kind is Kind.COMPACTED else None
+        value = body(self._topic.name, self._number, self._chance.randbytes(size // 2) * 2)
+        headers = [("n", b"%d" % self._number)] if self._chance.random() < 0.3 else None
+        producer.produce(
+            self._topic.name,
+            value,
+            key,
+            self._chance.randrange(self._topic.partitions),
+            headers=headers,
+            on_delivery=self._delivered,
+        )
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        value = message.value()
+        if error is None and value is not None:
+            line = f"{message.topic()} {message.partition()} {message.offset()} {zlib.crc32(value):08x}\n"
+            self._pending.append(line)
+
+    def _transaction(self, producer: Producer) -> None:
+        producer.begin_transaction()
+        for _ in range(self._chance.choice((0, 1, 5, 40))):
+            self._send(producer)
+        try:
+            if self._chance.random() < 0.3:
+                producer.abort_transaction(30)
+                self._pending = []
+            else:
+                producer.commit_transaction(30)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                producer.abort_transaction(30)
+                self._pending = []
+                return
+            raise
+        self._write_down(self._pending)
+        self._pending = []
+
+    def _write_down(self, lines: list[str]) -> None:
+        with self._lock:
+            self._acks.writelines(lines)
+            self._acks.flush()
+
+
+def main() -> int:
+    """Write until SIGTERM."""
+    world_file, servers, acks_file = sys.argv[1:4]
+    stored = json.loads(Path(world_file).read_text(encoding="utf-8"))
+    world: World = world_of(stored["seed"], stored["seconds"], stored["most_faults"])
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    lock = threading.Lock()
+    with open(acks_file, "a", encoding="utf-8") as acks:
+        applications = [Application(servers, topic, world.seed, acks, lock) for topic in world.topics]
+        threads = [threading.Thread(target=one.run, args=(stop,), daemon=True) for one in applications]
+        for thread in threads:
+            thread.start()
+        while not stop.wait(0.5):
+            pass
+        for thread in threads:
+            thread.join(60)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
