@@ -57,6 +57,9 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         for word in rest.split()[:-1]
     ]
     assert {"pyproject.toml", "README.md", "LICENSE", "src"} <= set(sources), "what the wheel is built of"
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    for pattern in (one for patterns in files.values() for one in patterns):
+        assert any(pattern == name or pattern.startswith(f"{name}/") for name in sources), f"the wheel has {pattern}"
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(source == name or source.startswith(f"{name}/") for name in let_in), source
