@@ -51,6 +51,16 @@ def test_files_that_are_named_count_too(folder: Path) -> None:
     assert exposed_files(str(folder / "none"), properties) == [Path(file) for file in files]
 
 
+def test_keytabs_ticket_caches_and_token_files_are_secrets(folder: Path) -> None:
+    keytab, tickets, token = (written(folder / name, "") for name in ("a.keytab", "b.cc", "c"))
+    for properties, file in (
+        ({"sasl.jaas.config": f'Krb5LoginModule required keyTab="{keytab}";'}, keytab),
+        ({"sasl.jaas.config": f'Krb5LoginModule required ticketCache="{tickets}";'}, tickets),
+        ({"sasl.oauthbearer.token.endpoint.url": f"file://{token}"}, token),
+    ):
+        assert exposed_files(str(folder / "none"), properties) == [Path(file)]
+
+
 def test_a_command_warns_once_of_each(folder: Path) -> None:
     text = f"bootstrap.servers=127.0.0.1:{closed_port()}\nssl.key.password=hunter2\n"
     a, b = written(folder / "a b", text), written(folder / "b", text, 0o640)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import literal_secrets, referenced_files
+from kmirror.cluster.security.token_endpoint import file_of_url
+from kmirror.errors import UsageError
 
 
 def exposed_files(path: str, properties: Mapping[str, str]) -> list[Path]:
@@ -26,6 +30,11 @@ def _secret_files(path: str, properties: Mapping[str, str]) -> Iterator[Path]:
         yield from referenced_files(value)
     if key_store := properties.get("ssl.keystore.location", "").strip():
         yield Path(key_store)
+    if token := file_of_url(properties.get("sasl.oauthbearer.token.endpoint.url", "").strip()):
+        yield Path(token)
+    with suppress(UsageError):
+        for entry in parse_jaas(properties.get("sasl.jaas.config", "")):
+            yield from (Path(entry.options[name]) for name in ("keyTab", "ticketCache") if entry.options.get(name))
 
 
 def _is_exposed(file: Path) -> bool:

@@ -11,7 +11,7 @@ from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.properties import is_reference, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
-from kmirror.cluster.security.token_endpoint import Tls, TokenEndpoint, TokenFile
+from kmirror.cluster.security.token_endpoint import Tls, TokenEndpoint, TokenFile, file_of_url
 from kmirror.cluster.security.tokens import TokenSource
 from kmirror.errors import UsageError
 
@@ -41,7 +41,6 @@ _KNOWN_CLASSES = {
     _RETRIEVER: {f"{_OAUTH}.{name}JwtRetriever" for name in ("ClientCredentials", "Default", "File")},
 }
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
-_FILE = "file:"
 _EXTENSION = "extension_"
 
 TlsOf = Callable[[Callable[[str], str | None]], Tls]
@@ -148,9 +147,8 @@ def _token_source(options: _Options, tls_of: TlsOf) -> TokenSource:
     part = _refresh_part(reader)
     if url is None:
         _refuse_without_endpoint(options)
-    if url.startswith(_FILE):
-        path = url.removeprefix(_FILE)
-        return TokenFile(path.removeprefix("//"), extensions, part)
+    if path := file_of_url(url):
+        return TokenFile(path, extensions, part)
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{_ENDPOINT} is not a URL that kmirror knows", "write https://…, http://… or file:///PATH")
     client_id = options.either("sasl.oauthbearer.client.credentials.client.id", "clientId")

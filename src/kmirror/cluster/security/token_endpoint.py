@@ -180,5 +180,10 @@ class TokenFile:
         return Token(value, expires_at)
 
 
+def file_of_url(url: str) -> str | None:
+    """Return the path in a URL of a file, None for another URL."""
+    return url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else None
+
+
 class _PassingError(Exception):
     """Why there is no token now; there may be one soon."""
