@@ -99,9 +99,9 @@ class Place:
         ends = [self.admins[side].list_offsets({place: LATEST}).get(place) for side in SIDES]
         return ends[0] is not None and ends[1] is not None and ends[0].offset == ends[1].offset
 
-    def set_password(self, password: str) -> None:
-        """Change the password of kmirror at the source."""
-        admin = AdminClient(client_config(self.clusters["source"].client_properties()).librdkafka())
+    def set_password(self, password: str, side: str = "source") -> None:
+        """Change the password of kmirror at a cluster."""
+        admin = AdminClient(client_config(self.clusters[side].client_properties()).librdkafka())
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = [UserScramCredentialUpsertion("kmirror", credential, password.encode())]
         for done in admin.alter_user_scram_credentials(wanted).values():
@@ -133,7 +133,9 @@ def place(clusters_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
         stores = {side: trust_store(cluster, folder / f"{side}.store") for side, cluster in clusters.items()}
         command_config = folder / "kmirror.properties"
         literal = {**clusters["destination"].client_properties("kmirror"), **stores["destination"]}
-        command_config.write_text(properties_text({**literal, "ssl.truststore.password": "store-secret"}))
+        (folder / "command-login").write_text(literal["sasl.jaas.config"])
+        literal |= {"sasl.jaas.config": f"${{dir:{folder}:command-login}}", "ssl.truststore.password": "store-secret"}
+        command_config.write_text(properties_text(literal))
         secret = {
             **stores["source"],
             "sasl.jaas.config": f"${{file:{login}:sasl.jaas.config}}",
@@ -285,6 +287,7 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
         place.write(RECORDS)
         wait_until(place.is_copied)
         survives_rights_that_are_taken_away(place)
+        survives_another_password_at_the_destination(place)
         processes, remembered = [*process_texts(engine)], [*topic_texts(place.admins["destination"])]
         run_folder = [*folder_texts(engine)]
         assert engine.stop() == 0, engine.output
@@ -302,6 +305,22 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
             assert places_of(texts, SECRETS) == []
     finally:
         engine.destroy()
+
+
+def survives_another_password_at_the_destination(place: Place) -> None:
+    """Change it there and in the file; when the broker has restarted, nobody is let in with the old one."""
+    where, file = place.clusters["destination"], place.command_config.with_name("command-login")
+    line = file.read_text()
+    place.set_password("rotated-secret", "destination")
+    file.write_text(line.replace("kmirror-secret", "rotated-secret"))
+    place.admins["destination"].close()
+    where.stop_broker(1)
+    where.start_broker(1)
+    place.write(RECORDS)
+    wait_until(place.is_copied)
+    wait_until(partial(place.is_told, "ACTIVE", None, *TOPICS))
+    place.set_password("kmirror-secret", "destination")
+    file.write_text(line)
 
 
 def survives_rights_that_are_taken_away(place: Place) -> None:
