@@ -124,7 +124,8 @@ def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
         assert row.reason is Reason.NO_ENGINE
         producer_id = open_producer(cluster_pair.source, TopicPartition(topic, 1))
         message = row.error_message or ""
-        assert f"blocked at offset 5 by an open transaction of producer id {producer_id}, begun " in message
+        assert f"blocked at offset 5 by an open transaction of producer id {producer_id} (transactional id " in message
+        assert ", Ongoing), begun " in message
         assert "ago at offset 5; let its application end it, or run: kafka-transactions.sh " in message
         assert f"abort --topic {topic} --partition 1 --start-offset 5" in message
         assert message.startswith(
