@@ -48,6 +48,7 @@ _CLAIMS = "*"
 _NEEDED_AT_DESTINATION = ("READ", "WRITE")
 #: How long new topics may take to get their leaders.
 _CREATION_S = 30.0
+_CREATION_S_A_TOPIC = 0.1
 #: How long transactions that are open in adopted topics are waited for.
 _TRANSACTIONS_S = 5.0
 _MOST_TOPICS_IN_EVENT = 100
@@ -115,14 +116,15 @@ def carry_out(destination: Destination, work: Work) -> list[TopicResult]:
     _claim(destination, work)
     _protect(destination, work)
     unknown = _make(destination, work)
+    patience = _CREATION_S + _CREATION_S_A_TOPIC * len(work.plans)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        made = await_topics(destination.client, list(work.plans), Deadline(_CREATION_S))
+        made = await_topics(destination.client, list(work.plans), Deadline(patience))
         lacking = missing_rights(destination.client, list(work.plans), _NEEDED_AT_DESTINATION)
     for plan in list(work.plans.values()):
         found = made.topics.get(plan.topic)
         if found is None or found.error_code or len(found.partitions) != plan.partitions:
             unknown.add(plan.topic)
-            late = RefusedError(f"topic {plan.topic} does not exist {_CREATION_S:g} s after its creation", _FINISH_HINT)
+            late = RefusedError(f"topic {plan.topic} does not exist {patience:g} s after its creation", _FINISH_HINT)
             work.refuse(plan.topic, late, Outcome.TIMED_OUT)
     rows = [*work.results, *(_done(plan, work, lacking, destination.config) for plan in work.plans.values())]
     rows += _filter_rows(work, "changed the filters")
