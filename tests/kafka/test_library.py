@@ -164,4 +164,6 @@ def test_threads_share_a_client_and_nothing_stays_open(client: kmirror.Client, d
     with ThreadPoolExecutor(4) as pool:
         found = [future.result() for future in [pool.submit(client.list) for _ in range(8)]]
     assert len({tuple(row.mirror for row in rows) for rows in found}) == 1
-    assert (open_sockets(), threading.active_count()) == (before, threads)
+    # what tests before have left may end meanwhile
+    assert open_sockets() <= before
+    assert threading.active_count() <= threads
