@@ -1,9 +1,9 @@
 """How many lanes copy a mirror whose operator leaves that to us (`copy.lanes=auto`).
 
 A Produce request takes one batch of each partition that a lane has at a broker: what two lanes do costs more requests,
-here and at the destination, than what one does. On two cores, brokers included, one lane copied as fast as two, for a
-fifth less of the processors' time; only where a lane works record by record, with ten records of 100 bytes a batch,
-it was a third slower. So there is one for every four cores, and two on a Spark cluster, where one would use one worker.
+here and at the destination, than what one does. But a lane waits for one fetch of each source broker at a time, so two
+bring large batches sooner: 570 MB/s of 256 KB against 435 on two cores, for a seventh more of the processors' time. So
+there are two, and more where the machine has cores to spare.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 _LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
 #: The brokers that a lane keeps busy take more than its own core, wherever they are.
 _CORES_PER_LANE = 4
-_LANES_OF_A_CLUSTER = 2
+_LEAST_LANES = 2
 
 
 def cores_of(master: str) -> int | None:
@@ -31,4 +31,4 @@ def lanes_of(setting: int | None, master: str | None) -> int:
     if setting is not None:
         return setting
     cores = cores_of(master) if master is not None else None
-    return _LANES_OF_A_CLUSTER if cores is None else -(-cores // _CORES_PER_LANE)
+    return _LEAST_LANES if cores is None else min(cores, max(_LEAST_LANES, -(-cores // _CORES_PER_LANE)))

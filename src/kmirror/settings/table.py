@@ -504,8 +504,8 @@ class Settings:
         "copy.lanes",
         _auto_or(_integer(1, 256)),
         None,
-        "Number of Spark tasks that copy in parallel. Partitions are distributed among them. `auto`: one for every four"
-        " cores of this machine, two on a Spark cluster.",
+        "Number of Spark tasks that copy in parallel. Partitions are distributed among them. `auto`: two, and on"
+        " a machine with more than eight cores one for every four.",
         Alias("tasks.max"),
         Alias("num.cluster.link.fetchers"),
         Alias("mirror.num.replica.fetchers"),
