@@ -35,7 +35,7 @@ def test_records_come_from_the_follower_in_our_rack_and_from_the_leader_when_it_
     fetched = Fetching._fetched
 
     def counted(fetching: Fetching, link: SourceLink, view: memoryview) -> None:
-        received[link.place[0]] += len(view)
+        received[link.node_id] += len(view)
         fetched(fetching, link, view)
 
     monkeypatch.setattr(Fetching, "_fetched", counted)

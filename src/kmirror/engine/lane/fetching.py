@@ -1,4 +1,4 @@
-"""Fetch from the source: two connections per broker, each with a fetch session (KIP-227) and one request under way.
+"""Fetch from the source: one connection per broker, with a fetch session (KIP-227) and one request under way.
 
 With `client.rack` a leader may name a nearer replica (KIP-392). Records are then taken from that follower for a while;
 after trouble with one, from the leaders.
@@ -18,7 +18,6 @@ from kmirror.engine.histories.judge import Facts, Trouble
 from kmirror.engine.lane.intake import Frame
 from kmirror.engine.lane.links import SourceLink
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.source_view import Place
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.throttle import Throttle
 from kmirror.engine.lane.work import Work
@@ -103,14 +102,13 @@ class Fetching:
             frame = self._work.released.pop()
             self._held_bytes -= len(frame.view)
             link = frame.owner
-            if isinstance(link, SourceLink) and self._work.sources.get(link.place) is link:
+            if isinstance(link, SourceLink) and self._work.sources.get(link.node_id) is link:
                 link.stream.recycle(frame.view)
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
         """Return when the source was last asked about a partition, None if never."""
         seen, key = partition.source.seen_at, self._keys.get(partition)
-        place = partition.source.place
-        link = self._work.sources.get(place) if key is not None and place is not None else None
+        link = self._work.sources.get(partition.source.node_id or 0) if key is not None else None
         if link is None or seen is None or key not in link.partitions:
             return seen
         is_asked_for = key not in link.held_back and not partition.source.is_put_off
@@ -148,36 +146,35 @@ class Fetching:
     def _must_wait(self, partition: PartitionCopy) -> bool:
         return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
-    def _connect(self, place: Place) -> None:
+    def _connect(self, node_id: int) -> None:
         post = self._loop.post
         self._work.background_requests.connect(
             "source",
-            place[0],
-            lambda stream, versions: post(lambda _: self._connected(place, stream, versions[0])),
-            lambda message, reason: post(lambda at: self._not_connected(place, message, reason, at)),
+            node_id,
+            lambda stream, versions: post(lambda _: self._connected(node_id, stream, versions[0])),
+            lambda message, reason: post(lambda at: self._not_connected(node_id, message, reason, at)),
         )
 
-    def _connected(self, place: Place, stream: Stream, version: int) -> None:
-        link = self._work.sources[place] = SourceLink(place, stream, self._work.source_config.client_id, version)
+    def _connected(self, node_id: int, stream: Stream, version: int) -> None:
+        link = self._work.sources[node_id] = SourceLink(node_id, stream, self._work.source_config.client_id, version)
         for partition in self._work.partitions:
-            if partition in self._keys and partition.source.place == place:
+            if partition in self._keys and partition.source.node_id == node_id:
                 self._join(link, partition)
         self._loop.add(link)
 
-    def _not_connected(self, place: Place, message: str, reason: Reason | None, at: float) -> None:
-        self._work.sources.pop(place, None)
+    def _not_connected(self, node_id: int, message: str, reason: Reason | None, at: float) -> None:
+        self._work.sources.pop(node_id, None)
         for partition in self._work.all:
-            if partition.source.place == place:
+            if partition.source.node_id == node_id:
                 self._avoid_followers(partition, at)
                 partition.interrupted(Trouble(reason or Reason.SOURCE_UNREACHABLE, message), at)
 
     def _fetch_from(self, partition: PartitionCopy, node_id: int) -> None:
         partition.source.node_id = node_id
-        place = (node_id, partition.source.stripe)
-        link = self._work.sources.get(place)
-        if place not in self._work.sources:
-            self._work.sources[place] = None
-            self._connect(place)
+        link = self._work.sources.get(node_id)
+        if node_id not in self._work.sources:
+            self._work.sources[node_id] = None
+            self._connect(node_id)
         elif link:
             self._join(link, partition)
 
@@ -247,13 +244,13 @@ class Fetching:
 
     def link_ready(self, link: SourceLink, mask: int) -> None:
         """Take what a connection brings."""
-        if self._work.sources.get(link.place) is not link:
+        if self._work.sources.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 link.stream.flush()
                 self._loop.watch(link)
-            while self._work.sources.get(link.place) is link and (view := link.stream.receive()) is not None:
+            while self._work.sources.get(link.node_id) is link and (view := link.stream.receive()) is not None:
                 self._fetched(link, view)
         except (OutcomeUnknown, FrameError) as error:
             self._lose(link, str(error))
@@ -281,7 +278,7 @@ class Fetching:
             partition = link.partitions.get(part.key)
             if partition is None or partition.source.valid_from_serial > link.serial:
                 continue
-            if part.preferred_read_replica is not None and part.preferred_read_replica != link.place[0]:
+            if part.preferred_read_replica is not None and part.preferred_read_replica != link.node_id:
                 partition.ends_seen(part)
                 self._move_fetch(partition, part.preferred_read_replica, at + FOLLOWER_SECONDS)
                 continue
@@ -307,10 +304,10 @@ class Fetching:
         self.collect()
 
     def _lose(self, link: SourceLink, message: str) -> None:
-        if self._work.sources.get(link.place) is not link:
+        if self._work.sources.get(link.node_id) is not link:
             return
         self._loop.hang_up(link)
-        self._work.sources.pop(link.place, None)
+        self._work.sources.pop(link.node_id, None)
         at = now()
         for partition in list(link.partitions.values()):
             self._avoid_followers(partition, at)

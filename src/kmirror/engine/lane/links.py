@@ -1,8 +1,8 @@
 """A lane's connections, each with what is under way on it.
 
-To a source broker: two with a fetch session each. To a destination broker: one for batches, several requests deep; and
-where offsets have to be filled, one more for markers and looks at log ends. Brokers let nothing overtake on a
-connection, and delay what lies behind a throttled request, which markers must not.
+To a source broker: one with a fetch session. To a destination broker: one for batches, several requests deep; and where
+offsets have to be filled, one more for markers and looks at log ends. Brokers let nothing overtake on a connection, and
+delay what lies behind a throttled request, which markers must not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane.intake import Batch
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.source_view import Place
 from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
@@ -28,10 +27,10 @@ Side = Literal["source", "destination", "fill"]
 
 
 class SourceLink:
-    """A connection to a source broker, with its fetch session."""
+    """The connection to one source broker, with its fetch session."""
 
-    def __init__(self, place: Place, stream: Stream, client_id: str, version: int) -> None:
-        self.place = place
+    def __init__(self, node_id: int, stream: Stream, client_id: str, version: int) -> None:
+        self.node_id = node_id
         self.stream = stream
         self.session = FetchSession(client_id, version)
         self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None

@@ -30,7 +30,7 @@ from kmirror.engine.lane.log_start import LogStart
 from kmirror.engine.lane.progress import Progress
 from kmirror.engine.lane.refusals import REJECTED, append_refused, fetch_refused, may_be_appended, misplaced
 from kmirror.engine.lane.retry import Retry
-from kmirror.engine.lane.source_view import SourceView, stripe_of
+from kmirror.engine.lane.source_view import SourceView
 from kmirror.engine.lane.states import ALONE, COPYING, DRAINING, FAILED, SHARED, Permission, Status
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
@@ -63,7 +63,7 @@ class PartitionCopy:
         self.status = Status.INSPECTING
         self.progress = Progress(assignment, counts)
         self.retry = Retry(retry_timeout)
-        self.source = SourceView(stripe_of(assignment.source))
+        self.source = SourceView()
         #: What the last inspection saw; None before the first.
         self.facts: Facts | None = None
         self.destination_node: int | None = None

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from zlib import crc32
-
 from kmirror.cluster.protocol.batch import LOG_OVERHEAD, PREFIX
 from kmirror.cluster.protocol.fetch import FetchedPartition
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.histories.judge import Facts
 
 #: A batch larger than this comes alone, whatever is asked for.
 _LARGE = 2 << 20
-#: So many connections a lane has to a source broker, with a fetch under way on each: while the records of one are being
-#: sent, the broker reads those of another.
-STRIPES = 2
-#: A connection to fetch over: its broker, and which of those to that broker.
-Place = tuple[int, int]
-
-
-def stripe_of(source: TopicPartition) -> int:
-    """Spread partitions over a broker's connections, those of many small topics, too."""
-    return (crc32(source.topic.encode()) + source.partition) % STRIPES
 
 
 class SourceView:
     """Remember what the source last said."""
 
-    def __init__(self, stripe: int) -> None:
-        #: Which of a broker's connections it is fetched over.
-        self.stripe = stripe
+    def __init__(self) -> None:
         #: The broker it is fetched from: the leader, or a follower that the leader prefers for us, and until when.
         self.node_id: int | None = None
         self.follows_until: float | None = None
@@ -45,11 +30,6 @@ class SourceView:
         self.seen_at: float | None = None
         #: Since when fetches bring nothing although the source says that there is more.
         self.nothing_since: float | None = None
-
-    @property
-    def place(self) -> Place | None:
-        """Where it is fetched from now."""
-        return None if self.node_id is None else (self.node_id, self.stripe)
 
     def inspected(self, facts: Facts, now: float) -> None:
         """Take what an inspection saw."""

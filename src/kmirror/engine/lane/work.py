@@ -8,10 +8,9 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.lane.background_requests import BackgroundRequests
 from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.intake import Frame
-from kmirror.engine.lane.links import DestinationLink, FillLink, Link, SourceLink
+from kmirror.engine.lane.links import DestinationLink, FillLink, SourceLink
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.source_view import Place
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.assignment import Assignment
 
@@ -36,8 +35,8 @@ class Work:
         self.control = control
         self.background_requests = requests
         self.loop = loop
-        #: Connections, to fetch over by place, the others by broker; None while one is being opened.
-        self.sources: dict[Place, SourceLink | None] = {}
+        #: Connections by broker; None while one is being opened.
+        self.sources: dict[int, SourceLink | None] = {}
         self.destinations: dict[int, DestinationLink | None] = {}
         self.fills: dict[int, FillLink | None] = {}
         #: Frames whose last batch is done with.
@@ -102,9 +101,8 @@ class Work:
 
     def hang_up(self) -> None:
         """Close every connection at once."""
-        links: list[Link | None] = [*self.sources.values(), *self.destinations.values(), *self.fills.values()]
-        for link in links:
-            if link:
-                self.loop.hang_up(link)
-        for known in (self.sources, self.destinations, self.fills):
-            known.clear()
+        for links in (self.sources, self.destinations, self.fills):
+            for link in links.values():
+                if link:
+                    self.loop.hang_up(link)
+            links.clear()
