@@ -112,6 +112,7 @@ STOPPED = PartitionRecord(
         8,
         source_offset=20,
         source_as_of_ms=90,
+        source_answered=False,
         records_per_second=2.5,
         failure=Reason.DESTINATION_WRITTEN,
         failure_message="written",
@@ -299,7 +300,7 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'["partition","m","orders",4]',
         b'{"aligned":false,"at_stop":{"failure":"DESTINATION_WRITTEN","failure_message":"written",'
         b'"foreign_is_complete":true,"foreign_producer_id":-1,"foreign_records":1,"log_end":8,"records_per_second":2.5,'
-        b'"source_as_of_ms":90,"source_offset":20,"time_ms":98},"begun":false,"initial_copy_complete":false,'
+        b'"source_answered":false,"source_as_of_ms":90,"source_offset":20,"time_ms":98},"begun":false,"initial_copy_complete":false,'
         b'"last_mirrored_offset":7,"reason":"FAILED_OVER","retry_attempt":0,"state":"STOPPED","state_time_ms":99,"v":1}',
     ),
     (

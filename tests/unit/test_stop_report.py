@@ -71,6 +71,27 @@ def test_a_number_of_now_needs_no_estimate() -> None:
     assert "estimate" not in str(fresh.message)
 
 
+def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_second_ago() -> None:
+    known = found_at_stop(MirroredEnd(100), 100, None, Seen(ROW, STOP - 1000), STOP)
+    assert known == replace(FRESH, source_answered=False)
+    silent = row(with_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
+    assert (silent.lag, silent.estimated_more, silent.rpo_ms) == (0, 20, None)
+    assert str(silent.message).endswith(
+        "0 records known lost: the source ended at 100 at 2001-09-09T01:46:39Z, 1s before the stop; about 20 more since"
+        " then at 20 records a second, an estimate"
+    )
+    totals = totals_of([silent], "gone")
+    assert (totals.known_lost_records, totals.rpo_ms, totals.rpo_at_least_ms) == (0, None, None)
+    assert "1s before the stop; later records are lost too" in totals_told(totals)[0]
+    # it has answered: also where a lane saw the same end a moment later
+    for answered_ms in (STOP + 5, STOP - 1005):
+        told = row(with_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
+        assert (told.lag, told.estimated_more, told.rpo_ms) == (0, None, 0)
+        assert "before the stop" not in str(told.message)
+    older = with_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(99)}))
+    assert (older.source_offset, older.source_as_of_ms) == (100, STOP - 1000)
+
+
 def test_who_was_never_seen_is_not_known() -> None:
     unknown = row(AtStop(STOP, 100))
     assert (unknown.lag, unknown.rpo_ms, unknown.estimated_more) == (None, None, None)

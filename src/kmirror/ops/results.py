@@ -35,8 +35,17 @@ from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
 from kmirror.words import one_line
 
-#: What is older than this says from when it is, and what the source's rate makes of the time since.
+#: How old a source's end may be where it is not recorded who said so.
 STALE_MS = 10_000
+
+
+def is_current(known: AtStop) -> bool:
+    """Tell whether the source's end is that of the stop: a source that did not answer may have received more since."""
+    if known.source_as_of_ms is None:
+        return False
+    if known.source_answered is not None:
+        return known.source_answered
+    return known.time_ms - known.source_as_of_ms <= STALE_MS
 
 
 class Outcome(StrEnum):
@@ -83,12 +92,11 @@ class TopicResult:
 
     @property
     def estimated_more(self) -> int | None:
-        """Return what the source's last known rate makes of the time since it was seen; None where that is short."""
+        """Return what the source's last known rate makes of the time since it was seen; None where it is current."""
         known = self.at_stop
-        if known is None or known.source_as_of_ms is None or known.records_per_second is None:
+        if known is None or known.source_as_of_ms is None or known.records_per_second is None or is_current(known):
             return None
-        age_ms = known.time_ms - known.source_as_of_ms
-        return round(known.records_per_second * age_ms / 1000) if age_ms > STALE_MS else None
+        return max(0, round(known.records_per_second * (known.time_ms - known.source_as_of_ms) / 1000))
 
     @property
     def rpo_ms(self) -> int | None:
@@ -97,7 +105,7 @@ class TopicResult:
         if known is None or known.source_as_of_ms is None or self.lag is None:
             return None
         if self.lag == 0:
-            return 0 if known.time_ms - known.source_as_of_ms <= STALE_MS else None
+            return 0 if is_current(known) else None
         if known.source_max_timestamp_ms is None or known.last_timestamp_ms is None:
             return None
         return max(0, known.source_max_timestamp_ms - known.last_timestamp_ms)
@@ -185,7 +193,7 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     ),
     Column(
         "estimatedMoreRecords",
-        COUNT.null_when("asOf is at most 10 s before the stop, or the rate is unknown"),
+        COUNT.null_when("the source answered the stop, or the rate is unknown"),
         "records that the source has probably received since asOf",
         lambda row: row.estimated_more,
         only=_AT_STOP,

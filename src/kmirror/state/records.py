@@ -203,6 +203,8 @@ class AtStop:
     foreign_records: int = 0
     foreign_producer_id: int | None = None
     foreign_is_complete: bool = True
+    #: Whether the source's end is its own answer to the stop, not what a lane saw before; None: not recorded.
+    source_answered: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
-from kmirror.ops.results import STALE_MS, TopicResult
+from kmirror.ops.results import TopicResult, is_current
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.stop.report import totals_of, totals_told
 from kmirror.settings.durations import format_duration
@@ -245,13 +245,8 @@ class TopicLoss:
         return cls(
             sum(known) + skipped if known or skipped else None,
             sum(stop.estimated_more or 0 for stop in stops),
-            len(known) == len(stops) and all(_is_fresh(stop) for stop in stops),
+            len(known) == len(stops) and all(stop.at_stop is not None and is_current(stop.at_stop) for stop in stops),
         )
-
-
-def _is_fresh(stop: TopicResult) -> bool:
-    known = stop.at_stop
-    return known is not None and known.source_as_of_ms is not None and known.time_ms - known.source_as_of_ms <= STALE_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult
+from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, is_current
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnds
 from kmirror.settings.durations import format_duration
@@ -109,6 +109,7 @@ def found_at_stop(end: MirroredEnd, log_end: int, failure: Failure | None, seen:
         source_offset=row.source_offset,
         source_high_watermark=row.source_high_watermark,
         source_as_of_ms=seen.as_of_ms,
+        source_answered=False,
     )
 
 
@@ -117,14 +118,17 @@ def with_answer(place: TopicPartition, known: AtStop, answer: SourceEnds) -> AtS
     if place.topic in answer.notes:
         return replace(known, source_note=answer.notes[place.topic])
     end = answer.ends.get(place)
-    if end is None or answer.time_ms < (known.source_as_of_ms or 0):
+    if end is None:
         return known
+    if answer.time_ms < (known.source_as_of_ms or 0):
+        return replace(known, source_answered=True)
     return replace(
         known,
         source_offset=end.offset,
         source_high_watermark=end.high_watermark,
         source_max_timestamp_ms=end.max_timestamp_ms,
         source_as_of_ms=answer.time_ms,
+        source_answered=True,
     )
 
 
@@ -180,7 +184,7 @@ def _told(row: TopicResult, known: AtStop) -> Iterable[str]:
         yield "the number of further records on the source is unknown: the source was never seen"
         return
     old = known.time_ms - known.source_as_of_ms
-    age = f", {format_duration(old)} before the stop" if old > STALE_MS else ""
+    age = "" if is_current(known) or old < 1 else f", {format_duration(old)} before the stop"
     yield (
         f"{counted(row.lag, 'record')} known lost: the source ended at {known.source_offset} at "
         f"{at_time(known.source_as_of_ms)}{age}"
@@ -244,7 +248,8 @@ def totals_told(totals: StopTotals) -> list[str]:
         told[0] += f": {counted(totals.known_lost_records, 'record')} known lost"
     if totals.as_of_ms is not None:
         age = (totals.stopped_ms or totals.as_of_ms) - totals.as_of_ms
-        old = f", {format_duration(age)} before the stop; later records are lost too" if age > STALE_MS else ""
+        is_old = age > STALE_MS or (totals.source_trouble is not None and age > 0)
+        old = f", {format_duration(age)} before the stop; later records are lost too" if is_old else ""
         told[0] += f" as of {at_time(totals.as_of_ms)}{old}"
     if totals.partitions_unknown:
         told.append(f"{counted(totals.partitions_unknown, 'partition')}: the loss is unknown")
