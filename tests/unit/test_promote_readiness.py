@@ -1,0 +1,152 @@
+"""What a topic lacks before it may be promoted, and what is said when its source went on after all. No sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from kmirror.cluster.client import ClusterClient, OffsetAnswer
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import Reason, UnreachableError
+from kmirror.ops.context import Destination
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.stop.promote import PromoteRequest
+from kmirror.ops.stop.promote_checks import LastLook
+from kmirror.ops.stop.promote_readiness import Completeness, after_the_stop
+from kmirror.ops.stop.work import Stopping
+from kmirror.state.records import (
+    DesiredState,
+    MirrorRecord,
+    PartitionRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    TopicOrigin,
+    TopicRecord,
+)
+from kmirror.state.snapshot import State
+
+NOT_SYNCED = {"sync.topic.configs.enabled": "false", "sync.group.offsets.enabled": "false"}
+MIRROR = MirrorRecord("m", {"bootstrap.servers": "a:1"}, NOT_SYNCED, "A", "x", 0)
+#: Whoever would ask this source more than its ends is told at once that it cannot be reached.
+UNKNOWN_SOURCE = replace(MIRROR, source={"security.protocol": "NONE"})
+TOPIC = TopicRecord("m", "t", "t", None, None, DesiredState.ACTIVE, 2, TopicOrigin.CREATED)
+PLACES = [TopicPartition("t", 0), TopicPartition("t", 1)]
+RECORDS = [PartitionRecord("m", "t", p, PartitionState.MIRRORING, 0, initial_copy_complete=True) for p in range(2)]
+NOTHING_LACKS = ProgressRow("t", 0, 10, 10, 0, 10, 0, PartitionState.MIRRORING)
+
+
+class Ends:
+    """A cluster that says where its partitions end; None where no leader does."""
+
+    def __init__(self, *ends: int | None, stable: int | None = None) -> None:
+        self.ends = list(ends)
+        self.stable = stable
+        self.client = self
+        self.config = client_config(MIRROR.source)
+        self.remembered = State.of([MIRROR, TOPIC])
+
+    def list_offsets(
+        self, partitions: Mapping[TopicPartition, int], *, read_committed: bool = False, **_: Any
+    ) -> dict[TopicPartition, OffsetAnswer]:
+        ends = [self.stable if read_committed and self.stable is not None else end for end in self.ends]
+        return {p: OffsetAnswer(5 if ends[p.partition] is None else 0, ends[p.partition], 0) for p in partitions}
+
+    def state(self) -> State:
+        return self.remembered
+
+
+def lacks(
+    source: Ends, destination: Ends, *rows: ProgressRow, mirror: MirrorRecord = UNKNOWN_SOURCE, idle_ms: int | None = 0
+) -> tuple[int | None, str | None]:
+    """Return the lag and what is missing of the topic."""
+    found = rows or (NOTHING_LACKS, NOTHING_LACKS._replace(partition=1))
+    progress = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 1_000, tuple(found))
+    state = State.of([mirror, TOPIC, *RECORDS, progress])
+    completeness = Completeness(cast(Destination, destination), mirror, idle_ms)
+    (missing,) = completeness.look(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
+    return missing.lag, missing.what
+
+
+def test_a_topic_that_lacks_nothing_is_ready() -> None:
+    assert lacks(Ends(10, 10), Ends(10, 10)) == (0, None)
+
+
+def test_records_are_counted_and_an_open_transaction_is_named() -> None:
+    assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
+    lag, what = lacks(Ends(12, 12, stable=10), Ends(10, 10))
+    assert (lag, what) == (0, "a transaction is open")
+
+
+@pytest.mark.parametrize(("source", "destination"), [(Ends(10, None), Ends(10, 10)), (Ends(10, 10), Ends(10, None))])
+def test_what_no_leader_tells_the_end_of_is_unknown_and_not_complete(source: Ends, destination: Ends) -> None:
+    lag, what = lacks(source, destination)
+    assert lag is None
+    assert "no leader or no known end offset" in str(what)
+
+
+def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
+    behind = NOTHING_LACKS._replace(partition=1, destination_offset=9)
+    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1])
+    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
+    # where producers may go on, a report is always a moment old
+    assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
+
+
+def last_look(source: Ends, destination: Ends, arriving: int) -> LastLook:
+    """Look a last time at a topic that was ready, at whose source so many records arrive meanwhile."""
+    completeness = Completeness(cast(Destination, destination), MIRROR, 0)
+    completeness.see_ends(cast(ClusterClient, source), [TOPIC])
+    source.ends[1] = (source.ends[1] or 0) + arriving
+    last = LastLook(
+        cast(Destination, destination),
+        PromoteRequest("m", idle_ms=0),
+        cast(ClusterClient, source),
+        completeness,
+        {"t": TOPIC},
+        ["t"],
+        lambda *_: None,
+        lambda _: None,
+    )
+    last.run()
+    return last
+
+
+def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
+    assert last_look(Ends(10, 10), Ends(10, 10), 0).going == ["t"]
+    late = last_look(Ends(10, 10), Ends(10, 10), 1)
+    assert late.going == []
+    assert late.held == {"t": "producers: the source's end moved a moment ago"}
+
+
+def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:
+    results = [TopicResult("t", p, Outcome.DONE, last_mirrored_offset=10) for p in range(2)]
+    done = Stopping(results, ends=dict.fromkeys(PLACES, 10))
+    return after_the_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
+
+
+def test_a_record_that_arrives_after_the_stop_is_told() -> None:
+    rows, warnings = stopped(Ends(10, 11))
+    assert warnings == []
+    assert [(row.result, row.lag, row.reason) for row in rows] == [
+        (Outcome.DONE, 0, None),
+        (Outcome.FAILED, 1, Reason.SOURCE_WRITTEN_AFTER_STOP),
+    ]
+
+
+def test_a_source_that_is_silent_after_the_stop_is_not_called_complete() -> None:
+    rows, warnings = stopped(Ends(10, None))
+    assert [row.lag for row in rows] == [0, None]
+    assert len(warnings) == 1
+
+    class Silent(Ends):
+        def list_offsets(self, *_: Any, **__: Any) -> dict[TopicPartition, OffsetAnswer]:
+            raise UnreachableError("no answer")
+
+    rows, warnings = stopped(Silent())
+    assert [row.lag for row in rows] == [None, None]
+    assert "could not be read again after the stop" in warnings[0]
