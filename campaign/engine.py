@@ -7,50 +7,89 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _VERB_S = 120.0
 _GRACE_S = 20.0
 
 
-class Engine:
-    """`kmirror run` for one mirror; started again by whoever killed it."""
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A verb that runs."""
 
-    def __init__(self, mirror: str, destination: str, folder: Path) -> None:
-        self._mirror = mirror
-        self._destination = destination
-        self._log = folder / "engine.log"
-        self._verbs = folder / "verbs.log"
+    process: subprocess.Popen[str]
+    log: Path
+    words: str
+    began: float
+
+    def kill(self) -> bool:
+        """Kill it; tell whether it was still there."""
+        was_there = self.process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.end()
+        return was_there
+
+    def end(self, timeout: float = _VERB_S) -> tuple[int, str]:
+        """Wait until it ends; return its exit code, −1 where it had to be killed, and what it printed."""
+        try:
+            said, errors = self.process.communicate(timeout=timeout)
+            code = self.process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            said, errors = self.process.communicate()
+            code = -1
+        clock = [time.strftime("%H:%M:%S", time.localtime(at)) for at in (self.began, time.time())]
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(f"{'-'.join(clock)} {self.words} -> {code}\n{said}{errors}\n")
+        return code, said
+
+
+class Engine:
+    """`kmirror run` for some mirrors of a destination; started again by whoever killed it."""
+
+    def __init__(self, mirrors: Sequence[str], login: Path, folder: Path) -> None:
+        """Take the mirrors' names, and the file with the destination's address and what to log in with."""
+        self.mirrors, self._folder = tuple(mirrors), folder
+        servers = next(line for line in login.read_text(encoding="utf-8").splitlines() if line.startswith("bootstrap"))
+        self._destination = ("--bootstrap-server", servers.partition("=")[2], "--command-config", str(login))
+        self.name = self.mirrors[0]
+        self._log = folder / f"engine-{self.name}.log"
+        self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def command(self, verb: str, *arguments: str) -> list[str]:
+    def command(self, verb: str, *arguments: str, mirrors: Sequence[str]) -> list[str]:
         """Return the command line of a verb."""
-        here = ("--mirror", self._mirror, "--bootstrap-server", self._destination)
-        return [sys.executable, "-m", "kmirror", verb, *here, *arguments]
+        here = [word for mirror in mirrors for word in ("--mirror", mirror)]
+        return [sys.executable, "-m", "kmirror", verb, *here, *self._destination, *arguments]
 
-    def verb(self, verb: str, *arguments: str, timeout: float = _VERB_S) -> tuple[int, str]:
+    def type(self, verb: str, *arguments: str, mirror: str | None = None) -> Typed:
+        """Start a verb, of the first mirror unless another one is named."""
+        command = self.command(verb, *arguments, mirrors=() if verb == "list" else (mirror or self.name,))
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        words = f"{verb} {mirror or self.name} {' '.join(arguments)}"
+        return Typed(process, self._folder / "verbs.log", words, time.time())
+
+    def verb(self, verb: str, *arguments: str, mirror: str | None = None, timeout: float = _VERB_S) -> tuple[int, str]:
         """Run a verb; return its exit code, −1 where it had to be killed, and what it printed."""
-        command = self.command(verb, *arguments)
-        began = time.strftime("%H:%M:%S")
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
-            code, said, errors = done.returncode, done.stdout, done.stderr
-        except subprocess.TimeoutExpired as error:
-            code, said, errors = -1, "", str(error)
-        with self._verbs.open("a", encoding="utf-8") as file:
-            file.write(f"{began}-{time.strftime('%H:%M:%S')} {verb} {' '.join(arguments)} -> {code}\n{said}{errors}\n")
-        return code, said
+        return self.type(verb, *arguments, mirror=mirror).end(timeout)
 
     def start(self) -> None:
         """Start the engine."""
-        self._running.append(self._run())
+        with self._lock:
+            self._running.append(self._run())
 
     def _run(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             log.write(f"--- started at {time.strftime('%H:%M:%S')}\n".encode())
-            return subprocess.Popen(self.command("run"), stdout=log, stderr=log, start_new_session=True)
+            command = self.command("run", mirrors=self.mirrors)
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def start_second(self) -> Callable[[], None]:
         """Start another engine beside it, which is to be refused or to wait; return what ends it."""
@@ -67,36 +106,29 @@ class Engine:
 
     def ensure(self) -> None:
         """Start the engine again where it has ended."""
-        if not any(one.poll() is None for one in self._running):
+        if not self.drivers():
             self.start()
+
+    def _taken(self) -> list[subprocess.Popen[bytes]]:
+        with self._lock:
+            running, self._running = self._running, []
+        return running
 
     def kill(self) -> None:
         """Kill it with all its processes."""
-        for one in self._running:
+        for one in self._taken():
             _kill_group(one)
-        self._running.clear()
 
     def kill_driver(self) -> None:
         """Kill its first process alone."""
-        for one in self._running:
+        for one in self._taken():
             one.kill()
             one.wait(_GRACE_S)
-        self._running.clear()
-
-    def end(self) -> None:
-        """Ask it to end, and kill it where it does not."""
-        for one in self._running:
-            one.terminate()
-        for one in self._running:
-            try:
-                one.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                _kill_group(one)
-        self.kill()
 
     def drivers(self) -> list[int]:
         """Return the process of the engine itself."""
-        return [one.pid for one in self._running if one.poll() is None]
+        with self._lock:
+            return [one.pid for one in self._running if one.poll() is None]
 
     def jvms(self) -> list[int]:
         """Return Spark's process."""

@@ -1,12 +1,15 @@
-"""What a seed stands for: two clusters, topics, load, faults with their moments, and how it ends. Pure."""
+"""What a seed stands for: clusters, topics, load, faults with their moments, and how it ends. Pure."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 OLD, NEW = "3.9.2", "4.3.1"
+#: How many worlds after each other share their clusters.
+WORLDS_A_GROUND = 8
 
 
 class Kind(StrEnum):
@@ -30,37 +33,69 @@ class Act(StrEnum):
     KILL_LANE = "kill-lane"
     FREEZE_LANE = "freeze-lane"
     FREEZE_JVM = "freeze-jvm"
-    KILL_SOURCE_BROKER = "kill-source-broker"
-    FREEZE_SOURCE_BROKER = "freeze-source-broker"
-    STOP_SOURCE_BROKER = "stop-source-broker"
-    KILL_DESTINATION_BROKER = "kill-destination-broker"
-    FREEZE_DESTINATION_BROKER = "freeze-destination-broker"
-    STOP_DESTINATION_BROKER = "stop-destination-broker"
+    SECOND_ENGINE = "second-engine"
+
+    KILL_BROKER = "kill-broker"
+    FREEZE_BROKER = "freeze-broker"
+    STOP_BROKER = "stop-broker"
+    KILL_CONTROLLER = "kill-controller"
+    FREEZE_CONTROLLER = "freeze-controller"
+    FULL_DISK = "full-disk"
+    MOVE_LEADERS = "move-leaders"
+    QUOTA = "quota"
+    UNCLEAN_ELECTION = "unclean-election"
+    UPGRADE = "upgrade"
+
+    CUT_LINK = "cut-link"
+    HOLE = "hole"
+    HOLE_ONE_WAY = "hole-one-way"
+    DELAY = "delay"
+    THROTTLE = "throttle"
+    CUT_IN_FRAME = "cut-in-frame"
+
     DELETE_RECORDS = "delete-records"
     GROW_TOPIC = "grow-topic"
     RECREATE_TOPIC = "recreate-topic"
+    DELETE_TOPIC = "delete-topic"
     FOREIGN_WRITE = "foreign-write"
-    SECOND_ENGINE = "second-engine"
+
+    REVOKE_RIGHTS = "revoke-rights"
+    ROTATE_PASSWORD = "rotate-password"
+
     PAUSE = "pause"
     LOOK = "look"
     VERIFY = "verify"
+    TWO_VERBS = "two-verbs"
+    KILL_VERB = "kill-verb"
+    KILL_STOP = "kill-stop"
 
 
 #: The acts after which a topic may be FAILED, with the reasons that each deserves.
 DESERVED = {
-    Act.RECREATE_TOPIC: frozenset({"SOURCE_TOPIC_RECREATED", "SOURCE_TOPIC_DELETED"}),
+    Act.RECREATE_TOPIC: frozenset({"SOURCE_TOPIC_RECREATED", "SOURCE_TOPIC_DELETED", "PARTITIONS_DECREASED"}),
+    Act.DELETE_TOPIC: frozenset({"SOURCE_TOPIC_DELETED"}),
     Act.FOREIGN_WRITE: frozenset({"DESTINATION_WRITTEN", "OFFSET_MISMATCH"}),
+    Act.UNCLEAN_ELECTION: frozenset({"SOURCE_DIVERGED"}),
 }
 #: How often each act is drawn, against the others.
-_WEIGHTS = dict.fromkeys(Act, 3) | {
+_WEIGHTS = dict.fromkeys(Act, 4) | {
+    Act.KILL_BROKER: 6,
+    Act.FREEZE_BROKER: 6,
     Act.RECREATE_TOPIC: 1,
+    Act.DELETE_TOPIC: 1,
     Act.FOREIGN_WRITE: 1,
     Act.DELETE_RECORDS: 2,
-    Act.GROW_TOPIC: 1,
-    Act.VERIFY: 1,
-    Act.STOP_SOURCE_BROKER: 2,
-    Act.STOP_DESTINATION_BROKER: 2,
+    Act.GROW_TOPIC: 2,
+    Act.VERIFY: 2,
+    Act.LOOK: 2,
+    Act.UPGRADE: 3,
+    Act.HOLE: 6,
+    Act.HOLE_ONE_WAY: 6,
+    Act.CUT_IN_FRAME: 6,
+    Act.KILL_VERB: 6,
 }
+#: For a world of 30 seconds; of a shorter one they are shorter.
+_DURATIONS = (0.2, 1.0, 3.0, 6.0, 12.0)
 
 
 class Ending(StrEnum):
@@ -70,16 +105,68 @@ class Ending(StrEnum):
     FAILOVER = "failover"
     FAILOVER_UNDER_LOAD = "failover-under-load"
     FAILOVER_SOURCE_DEAD = "failover-source-dead"
+    FAILBACK = "failback"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The clusters that some worlds share: source, destination, and where it is a chain a third one behind."""
+
+    versions: tuple[str, ...]
+    brokers: tuple[int, ...]
+    #: kmirror has to log in, and brokers go by ACLs.
+    secured: bool
+    #: What decides how many replicas topics have.
+    draw: int
+
+    @property
+    def is_chain(self) -> bool:
+        """Tell whether a third cluster mirrors the destination."""
+        return len(self.brokers) > 2
+
+    def replicas(self, brokers: int) -> int:
+        """Return how many replicas topics have on a cluster of so many brokers."""
+        return min(brokers, 2 + self.draw % 2)
+
+    def allows(self, act: Act) -> bool:
+        """Tell whether an act can be done here."""
+        match act:
+            case Act.REVOKE_RIGHTS | Act.ROTATE_PASSWORD:
+                return self.secured
+            case Act.MOVE_LEADERS:
+                return max(self.brokers) > 1
+            case Act.UNCLEAN_ELECTION:
+                # who is left in charge has to elect: of the other two one is down
+                return self.brokers[0] == 3 and self.replicas(3) == 2
+            case Act.KILL_CONTROLLER | Act.FREEZE_CONTROLLER:
+                return max(self.brokers) > 1
+            case Act.UPGRADE:
+                return OLD in self.versions[:2]
+            case _:
+                return True
+
+
+def ground_of(seed: int) -> Ground:
+    """Make the ground on which the world of a seed is."""
+    chance = random.Random(f"ground {seed // WORLDS_A_GROUND}")
+    sides = 3 if chance.random() < 0.2 else 2
+    return Ground(
+        tuple(chance.choice((OLD, NEW)) for _ in range(sides)),
+        tuple(chance.choice((1, 1, 2, 3)) if side < 2 else 1 for side in range(sides)),
+        chance.random() < 0.3,
+        chance.randrange(1 << 16),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of the source."""
+    """A topic of the source, and the number of the mirror that copies it."""
 
     name: str
     kind: Kind
     partitions: int
     codec: str
+    mirror: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +184,57 @@ class World:
     """All that a seed decides."""
 
     seed: int
+    ground: Ground
     topics: tuple[Topic, ...]
     faults: tuple[Fault, ...]
     ending: Ending
-    lanes: str
+    #: Settings of its mirrors.
+    settings: Mapping[str, str]
     seconds: float
 
+    @property
+    def mirrors(self) -> tuple[str, ...]:
+        """Return the names of its mirrors to the destination; the first begin with those of other worlds nowhere."""
+        return tuple(f"m{self.seed}-{number}" for number in sorted({topic.mirror for topic in self.topics}))
 
-def world_of(seed: int, seconds: float = 30.0, faults: int = 8) -> World:
-    """Make the world of a seed."""
+    def names(self, mirror: str) -> list[str]:
+        """Return the topics that a mirror copies."""
+        return [topic.name for topic in self.topics if mirror == f"m{self.seed}-{topic.mirror}"]
+
+
+def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
+    """Make the world of a seed, with at most so many faults, and three quarters of them at least."""
     chance = random.Random(seed)
+    ground = ground_of(seed)
     kinds = [chance.choice(list(Kind)) for _ in range(chance.randint(2, 4))]
+    mirrors = chance.choice((1, 1, 2, 3))
     topics = tuple(
         Topic(
             f"w{seed}-{number}-{kind}",
             kind,
             chance.choice((1, 1, 2, 4)),
             chance.choice(("none", "none", "lz4", "zstd", "snappy", "gzip")),
+            number % mirrors,
         )
         for number, kind in enumerate(kinds)
     )
-    drawn = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=chance.randint(max(1, faults // 2), faults))
+    weights = {act: weight for act, weight in _WEIGHTS.items() if ground.allows(act)}
+    count = chance.randint(max(1, (3 * faults + 3) // 4), faults)
+    drawn = chance.choices(list(weights), list(weights.values()), k=count)
     made = sorted(
         (
             Fault(
-                round(chance.uniform(1.0, seconds * 0.9), 2),
+                round(chance.uniform(0.5, seconds * 0.9), 2),
                 act,
-                round(chance.choice((0.2, 1.0, 3.0, 6.0, 12.0)) * chance.uniform(0.5, 1.5), 2),
+                round(chance.choice(_DURATIONS) * min(1.0, seconds / 30) * chance.uniform(0.5, 1.5), 2),
                 chance.randrange(1 << 16),
             )
             for act in drawn
         ),
         key=lambda fault: fault.at,
     )
-    return World(seed, topics, tuple(made), chance.choice(list(Ending)), chance.choice(("1", "2", "auto")), seconds)
+    settings = {
+        "copy.lanes": chance.choice(("1", "2", "auto")),
+        "source.divergence.policy": chance.choice(("fail", "auto")),
+    }
+    return World(seed, ground, topics, tuple(made), chance.choice(list(Ending)), settings, seconds)

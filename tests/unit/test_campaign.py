@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from campaign.load import body
+from campaign.nemesis import ACTS
 from campaign.oracle import Record, Seen, compare
 from campaign.world import Act, Ending, Kind, world_of
 
@@ -78,10 +79,31 @@ def test_a_compacted_copy_may_lack_what_a_later_record_of_its_key_replaces() -> 
 
 def test_a_seed_is_a_world() -> None:
     assert world_of(7) == world_of(7)
-    worlds = [world_of(seed) for seed in range(200)]
+    worlds = [world_of(seed) for seed in range(0, 3200, 4)]
     assert {fault.act for world in worlds for fault in world.faults} == set(Act)
+    assert all(world.ground.allows(fault.act) for world in worlds for fault in world.faults)
+    assert {len(world.mirrors) for world in worlds} == {1, 2, 3}
+    assert {len(world.ground.brokers) for world in worlds} == {2, 3}
     assert {world.ending for world in worlds} == set(Ending)
     assert {topic.kind for world in worlds for topic in world.topics} == set(Kind)
+
+
+def test_worlds_after_each_other_share_their_ground() -> None:
+    assert len({str(world_of(seed).ground) for seed in range(16, 24)}) == 1
+    assert world_of(7) != world_of(7, faults=5)
+    assert all(8 <= len(world_of(seed, faults=10).faults) <= 10 for seed in range(50))
+
+
+def test_each_act_is_one_that_a_mirror_survives_and_says_why() -> None:
+    assert set(ACTS) == set(Act)
+    assert all((act.__doc__ or "").startswith("Survived") for act in ACTS.values())
+
+
+def test_each_topic_is_copied_by_one_mirror() -> None:
+    for seed in range(50):
+        world = world_of(seed)
+        copied = [name for mirror in world.mirrors for name in world.names(mirror)]
+        assert sorted(copied) == sorted(topic.name for topic in world.topics)
 
 
 def test_a_value_says_what_it_is() -> None:

@@ -60,7 +60,7 @@ def logging_option(kafka_major: int, configuration: Path) -> str:
 
 
 def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) -> str:
-    """Return the text of a node's server.properties; the cluster's own `properties` have the last word.
+    """Return the text of a node's server.properties; the spec's `properties` and then its own have the last word.
 
     `data` is the node's log directory, `tls` the folder with the certificates of a secured cluster.
     """
@@ -74,6 +74,7 @@ def server_properties(spec: ClusterSpec, node: NodeSpec, data: Path, tls: Path) 
         **(_secured(spec.security, node, tls) if spec.security else _plain(spec, node)),
         **(_with_tokens(spec, spec.security.tokens) if spec.security and spec.security.tokens else {}),
         **spec.properties,
+        **spec.node_properties.get(str(node.node_id), {}),
     }
     return properties_text(settings)
 

@@ -81,6 +81,7 @@ class SandboxCluster:
         kafka_version: str | None = None,
         ports: Sequence[int] | None = None,
         properties: Mapping[str, str] | None = None,
+        node_properties: Mapping[int, Mapping[str, str]] | None = None,
         secured: bool = False,
         authorizer: bool = False,
         users: Mapping[str, str] | None = None,
@@ -122,6 +123,7 @@ class SandboxCluster:
             heap=heap,
             java_options=tuple(java_options),
             security=security if secured else None,
+            node_properties={str(node): dict(own) for node, own in (node_properties or {}).items()},
         )
         stored = load_spec(self.directory) if has_spec(self.directory) else None
         self._spec = stored if stored and stored.complete else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ class ClusterSpec:
     java_options: tuple[str, ...]
     security: SecuritySpec | None = None
     complete: bool = False
+    #: By node id (text, as JSON's keys are), settings of that node alone.
+    node_properties: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def kafka_major(self) -> int:

@@ -1,0 +1,235 @@
+"""Harm brokers and controllers. What was acknowledged is on the replicas in sync; all else is found out by reading."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import ElectionType, TopicPartition
+from kafka.structs import TopicPartition as Place
+
+from campaign.acts.scene import Note, Scene, Undo
+from campaign.clusters import Side
+from campaign.logins import admin
+from campaign.world import NEW, OLD, Act, Fault
+
+_MOVE_S = 20.0
+_QUOTA_BYTES = (20_000, 100_000, 1_000_000)
+
+
+def _node(side: Side, fault: Fault, note: Note) -> int:
+    brokers = side.cluster.brokers
+    node = note["node"] = brokers[fault.draw % len(brokers)].node_id
+    return node
+
+
+def _controller(side: Side, note: Note) -> int:
+    """Return the node whose controller is in charge: every node has written down whom it votes for."""
+    for broker in side.cluster.brokers:
+        stored = Path(broker.log_dir, "__cluster_metadata-0", "quorum-state")
+        with contextlib.suppress(OSError, ValueError):
+            leader = int(json.loads(stored.read_text(encoding="utf-8"))["leaderId"])
+            if leader > 0:
+                note["controller"] = leader
+                return leader
+    return side.cluster.brokers[0].node_id
+
+
+def _down(side: Side, node: int, end: Callable[[int], object]) -> Undo:
+    end(node)
+    return lambda: side.start_broker(node)
+
+
+def _freeze(side: Side, node: int) -> Undo:
+    side.cluster.signal(node, signal.SIGSTOP)
+
+    def undo() -> None:
+        with contextlib.suppress(Exception):
+            side.cluster.signal(node, signal.SIGCONT)
+
+    return undo
+
+
+def kill_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: what a killed process has written is in the page cache."""
+    side = scene.side(fault, note)
+    return _down(side, _node(side, fault, note), side.cluster.kill)
+
+
+def stop_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: leaders move away, or answer again when it is back."""
+    side = scene.side(fault, note)
+    return _down(side, _node(side, fault, note), side.cluster.stop_broker)
+
+
+def freeze_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: what it has received it answers when it wakes up, or has been replaced."""
+    side = scene.side(fault, note)
+    return _freeze(side, _node(side, fault, note))
+
+
+def kill_controller(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: another is elected, or nothing changes until it is back."""
+    side = scene.side(fault, note)
+    return _down(side, _controller(side, note), side.cluster.kill)
+
+
+def freeze_controller(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: the same, and the old one finds out late."""
+    side = scene.side(fault, note)
+    return _freeze(side, _controller(side, note))
+
+
+def full_disk(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: an append that fails in its middle is torn off when the broker starts again.
+
+    The broker's process may make no file larger than so many bytes: a write fails in its middle, as on a disk that is
+    full, and the broker gives its log directory up.
+    """
+    side = scene.side(fault, note)
+    node = _node(side, fault, note)
+    pid = next(broker.pid for broker in side.cluster.brokers if broker.node_id == node)
+    if pid is None:
+        note["nothing"] = "it does not run"
+        return lambda: side.start_broker(node)
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    note["bytes"] = (1_000, 50_000, 400_000)[fault.draw % 3]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (note["bytes"], before[1]))
+
+    def undo() -> None:
+        note["ended"] = all(broker.pid != pid for broker in side.cluster.brokers)
+        if not note["ended"]:
+            side.cluster.kill(node)
+        side.start_broker(node)
+
+    return undo
+
+
+def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
+    """Survived: who leads now is looked up, and records are where they were."""
+    from kafka.admin import KafkaAdminClient
+
+    side = scene.side(fault, note)
+    nodes = [broker.node_id for broker in side.cluster.brokers]
+    if len(nodes) == 1:
+        note["nothing"] = "there is one broker"
+        return
+    topics = admin(side.direct).list_topics(timeout=10).topics
+    names = [topic.name for topic in scene.world.topics] + ["__kmirror_state", "__transaction_state"]
+    shift = 1 + fault.draw % (len(nodes) - 1)
+    moved = {}
+    for name in names:
+        for number, partition in topics[name].partitions.items() if name in topics else ():
+            first = (nodes.index(partition.leader) if partition.leader in nodes else 0) + shift
+            moved[Place(name, number)] = [
+                nodes[(first + next_) % len(nodes)] for next_ in range(len(partition.replicas))
+            ]
+    client = KafkaAdminClient(bootstrap_servers=side.direct, request_timeout_ms=15_000)
+    try:
+        answers = client.alter_partition_reassignments(moved)
+        note["moved"], note["refused"] = len(moved), sum(error is not None for error in answers.values())
+        deadline = time.monotonic() + _MOVE_S
+        while client.list_partition_reassignments() and time.monotonic() < deadline:
+            time.sleep(0.2)
+    finally:
+        client.close()
+    # each partition prefers its first replica
+    admin(side.direct).elect_leaders(ElectionType.PREFERRED, None).result(_MOVE_S)
+
+
+def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: a broker that throttles answers late, and says so."""
+    from kmirror.cluster.client import ClusterClient
+    from kmirror.cluster.client_quotas import alter_quotas
+    from kmirror.cluster.protocol.quota import Quota
+    from kmirror.cluster.security.client_config import client_config
+
+    side = scene.side(fault, note)
+    value = note["value"] = _QUOTA_BYTES[fault.draw % len(_QUOTA_BYTES)]
+    # on the source consumers are kmirror, on the destination producers: nobody else is slowed down
+    keys = (
+        {"consumer_byte_rate": value}
+        if side is scene.source
+        else {"producer_byte_rate": value, "request_percentage": 20}
+    )
+    quotas = [Quota((("client-id", ""),), key, float(limit)) for key, limit in keys.items()]
+
+    def change(*changes: Any) -> None:
+        with ClusterClient(client_config({"bootstrap.servers": side.direct})) as client:
+            for error in alter_quotas(client, *changes).values():
+                raise error
+
+    change(quotas, [])
+    scene.afterwards.append(lambda: change([], quotas))  # in case that nobody answers when it is to be undone
+    return lambda: change([], quotas)
+
+
+def upgrade(scene: Scene, fault: Fault, note: Note) -> None:
+    """Survived: a broker that comes back in another version is asked again what it understands."""
+    sides = [side for side in (scene.source, scene.destination) if side.cluster.kafka_version == OLD]
+    if not sides:
+        note["nothing"] = "all brokers are new"
+        return
+    side = sides[fault.draw % len(sides)]
+    note["side"] = side.name
+    side.use_version(NEW)
+    for broker in side.cluster.brokers:
+        side.cluster.stop_broker(broker.node_id)
+        side.start_broker(broker.node_id)
+
+
+def unclean_election(scene: Scene, fault: Fault, note: Note) -> None:
+    """Survived: the copy has what its source does not any more, which is told, and reconciled when that is agreed to.
+
+    One of two replicas is down while the other goes on; then it is elected while the other is down.
+    """
+    client, cluster = admin(scene.source.direct), scene.source.cluster
+    topic = scene.topic(fault, note, Act.UNCLEAN_ELECTION).name
+    partition = client.list_topics(topic, timeout=10).topics[topic].partitions[0]
+    if len(partition.isrs) != 2 or any(broker.pid is None for broker in cluster.brokers):
+        note["nothing"] = "it takes two replicas in sync, and all brokers"
+        return
+    leader, (follower,) = partition.leader, [node for node in partition.isrs if node != partition.leader]
+    note["leader"], note["follower"] = leader, follower
+    cluster.kill(follower)
+    try:
+        _wait(lambda: client.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs == [leader])
+        time.sleep(1 + fault.draw % 3)  # records that the follower will not have
+        cluster.kill(leader)
+        scene.source.start_broker(follower)
+        _wait(lambda: follower in admin(scene.source.direct).list_topics(timeout=10).brokers)
+        elected = (
+            admin(scene.source.direct).elect_leaders(ElectionType.UNCLEAN, [TopicPartition(topic, 0)]).result(_MOVE_S)
+        )
+        note["elected"] = str(next(iter(elected.values()), None)) if elected else None
+    finally:
+        scene.source.start_broker(follower)
+        scene.source.start_broker(leader)
+
+
+def _wait(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _MOVE_S
+    while not reached():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what was waited for has not happened")
+        time.sleep(0.2)
+
+
+ACTS = {
+    Act.KILL_BROKER: kill_broker,
+    Act.FREEZE_BROKER: freeze_broker,
+    Act.STOP_BROKER: stop_broker,
+    Act.KILL_CONTROLLER: kill_controller,
+    Act.FREEZE_CONTROLLER: freeze_controller,
+    Act.FULL_DISK: full_disk,
+    Act.MOVE_LEADERS: move_leaders,
+    Act.QUOTA: quota,
+    Act.UPGRADE: upgrade,
+    Act.UNCLEAN_ELECTION: unclean_election,
+}

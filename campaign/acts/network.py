@@ -1,0 +1,69 @@
+"""Harm links between kmirror and brokers. What became of an append without an answer is found in the log."""
+
+from __future__ import annotations
+
+from campaign.acts.scene import Note, Scene, Undo
+from campaign.proxy import BACK, THERE, Trouble
+from campaign.world import Act, Fault
+
+
+def _spoil(
+    scene: Scene, fault: Fault, note: Note, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)
+) -> Undo:
+    """Spoil the link to one broker, or those to all brokers of a cluster."""
+    side = scene.side(fault, note)
+    links = side.links
+    assert links is not None
+    fronts = list(side.fronts.values())
+    if fault.draw >> 10 & 1:
+        fronts = [fronts[fault.draw % len(fronts)]]
+    note["links"], note["amount"] = len(fronts), amount
+    note["connections"] = sum([links.change(port, trouble, amount, ways) for port in fronts])
+
+    def undo() -> None:
+        for port in fronts:
+            links.change(port, trouble, 0, ways)
+
+    return undo
+
+
+def cut_link(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: connections are opened again, and what was under way is looked for in the log."""
+    return _spoil(scene, fault, note, Trouble.CUT, 1)
+
+
+def hole(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: requests time out; what arrives late all the same has a sequence number that fits or is refused."""
+    return _spoil(scene, fault, note, Trouble.HOLE, 1)
+
+
+def hole_one_way(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: an append that is carried out and never answered is found in the log."""
+    way = (THERE, BACK)[fault.draw >> 11 & 1]
+    note["way"] = way
+    return _spoil(scene, fault, note, Trouble.HOLE, 1, (way,))
+
+
+def delay(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: a slow answer is an answer."""
+    return _spoil(scene, fault, note, Trouble.DELAY, (0.02, 0.2, 1.0, 3.0)[fault.draw % 4])
+
+
+def throttle(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: what takes longer than a time-out is asked for again, over a new connection."""
+    return _spoil(scene, fault, note, Trouble.THROTTLE, (2_000, 20_000, 200_000)[fault.draw % 3])
+
+
+def cut_in_frame(scene: Scene, fault: Fault, note: Note) -> Undo:
+    """Survived: half a frame is no frame."""
+    return _spoil(scene, fault, note, Trouble.CUT_AFTER, 1 + fault.draw * 37 % (100, 5_000, 300_000)[fault.draw % 3])
+
+
+ACTS = {
+    Act.CUT_LINK: cut_link,
+    Act.HOLE: hole,
+    Act.HOLE_ONE_WAY: hole_one_way,
+    Act.DELAY: delay,
+    Act.THROTTLE: throttle,
+    Act.CUT_IN_FRAME: cut_in_frame,
+}

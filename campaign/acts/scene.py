@@ -1,0 +1,105 @@
+"""What acts act on: a world that runs. An act is a function that does something and returns what takes it back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from campaign.clusters import Side
+from campaign.engine import Engine
+from campaign.world import Act, Fault, Topic, World
+
+Undo = Callable[[], None]
+#: What was done, as it is told later.
+Note = dict[str, Any]
+#: By topic and partition: where a copy was told to end, and how many records are known to be lost, None if unknown.
+Ends = dict[str, dict[str, tuple[int, int | None]]]
+
+_CALM_S = 90.0
+#: Refused, partly done, histories differ.
+_SPOILED = (3, 4, 7)
+
+
+@dataclass
+class Scene:
+    """A world that runs, and what has become of its topics."""
+
+    world: World
+    source: Side
+    destination: Side
+    engine: Engine
+    #: Of the mirror from the destination to a third cluster, where there is one.
+    behind: Engine | None = None
+    third: Side | None = None
+    #: By topic, the acts that were done to it.
+    marks: dict[str, set[Act]] = field(default_factory=dict)
+    #: Partitions of each topic, those that it grew by too.
+    partitions: dict[str, int] = field(default_factory=dict)
+    #: Topics that a verb has stopped or may have stopped: what a fence has marked cannot be adopted.
+    halted: set[str] = field(default_factory=set)
+    #: Topics whose mirroring was ended by a verb, and where.
+    ends: Ends = field(default_factory=dict)
+    #: What is to be done once nothing is wrong any more; `stops` then, after all that.
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    stops: list[Callable[[], None]] = field(default_factory=list)
+    #: What was wrong then.
+    found: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.partitions = {topic.name: topic.partitions for topic in self.world.topics}
+
+    def side(self, fault: Fault, note: Note) -> Side:
+        """Draw a cluster."""
+        side = (self.source, self.destination)[fault.draw >> 8 & 1]
+        note["side"] = side.name
+        return side
+
+    def topic(self, fault: Fault, note: Note, act: Act | None = None) -> Topic:
+        """Draw a topic of the source; with an act, mark it with that."""
+        topic = self.world.topics[fault.draw % len(self.world.topics)]
+        note["topic"] = topic.name
+        if act is not None:
+            self.marks.setdefault(topic.name, set()).add(act)
+        return topic
+
+    def sides(self) -> list[Side]:
+        """Return the clusters."""
+        return [self.source, self.destination, *([self.third] if self.third else ())]
+
+    def engines(self) -> list[Engine]:
+        """Return the engines at work."""
+        return [self.engine, *([self.behind] if self.behind else ())]
+
+    def remember_ends(self, said: str) -> None:
+        """Take from the answer of a verb that stops where copies were told to end."""
+        for topic, ends in ends_of(said).items():
+            self.ends.setdefault(topic, {}).update(ends)
+
+    def until_calm(self, verb: str, *arguments: str, mirror: str, also: frozenset[int] = frozenset()) -> str | None:
+        """Type a verb until it ends with 0 or another of these codes; what it does not come to is a violation.
+
+        Where a topic of the mirror may not be copied any more, a verb may say so.
+        """
+        spoiled = any(self.marks.get(name) or name in self.halted for name in self.world.names(mirror))
+        codes = {0, *also, *(_SPOILED if spoiled else ())}
+        deadline = time.monotonic() + _CALM_S
+        while True:
+            code, said = self.engine.verb(verb, *arguments, mirror=mirror)
+            if code in codes:
+                return said
+            if time.monotonic() > deadline:
+                self.found.append({"what": f"{verb} does not come to its end", "code": code, "said": said[-2000:]})
+                return None
+            time.sleep(0.5)
+
+
+def ends_of(said: str) -> Ends:
+    """Return what the answer of a verb says of the ends of copies."""
+    ends: Ends = {}
+    for row in json.loads(said)["results"] if said.strip() else ():
+        if row["partition"] is not None and row["lastMirroredOffset"] is not None:
+            ends.setdefault(row["topic"], {})[str(row["partition"])] = row["lastMirroredOffset"], row["lag"]
+    return ends

@@ -1,0 +1,245 @@
+"""The clusters of a ground: real brokers with two doors. Load and oracle go straight in, kmirror through the proxy.
+
+Each broker has a listener LINK whose advertised address is a port of `campaign.proxy`. Where the ground is secured,
+kmirror has to log in there, as a user with rights of its own; whoever comes straight in may do everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from campaign.logins import MECHANISM, SCRAM, USER, allow_all, set_password
+from campaign.proxy import BACK, LOOPBACK, THERE, Trouble
+from campaign.world import Ground
+from kmirror.errors import RefusedError
+from kmirror.sandbox.broker_config import properties_text
+from kmirror.sandbox.cluster import SandboxCluster, start_together
+from kmirror.sandbox.ports import free_ports
+from kmirror.sandbox.spec import controller_count, save_spec
+
+_ATTEMPTS = 3
+_CLUSTER = {
+    "log.retention.check.interval.ms": "2000",
+    "log.cleaner.backoff.ms": "500",
+    "log.segment.delete.delay.ms": "100",
+    # where a broker of two is gone, transactions go on
+    "transaction.state.log.min.isr": "1",
+}
+
+
+class Links:
+    """The proxy's process, and what it is told."""
+
+    def __init__(self, targets: Mapping[int, int]) -> None:
+        self._lock = threading.Lock()
+        words = [f"{port}:{target}" for port, target in targets.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "campaign.proxy", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._answer()
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if not said:
+            raise RuntimeError("the proxy has ended")
+        return int(said)
+
+    def change(self, port: int, trouble: Trouble, amount: float, ways: Collection[str] = (THERE, BACK)) -> int:
+        """Begin a trouble on a link, or end it with 0; return on how many connections it falls."""
+        assert self._process.stdin is not None
+        with self._lock:
+            order = {"port": port, "trouble": trouble, "amount": amount, "ways": list(ways)}
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return self._answer()
+
+    def close(self) -> None:
+        """End the proxy."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Side:
+    """One cluster of a world, with the links that lead to it."""
+
+    def __init__(self, name: str, folder: Path, ground: Ground, version: str, brokers: int) -> None:
+        self.name, self._folder, self.is_secured = name, folder, ground.secured
+        controllers = controller_count(brokers)
+        ports = free_ports(3 * brokers + controllers)
+        direct, control = ports[:brokers], ports[brokers : brokers + controllers]
+        behind, front = ports[-2 * brokers : -brokers], ports[-brokers:]
+        #: By node, the port of the proxy that leads to it.
+        self.fronts = {node + 1: port for node, port in enumerate(front)}
+        own = {}
+        for node in range(brokers):
+            listeners = [f"PLAINTEXT://{LOOPBACK}:{direct[node]}", f"LINK://{LOOPBACK}:{behind[node]}"]
+            advertised = [listeners[0], f"LINK://{LOOPBACK}:{front[node]}"]
+            if node < controllers:
+                listeners.append(f"CONTROLLER://{LOOPBACK}:{control[node]}")
+            own[node + 1] = {"listeners": ",".join(listeners), "advertised.listeners": ",".join(advertised)}
+        self._passwords = folder / f"{name}-passwords.properties"
+        self._password = "first"
+        self._starting = {node + 1: threading.Lock() for node in range(brokers)}
+        self._targets = dict(zip(front, behind, strict=True))
+        self.cluster = SandboxCluster(
+            name,
+            folder / name,
+            brokers=brokers,
+            kafka_version=version,
+            ports=[*direct, *control],
+            properties={
+                **_CLUSTER,
+                **_link_settings(ground),
+                "default.replication.factor": str(ground.replicas(brokers)),
+            },
+            node_properties=own,
+            java_options=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            heap="320m",
+        )
+        self.links: Links | None = None
+
+    @property
+    def direct(self) -> str:
+        """Return the addresses that lead straight to the brokers."""
+        return self.cluster.bootstrap_servers
+
+    @property
+    def through_links(self) -> str:
+        """Return the addresses that lead through the proxy."""
+        return ",".join(f"{LOOPBACK}:{port}" for port in self.fronts.values())
+
+    def open(self) -> None:
+        """Let kmirror in, once the brokers run."""
+        self.links = Links(self._targets)
+        if self.is_secured:
+            self._let_in()
+
+    def _let_in(self) -> None:
+        set_password(self.direct, self._password)
+        self.write_password(self._password)
+        allow_all(self.direct)
+
+    def write_password(self, password: str) -> None:
+        """Write the password to kmirror's file."""
+        self._password = password
+        self._passwords.write_text(f"password={password}\n", encoding="utf-8")
+        self._passwords.chmod(0o600)
+
+    def client_properties(self) -> dict[str, str]:
+        """Return what kmirror is to log in with; the password is a reference."""
+        properties = {"bootstrap.servers": self.through_links}
+        if self.is_secured:
+            password = f"${{file:{self._passwords}:password}}"
+            properties |= {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": MECHANISM,
+                "sasl.jaas.config": f'{SCRAM} username="{USER}" password="{password}";',
+            }
+        return properties
+
+    def write_client_properties(self, path: Path) -> Path:
+        """Write them to a file, and return its path."""
+        path.write_text(properties_text(self.client_properties()), encoding="utf-8")
+        return path
+
+    def heal(self) -> None:
+        """Undo all that may still be wrong: links are whole, brokers run, and kmirror may log in and do all."""
+        for port in self.fronts.values():
+            for trouble in Trouble:
+                if self.links is not None:
+                    self.links.change(port, trouble, 0)
+        for broker in self.cluster.brokers:
+            with contextlib.suppress(RefusedError):
+                self.cluster.signal(broker.node_id, signal.SIGCONT)
+        for broker in self.cluster.brokers:
+            self.start_broker(broker.node_id)
+        if self.is_secured:
+            self._let_in()
+
+    def start_broker(self, node: int) -> None:
+        """Start a broker that does not run, and wait until it answers."""
+        with self._starting[node]:
+            self.cluster.start_broker(node)
+
+    def use_version(self, version: str) -> None:
+        """Start brokers in this version from now on; those that run go on in their own."""
+        save_spec(replace(self.cluster.spec, kafka_version=version), self.cluster.directory)
+        self.cluster = SandboxCluster(self.name, self.cluster.directory)
+
+    def close(self) -> None:
+        """End brokers and proxy."""
+        if self.links is not None:
+            self.links.close()
+        self.cluster.destroy()
+
+
+def _link_settings(ground: Ground) -> dict[str, str]:
+    if not ground.secured:
+        return {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LINK:PLAINTEXT"}
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LINK:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": MECHANISM,
+        f"listener.name.link.{MECHANISM.lower()}.sasl.jaas.config": f"{SCRAM};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+
+
+class Clusters:
+    """The sides of a ground: a source and a destination, and where there is a chain, a third one behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started = 0
+        self.sides: list[Side] = []
+
+    def start(self, ground: Ground) -> None:
+        """Start those of a ground in place of the ones before."""
+        for attempt in range(_ATTEMPTS):
+            self.close()
+            self._started += 1
+            folder = self._folder / f"ground-{self._started}"
+            folder.mkdir()
+            self.sides = [
+                Side(name, folder, ground, version, brokers)
+                for name, version, brokers in zip(
+                    ("source", "destination", "third"), ground.versions, ground.brokers, strict=False
+                )
+            ]
+            try:
+                start_together([side.cluster for side in self.sides])
+                for side in self.sides:
+                    side.open()
+                return
+            except Exception:  # a port was taken meanwhile
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+    def versions(self) -> list[Any]:
+        """Return the versions that the sides run now: an upgrade stays."""
+        return [side.cluster.kafka_version for side in self.sides]
+
+    def close(self) -> None:
+        """End all of them."""
+        for side in self.sides:
+            side.close()
+        self.sides = []

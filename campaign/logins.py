@@ -1,0 +1,57 @@
+"""How kmirror logs in to brokers that want it, and what it may do there: by whoever comes straight in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+USER = "kmirror"
+MECHANISM = "SCRAM-SHA-512"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+#: What kmirror may do everything to.
+RESOURCES = (
+    (ResourceType.TOPIC, "*"),
+    (ResourceType.GROUP, "*"),
+    (ResourceType.TRANSACTIONAL_ID, "*"),
+    (ResourceType.BROKER, "kafka-cluster"),
+)
+_EVERYTHING = (f"User:{USER}", "*", AclOperation.ALL, AclPermissionType.ALLOW)
+_CHANGE_S = 20.0
+
+
+def admin(servers: str) -> Any:
+    """Return a client that says nothing of what it cannot reach."""
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda error: None})
+
+
+def allow_all(servers: str) -> None:
+    """Let kmirror do everything."""
+    wanted = [AclBinding(*one, ResourcePatternType.LITERAL, *_EVERYTHING) for one in RESOURCES]
+    for made in admin(servers).create_acls(wanted).values():
+        made.result(_CHANGE_S)
+
+
+def revoke(servers: str, resource: ResourceType, name: str) -> int:
+    """Take one of its rights away; return how many ACLs that were."""
+    unwanted = AclBindingFilter(resource, name, ResourcePatternType.LITERAL, *_EVERYTHING)
+    return sum(len(deleted.result(_CHANGE_S)) for deleted in admin(servers).delete_acls([unwanted]).values())
+
+
+def set_password(servers: str, password: str) -> None:
+    """Tell brokers kmirror's password."""
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    wanted = UserScramCredentialUpsertion(USER, credential, password.encode())
+    for altered in admin(servers).alter_user_scram_credentials([wanted]).values():
+        altered.result(_CHANGE_S)

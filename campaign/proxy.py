@@ -1,0 +1,204 @@
+"""The network between kmirror and brokers: a process of its own that forwards connections, and spoils them on demand.
+
+`python -m campaign.proxy PORT:TARGET ...` listens on each PORT of this machine and forwards to TARGET. Orders come as
+JSON on stdin, one a line: `{"port": 1, "trouble": "hole", "ways": ["there", "back"], "amount": 1}`. Each is answered
+with a line on stdout: on how many connections it has fallen. An amount of 0 ends a trouble. It ends with stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+THERE, BACK = "there", "back"
+_CHUNK = 1 << 16
+#: How many chunks may be on their way in one direction: what a line holds.
+_CHUNKS_UNDER_WAY = 64
+_SLICES_A_SECOND = 20
+
+
+class Trouble(StrEnum):
+    """Name what can be wrong with a link, and what the amount is."""
+
+    #: Connections are reset, and new ones too.
+    CUT = "cut"
+    #: Nothing passes and nobody hangs up.
+    HOLE = "hole"
+    #: Seconds.
+    DELAY = "delay"
+    #: Bytes per second, of each connection.
+    THROTTLE = "throttle"
+    #: Bytes that still pass on each connection before it is reset.
+    CUT_AFTER = "cut-after"
+
+
+class Way:
+    """One direction of a link, with what is wrong there."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.delay = 0.0
+        self.rate = 0.0
+        self.cut_after = 0
+        #: Which order `cut_after` is of: connections count anew from each.
+        self.order = 0
+
+    def change(self, trouble: Trouble, amount: float) -> None:
+        """Begin a trouble, or end it with 0."""
+        match trouble:
+            case Trouble.HOLE if amount:
+                self.open.clear()
+            case Trouble.HOLE:
+                self.open.set()
+            case Trouble.DELAY:
+                self.delay = amount
+            case Trouble.THROTTLE:
+                self.rate = amount
+            case Trouble.CUT_AFTER:
+                self.cut_after, self.order = int(amount), self.order + 1
+            case Trouble.CUT:
+                raise ValueError("a link is cut in both directions")
+
+
+class _ResetError(Exception):
+    """The connection has had its last byte."""
+
+
+@dataclass(eq=False)
+class Link:
+    """A port and where it leads to."""
+
+    target: int
+    ways: dict[str, Way] = field(default_factory=lambda: {THERE: Way(), BACK: Way()})
+    is_cut: bool = False
+    connections: set[tuple[asyncio.StreamWriter, ...]] = field(default_factory=set)
+
+    def change(self, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)) -> int:
+        """Begin a trouble, or end it with 0; return on how many connections it falls."""
+        if trouble is not Trouble.CUT:
+            for way in ways:
+                self.ways[way].change(trouble, amount)
+            return len(self.connections)
+        self.is_cut = bool(amount)
+        doomed = [writer for connection in self.connections for writer in connection] if amount else []
+        for writer in doomed:
+            reset(writer)
+        return len(doomed) // 2
+
+    async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Forward a connection until either side has ended it."""
+        try:
+            if self.is_cut:
+                raise _ResetError
+            await self.ways[THERE].open.wait()
+            from_broker, to_broker = await asyncio.open_connection(LOOPBACK, self.target)
+        except (OSError, _ResetError):
+            reset(to_client)
+            return
+        connection = (to_client, to_broker)
+        self.connections.add(connection)
+        pumps = [
+            asyncio.ensure_future(_pump(from_client, to_broker, self.ways[THERE])),
+            asyncio.ensure_future(_pump(from_broker, to_client, self.ways[BACK])),
+        ]
+        try:
+            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for writer in connection:
+                if any(pump.exception() for pump in done):
+                    reset(writer)
+                else:
+                    writer.close()
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            self.connections.discard(connection)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+    """Pass on what comes, as the way allows; return when the reader's side has ended."""
+    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
+    sending = asyncio.ensure_future(_send(under_way, writer, way))
+    try:
+        while True:
+            receiving = asyncio.ensure_future(reader.read(_CHUNK))
+            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                receiving.cancel()
+                break
+            data = receiving.result()
+            putting = asyncio.ensure_future(under_way.put((asyncio.get_running_loop().time() + way.delay, data)))
+            await asyncio.wait({putting, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not data or sending.done():
+                putting.cancel()
+                break
+        await sending
+    finally:
+        sending.cancel()
+
+
+async def _send(under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, way: Way) -> None:
+    order, passed = way.order, 0
+    while True:
+        due, data = await under_way.get()
+        if not data:
+            return
+        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+        await way.open.wait()
+        while data:
+            size = max(1, int(way.rate / _SLICES_A_SECOND)) if way.rate else len(data)
+            if order != way.order:
+                order, passed = way.order, 0
+            if way.cut_after:
+                size = min(size, way.cut_after - passed)
+                if size <= 0:
+                    raise _ResetError
+            writer.write(data[:size])
+            await writer.drain()
+            data, passed = data[size:], passed + size
+            if way.rate:
+                await asyncio.sleep(size / way.rate if size < _CHUNK else 1.0)
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection by RST, with all that is in its buffers."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def listen(link: Link, port: int) -> asyncio.Server:
+    """Listen on a port for a link."""
+    return await asyncio.start_server(link.serve, LOOPBACK, port)
+
+
+async def _main(words: list[str]) -> None:
+    links: dict[int, Link] = {}
+    servers = []
+    for word in words:
+        port, target = map(int, word.split(":"))
+        links[port] = Link(target)
+        servers.append(await listen(links[port], port))
+    orders = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    print(len(servers), flush=True)
+    while line := await orders.readline():
+        order: dict[str, Any] = json.loads(line)
+        fallen = links[order["port"]].change(Trouble(order["trouble"]), order["amount"], tuple(order["ways"]))
+        print(fallen, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1:]))

@@ -1,0 +1,344 @@
+"""Run one world: make topics and mirrors, load them, let the nemesis loose, wait for calm, have it judged, end it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import NewTopic
+
+from campaign.acts.scene import Ends, Scene, ends_of
+from campaign.clusters import Side
+from campaign.engine import Engine
+from campaign.logins import admin
+from campaign.nemesis import Nemesis
+from campaign.world import DESERVED, Act, Ending, Kind, World
+
+_CAUGHT_UP_S = 180.0
+_LANES_S = 30.0
+#: Of so many worlds one has its first faults while its engine starts.
+_AT_ONCE = 4
+_OFTEN = {"refresh.interval.seconds": "1", "sync.group.offsets.interval.seconds": "1"}
+#: Nobody compares such a topic with its source any more.
+_LEFT_ALONE = frozenset({Act.FOREIGN_WRITE, Act.DELETE_TOPIC})
+#: What the source acknowledged to such a topic it may not have any more.
+_LOSSY = frozenset({Act.UNCLEAN_ELECTION, Act.RECREATE_TOPIC})
+#: What an operator agrees to.
+_CONSENTS = {
+    "SOURCE_DIVERGED": "--accept-divergence",
+    "SOURCE_TOPIC_RECREATED": "--accept-reset",
+    "PARTITIONS_DECREASED": "--accept-reset",
+    "SOURCE_TRUNCATED": "--accept-loss",
+}
+
+Violations = list[dict[str, Any]]
+
+
+def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int) -> dict[str, Any]:
+    """Run a world; return what was done and found. Its folder is kept where something was found."""
+    folder = base / f"world-{world.seed}"
+    folder.mkdir()
+    stored = {"seed": world.seed, "seconds": world.seconds, "most_faults": most_faults}
+    (folder / "world.json").write_text(json.dumps({**asdict(world), **stored}, indent=1), encoding="utf-8")
+    run = _WorldRun(world, folder, sides)
+    began = time.monotonic()
+    try:
+        found = run.violations()
+    except Exception as error:
+        found = [{"what": "the world could not be run", "error": repr(error)}]
+    finally:
+        run.close()
+    result = {
+        "seed": world.seed,
+        "ending": world.ending,
+        "mirrors": len(world.mirrors),
+        "topics": [topic.kind for topic in world.topics],
+        "faults": run.nemesis.done,
+        "seconds": round(time.monotonic() - began, 1),
+        "phases": run.phases,
+        "violations": found,
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if not found:
+        shutil.rmtree(folder)
+    return result
+
+
+class _WorldRun:
+    def __init__(self, world: World, folder: Path, sides: Sequence[Side]) -> None:
+        self._world, self._folder = world, folder
+        source, destination, *third = sides
+        engine = Engine(world.mirrors, destination.write_client_properties(folder / "destination.properties"), folder)
+        behind = None
+        if third:
+            login = third[0].write_client_properties(folder / "third.properties")
+            behind = Engine([f"behind{world.seed}"], login, folder)
+        self._scene = Scene(world, source, destination, engine, behind, third[0] if third else None)
+        self.nemesis = Nemesis(self._scene)
+        self._load: subprocess.Popen[bytes] | None = None
+        self._acks, self._no_acks = folder / "acks", folder / "no-acks"
+        self._agreed: set[tuple[str, str]] = set()
+        #: Seconds that each phase took.
+        self.phases: dict[str, float] = {}
+        self._phase_began = time.monotonic()
+
+    def _phase(self, name: str) -> None:
+        self.phases[name] = round(time.monotonic() - self._phase_began, 1)
+        self._phase_began = time.monotonic()
+
+    def close(self) -> None:
+        """End what runs, and let the mirrors' topics go."""
+        self._end_load()
+        for engine in self._scene.engines():
+            engine.kill()
+        for side in self._scene.sides():
+            side.heal()
+        for engine in self._scene.engines():
+            typed = [engine.type("remove", "--topics", ".*", "--yes", mirror=mirror) for mirror in engine.mirrors]
+            for one in typed:
+                one.end()
+
+    def violations(self) -> Violations:
+        """Run it; return what is wrong."""
+        self._create()
+        self._begin_load()
+        for engine in self._scene.engines():
+            engine.start()
+        if self._world.seed % _AT_ONCE:
+            self._wait_for_lanes()
+        self._phase("created")
+        self.nemesis.run()
+        self._phase("faults")
+        self._end_load()
+        for engine in self._scene.engines():
+            engine.ensure()
+        scene = self._scene
+        found = scene.found or self._wait_caught_up(scene.engine, self._copied(lossy=True))
+        self._phase("caught up")
+        found = found or self._judge(self._copied(lossy=False), {})
+        lossy = sorted(set(self._copied(lossy=True)) - set(self._copied(lossy=False)))
+        found = found or self._judge(lossy, {}, acks=self._no_acks)
+        found = found or self._judge([name for name in scene.ends if not self._marks(name)], scene.ends)
+        self._phase("judged")
+        found = found or self._judge_chain()
+        found = found or self._end()
+        self._phase("ended")
+        return found
+
+    def _create(self) -> None:
+        scene, world = self._scene, self._world
+        brokers = len(scene.source.fronts)
+        new = []
+        for topic in world.topics:
+            config = {"segment.bytes": "1048576", "max.message.bytes": "2000000"}
+            if topic.kind is Kind.COMPACTED:
+                config |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3000"}
+            if topic.kind is Kind.TRIMMED:
+                config |= {"retention.bytes": "1048576"}
+            new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
+        for made in admin(scene.source.direct).create_topics(new).values():
+            made.result(30)
+        properties = scene.source.write_client_properties(self._folder / "source.properties")
+        for mirror in world.mirrors:
+            self._mirror(scene.engine, mirror, properties, world.names(mirror))
+        if scene.behind is not None:
+            properties = scene.destination.write_client_properties(self._folder / "source-behind.properties")
+            self._mirror(scene.behind, scene.behind.name, properties, [topic.name for topic in world.topics])
+        self._acks.touch()
+        self._no_acks.touch()
+
+    def _mirror(self, engine: Engine, mirror: str, properties: Path, names: Sequence[str]) -> None:
+        settings = {**_OFTEN, **self._world.settings}
+        words = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
+        for verb in (
+            ("create", "--mirror-config", str(properties), *words),
+            ("add", "--topics", ",".join(names)),
+        ):
+            code, said = engine.verb(*verb, mirror=mirror)
+            if code:
+                raise RuntimeError(f"{verb[0]} ended with {code}: {said}")
+
+    def _begin_load(self) -> None:
+        words = [str(self._folder / "world.json"), self._scene.source.direct, str(self._acks)]
+        with (self._folder / "load.log").open("ab") as log:
+            self._load = subprocess.Popen([sys.executable, "-m", "campaign.load", *words], stdout=log, stderr=log)
+
+    def _end_load(self) -> None:
+        if self._load is not None:
+            self._load.send_signal(signal.SIGTERM)
+            try:
+                self._load.wait(90)
+            except subprocess.TimeoutExpired:
+                self._load.kill()
+                self._load.wait()
+            self._load = None
+
+    def _wait_for_lanes(self) -> None:
+        """Wait until something is copied, so that faults do not hit an engine that only starts."""
+        deadline = time.monotonic() + _LANES_S
+        while not all(engine.lanes() for engine in self._scene.engines()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def _marks(self, name: str) -> set[Act]:
+        return self._scene.marks.get(name, set())
+
+    def _copied(self, *, lossy: bool) -> list[str]:
+        """Return the topics that are copied to the end; those that lost records at their source where asked for."""
+        without = _LEFT_ALONE if lossy else _LEFT_ALONE | _LOSSY
+        names = [topic.name for topic in self._world.topics]
+        return [name for name in names if name not in self._scene.ends and not self._marks(name) & without]
+
+    def _wait_caught_up(self, engine: Engine, names: Sequence[str]) -> Violations:
+        """Wait until all is copied; return what is wrong with what `describe` says."""
+        deadline = time.monotonic() + _CAUGHT_UP_S
+        while True:
+            rows = [row for mirror in engine.mirrors for row in self._describe(engine, mirror)]
+            failed = [row for row in rows if row["state"] == "FAILED"]
+            undeserved = [row for row in failed if not self._is_deserved(row)]
+            if undeserved:
+                return [{"what": "FAILED without a cause", "rows": undeserved}]
+            for row in failed:
+                self._agree(engine, row)
+            waiting = [
+                row for row in rows if row["topic"] in names and (row["state"] != "MIRRORING" or row["lag"] != 0)
+            ]
+            known = Counter(row["topic"] for row in rows)
+            lacking = [name for name in names if known[name] < self._scene.partitions[name]]
+            if not waiting and not lacking:
+                return []
+            if time.monotonic() > deadline:
+                return [{"what": "not caught up", "rows": waiting, "partitions lacking": lacking}]
+            time.sleep(0.3)
+
+    @staticmethod
+    def _describe(engine: Engine, mirror: str) -> list[dict[str, Any]]:
+        code, said = engine.verb("describe", "--json", mirror=mirror)
+        return json.loads(said) if code in {0, 4} and said.strip() else []
+
+    def _is_deserved(self, row: dict[str, Any]) -> bool:
+        if row["reason"] == "SOURCE_TRUNCATED":
+            start, end = row["sourceLogStart"], row["destinationOffset"]
+            return start is not None and end is not None and start > end
+        return any(row["reason"] in DESERVED.get(mark, ()) for mark in self._marks(row["topic"]))
+
+    def _agree(self, engine: Engine, row: dict[str, Any]) -> None:
+        consent, what = _CONSENTS.get(row["reason"]), (row["topic"], row["reason"])
+        if consent is not None and what not in self._agreed and not self._marks(row["topic"]) & _LEFT_ALONE:
+            code, _ = engine.verb("recover", "--topics", row["topic"], consent, "--yes", mirror=row["mirror"])
+            if code == 0:
+                self._agreed.add(what)
+
+    def _judge(
+        self,
+        names: Sequence[str],
+        ends: Ends,
+        acks: Path | None = None,
+        between: tuple[Side, Side] | None = None,
+    ) -> Violations:
+        if not names:
+            return []
+        kinds = {topic.name: topic.kind for topic in self._world.topics}
+        source, destination = between or (self._scene.source, self._scene.destination)
+        question = {
+            "source": source.direct,
+            "destination": destination.direct,
+            "acks": str(acks or self._acks),
+            "topics": [
+                {
+                    "topic": name,
+                    "partitions": len(ends.get(name, ())) or self._scene.partitions[name],
+                    "compacted": kinds[name] is Kind.COMPACTED,
+                    "ends": {partition: end for partition, (end, _) in ends.get(name, {}).items()},
+                    "lost": {partition: lost for partition, (_, lost) in ends.get(name, {}).items()},
+                }
+                for name in names
+            ],
+        }
+        path = self._folder / "question.json"
+        path.write_text(json.dumps(question), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "campaign.oracle", str(path)], capture_output=True, text=True, check=False
+        )
+        if not done.stdout.strip():
+            return [{"what": "the oracle could not judge", "error": done.stderr[-2000:]}]
+        found: Violations = json.loads(done.stdout)
+        return found
+
+    def _judge_chain(self) -> Violations:
+        scene = self._scene
+        if scene.behind is None or scene.third is None:
+            return []
+        names = [topic.name for topic in self._world.topics if not self._marks(topic.name)]
+        found = self._wait_caught_up(scene.behind, names)
+        return found or self._judge(names, {}, self._no_acks, (scene.destination, scene.third))
+
+    def _end(self) -> Violations:
+        found: Violations = []
+        for mirror in self._world.mirrors:
+            names = [name for name in self._copied(lossy=False) if name in self._world.names(mirror)]
+            if names and not found:
+                found = (
+                    self._promote(mirror, names) if self._world.ending is Ending.PROMOTE else self._fail(mirror, names)
+                )
+        return found
+
+    def _promote(self, mirror: str, names: Sequence[str]) -> Violations:
+        words = ("--topics", ",".join(names), "--idle", "1s", "--timeout", "60s", "--yes", "--json")
+        code, said = self._scene.engine.verb("promote", *words, mirror=mirror)
+        if code:
+            return [{"what": f"promote ended with {code}", "said": json.loads(said) if said else None}]
+        return self._judge(names, ends_of(said))
+
+    def _fail(self, mirror: str, names: Sequence[str]) -> Violations:
+        ending, source = self._world.ending, self._scene.source
+        if ending is not Ending.FAILOVER:
+            self._begin_load()
+            time.sleep(2)
+        if ending is Ending.FAILOVER_SOURCE_DEAD:
+            for broker in source.cluster.brokers:
+                source.cluster.kill(broker.node_id)
+        words = ("--topics", ",".join(names), "--yes", "--json")
+        code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
+        self._end_load()
+        source.heal()
+        if code:
+            return [{"what": f"failover ended with {code}", "said": json.loads(said) if said else None}]
+        found = self._judge(names, ends_of(said))
+        totals = json.loads(said)["totals"]
+        if ending is Ending.FAILOVER and totals["knownLostRecords"]:
+            found.append({"what": "told a loss where nothing is lost", "totals": totals})
+        if ending is Ending.FAILBACK and not found:
+            found = self._fail_back(mirror, names)
+        return found
+
+    def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
+        """Make the source a mirror of the destination, by a verb that is killed once on its way."""
+        scene = self._scene
+        login = scene.source.write_client_properties(self._folder / "back.properties")
+        back = Engine([mirror], login, self._folder)
+        properties = str(self._folder / "destination.properties")
+        words = ("--mirror-config", properties, "--topics", ",".join(names), "--recreate", "--yes", "--json")
+        first = back.type("failback", *words)
+        time.sleep(self._world.faults[0].draw % 50 / 10)
+        first.kill()
+        deadline = time.monotonic() + 90
+        while (done := back.verb("failback", *words))[0]:
+            if time.monotonic() > deadline:
+                return [{"what": f"failback ended with {done[0]}", "said": done[1][-2000:]}]
+        back.start()
+        try:
+            found = self._wait_caught_up(back, names)
+        finally:
+            back.kill()
+        found = found or self._judge(names, {}, self._no_acks, (scene.destination, scene.source))
+        back.verb("remove", "--topics", ".*", "--yes")
+        return found
