@@ -156,9 +156,9 @@ class Side:
             }
         return properties
 
-    def write_client_properties(self, path: Path) -> Path:
-        """Write them to a file, and return its path."""
-        path.write_text(properties_text(self.client_properties()), encoding="utf-8")
+    def write_client_properties(self, path: Path, more: Mapping[str, str]) -> Path:
+        """Write them and more to a file, and return its path."""
+        path.write_text(properties_text({**self.client_properties(), **more}), encoding="utf-8")
         return path
 
     def heal(self) -> None:

@@ -23,6 +23,8 @@ _CHUNK = 1 << 16
 #: How many chunks may be on their way in one direction: what a line holds.
 _CHUNKS_UNDER_WAY = 64
 _SLICES_A_SECOND = 20
+#: When bytes are due, and the bytes.
+_UnderWay = asyncio.Queue[tuple[float, bytes]]
 
 
 class Trouble(StrEnum):
@@ -106,47 +108,41 @@ class Link:
             return
         connection = (to_client, to_broker)
         self.connections.add(connection)
-        pumps = [
-            asyncio.ensure_future(_pump(from_client, to_broker, self.ways[THERE])),
-            asyncio.ensure_future(_pump(from_broker, to_client, self.ways[BACK])),
-        ]
+        receiving, sending = set(), set()
+        for reader, writer, way in (
+            (from_client, to_broker, self.ways[THERE]),
+            (from_broker, to_client, self.ways[BACK]),
+        ):
+            under_way: _UnderWay = asyncio.Queue(_CHUNKS_UNDER_WAY)
+            receiving.add(asyncio.ensure_future(_receive(reader, under_way, way)))
+            sending.add(asyncio.ensure_future(_send(under_way, writer, way)))
         try:
-            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
             for writer in connection:
-                if any(pump.exception() for pump in done):
+                if any(one.exception() for one in done):
                     reset(writer)
                 else:
                     writer.close()
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for one in receiving | sending:
+                one.cancel()
+            await asyncio.gather(*receiving, *sending, return_exceptions=True)
             self.connections.discard(connection)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
-    """Pass on what comes, as the way allows; return when the reader's side has ended."""
-    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
-    sending = asyncio.ensure_future(_send(under_way, writer, way))
-    try:
-        while True:
-            receiving = asyncio.ensure_future(reader.read(_CHUNK))
-            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                receiving.cancel()
-                break
-            data = receiving.result()
-            putting = asyncio.ensure_future(under_way.put((asyncio.get_running_loop().time() + way.delay, data)))
-            await asyncio.wait({putting, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if not data or sending.done():
-                putting.cancel()
-                break
-        await sending
-    finally:
-        sending.cancel()
+async def _receive(reader: asyncio.StreamReader, under_way: _UnderWay, way: Way) -> None:
+    """Take what comes until the other side has ended: that too is on its way then, as nothing."""
+    while True:
+        try:
+            data = await reader.read(_CHUNK)
+        except OSError:
+            data = b""
+        await under_way.put((asyncio.get_running_loop().time() + way.delay, data))
+        if not data:
+            return
 
 
-async def _send(under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, way: Way) -> None:
+async def _send(under_way: _UnderWay, writer: asyncio.StreamWriter, way: Way) -> None:
     order, passed = way.order, 0
     while True:
         due, data = await under_way.get()

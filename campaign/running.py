@@ -77,10 +77,11 @@ class _WorldRun:
     def __init__(self, world: World, folder: Path, sides: Sequence[Side]) -> None:
         self._world, self._folder = world, folder
         source, destination, *third = sides
-        engine = Engine(world.mirrors, destination.write_client_properties(folder / "destination.properties"), folder)
+        login = destination.write_client_properties(folder / "destination.properties", world.client)
+        engine = Engine(world.mirrors, login, folder)
         behind = None
         if third:
-            login = third[0].write_client_properties(folder / "third.properties")
+            login = third[0].write_client_properties(folder / "third.properties", world.client)
             behind = Engine([f"behind{world.seed}"], login, folder)
         self._scene = Scene(world, source, destination, engine, behind, third[0] if third else None)
         self.nemesis = Nemesis(self._scene)
@@ -147,11 +148,13 @@ class _WorldRun:
             new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
         for made in admin(scene.source.direct).create_topics(new).values():
             made.result(30)
-        properties = scene.source.write_client_properties(self._folder / "source.properties")
+        properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         for mirror in world.mirrors:
             self._mirror(scene.engine, mirror, properties, world.names(mirror))
         if scene.behind is not None:
-            properties = scene.destination.write_client_properties(self._folder / "source-behind.properties")
+            properties = scene.destination.write_client_properties(
+                self._folder / "source-behind.properties", self._world.client
+            )
             self._mirror(scene.behind, scene.behind.name, properties, [topic.name for topic in world.topics])
         self._acks.touch()
         self._no_acks.touch()
@@ -323,7 +326,7 @@ class _WorldRun:
     def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
         """Make the source a mirror of the destination, by a verb that is killed once on its way."""
         scene = self._scene
-        login = scene.source.write_client_properties(self._folder / "back.properties")
+        login = scene.source.write_client_properties(self._folder / "back.properties", self._world.client)
         back = Engine([mirror], login, self._folder)
         properties = str(self._folder / "destination.properties")
         words = ("--mirror-config", properties, "--topics", ",".join(names), "--recreate", "--yes", "--json")

@@ -188,8 +188,9 @@ class World:
     topics: tuple[Topic, ...]
     faults: tuple[Fault, ...]
     ending: Ending
-    #: Settings of its mirrors.
+    #: Settings of its mirrors, and properties of their clients on both sides.
     settings: Mapping[str, str]
+    client: Mapping[str, str]
     seconds: float
 
     @property
@@ -237,4 +238,6 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
         "copy.lanes": chance.choice(("1", "2", "auto")),
         "source.divergence.policy": chance.choice(("fail", "auto")),
     }
-    return World(seed, ground, topics, tuple(made), chance.choice(list(Ending)), settings, seconds)
+    # holes that are longer than a request's patience, and shorter ones
+    client = chance.choice(({}, {"request.timeout.ms": "3000"}))
+    return World(seed, ground, topics, tuple(made), chance.choice(list(Ending)), settings, client, seconds)

@@ -78,7 +78,9 @@ class Scene:
         for topic, ends in ends_of(said).items():
             self.ends.setdefault(topic, {}).update(ends)
 
-    def until_calm(self, verb: str, *arguments: str, mirror: str, also: frozenset[int] = frozenset()) -> str | None:
+    def until_calm(
+        self, verb: str, *arguments: str, mirror: str, also: frozenset[int] = frozenset()
+    ) -> tuple[int, str] | None:
         """Type a verb until it ends with 0 or another of these codes; what it does not come to is a violation.
 
         Where a topic of the mirror may not be copied any more, a verb may say so.
@@ -89,7 +91,7 @@ class Scene:
         while True:
             code, said = self.engine.verb(verb, *arguments, mirror=mirror)
             if code in codes:
-                return said
+                return code, said
             if time.monotonic() > deadline:
                 self.found.append({"what": f"{verb} does not come to its end", "code": code, "said": said[-2000:]})
                 return None

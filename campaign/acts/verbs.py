@@ -109,18 +109,18 @@ def kill_stop(scene: Scene, fault: Fault, note: Note) -> None:
 
 def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic: str) -> None:
     """Type a stop once more. What it says of the end is believed, unless the topic is added again."""
-    said = scene.until_calm(*words, mirror=mirror, also=_NOT_READY if words[0] == "promote" else frozenset())
-    if said is None or scene.marks.get(topic):
+    done = scene.until_calm(*words, mirror=mirror, also=_NOT_READY if words[0] == "promote" else frozenset())
+    if done is None or scene.marks.get(topic):
         return
     if words[0] == "remove":
         # refused where a fence has taken an offset
-        code, _ = scene.engine.verb("add", "--topics", topic, "--adopt", mirror=mirror)
-        note["added again"] = code
-        if code == 0:
+        added = scene.until_calm("add", "--topics", topic, "--adopt", mirror=mirror)
+        note["added again"] = added and added[0]
+        if added is None or added[0] == 0:
             return
-    note["stopped"] = _stopped(said)
+    note["stopped"] = _stopped(done[1])
     if note["stopped"]:
-        scene.remember_ends(said)
+        scene.remember_ends(done[1])
 
 
 def _stopped(said: str) -> bool:

@@ -53,6 +53,13 @@ def test_every_port_is_used_once() -> None:
     assert [node.port for node in nodes] == [7001, 7002, 7003]
 
 
+def test_a_node_s_own_properties_go_before_the_cluster_s_and_are_stored(tmp_path: Path) -> None:
+    own = {"1": {"num.io.threads": "3"}}
+    spec = replace(spec_of(2, properties={"num.io.threads": "2"}), node_properties=own)
+    save_spec(spec, tmp_path)
+    assert [settings_of(load_spec(tmp_path), index)["num.io.threads"] for index in (0, 1)] == ["3", "2"]
+
+
 def test_the_cluster_s_own_properties_have_the_last_word() -> None:
     assert settings_of(spec_of(1))["auto.create.topics.enable"] == "false"
     settings = settings_of(
