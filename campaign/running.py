@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from confluent_kafka.admin import NewTopic
 
 from campaign.acts.scene import Ends, Scene, ends_of
 from campaign.clusters import Side
-from campaign.engine import Engine
+from campaign.engine import Engine, Typed
 from campaign.logins import admin
 from campaign.nemesis import Nemesis
 from campaign.world import DESERVED, Act, Ending, Kind, World
@@ -111,7 +111,6 @@ class _WorldRun:
     def violations(self) -> Violations:
         """Run it; return what is wrong."""
         self._create()
-        self._begin_load()
         for engine in self._scene.engines():
             engine.start()
         if self._world.seed % _AT_ONCE:
@@ -148,27 +147,30 @@ class _WorldRun:
             new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
         for made in admin(scene.source.direct).create_topics(new).values():
             made.result(30)
+        self._acks.touch()
+        self._no_acks.touch()
+        self._begin_load()
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
-        for mirror in world.mirrors:
-            self._mirror(scene.engine, mirror, properties, world.names(mirror))
+        self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
         if scene.behind is not None:
             properties = scene.destination.write_client_properties(
                 self._folder / "source-behind.properties", self._world.client
             )
-            self._mirror(scene.behind, scene.behind.name, properties, [topic.name for topic in world.topics])
-        self._acks.touch()
-        self._no_acks.touch()
+            self._mirror(scene.behind, properties, {scene.behind.name: [topic.name for topic in world.topics]})
 
-    def _mirror(self, engine: Engine, mirror: str, properties: Path, names: Sequence[str]) -> None:
+    def _mirror(self, engine: Engine, properties: Path, mirrors: Mapping[str, Sequence[str]]) -> None:
+        """Create mirrors side by side, and add their topics."""
         settings = {**_OFTEN, **self._world.settings}
         words = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
-        for verb in (
-            ("create", "--mirror-config", str(properties), *words),
-            ("add", "--topics", ",".join(names)),
-        ):
-            code, said = engine.verb(*verb, mirror=mirror)
+        created = [engine.type("create", "--mirror-config", str(properties), *words, mirror=one) for one in mirrors]
+        self._expect(created)
+        self._expect([engine.type("add", "--topics", ",".join(names), mirror=one) for one, names in mirrors.items()])
+
+    @staticmethod
+    def _expect(typed: Sequence[Typed]) -> None:
+        for code, said in [one.end() for one in typed]:
             if code:
-                raise RuntimeError(f"{verb[0]} ended with {code}: {said}")
+                raise RuntimeError(f"a verb ended with {code}: {said}")
 
     def _begin_load(self) -> None:
         words = [str(self._folder / "world.json"), self._scene.source.direct, str(self._acks)]

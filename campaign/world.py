@@ -95,7 +95,7 @@ _WEIGHTS = dict.fromkeys(Act, 4) | {
     Act.KILL_VERB: 6,
 }
 #: For a world of 30 seconds; of a shorter one they are shorter.
-_DURATIONS = (0.2, 1.0, 3.0, 6.0, 12.0)
+_DURATIONS = (0.5, 2.0, 5.0, 8.0, 14.0)
 
 
 class Ending(StrEnum):
