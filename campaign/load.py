@@ -50,7 +50,7 @@ class Application:
             "message.timeout.ms": 20_000,
         }
         if self._transactional:
-            settings |= {"transactional.id": f"{topic.name}-writer", "transaction.timeout.ms": 15_000}
+            settings |= {"transactional.id": f"{topic.name}-writer", "transaction.timeout.ms": 20_000}
         self._settings = settings
 
     def run(self, stop: threading.Event) -> None:

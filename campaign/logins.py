@@ -32,26 +32,29 @@ _CHANGE_S = 20.0
 
 
 def admin(servers: str) -> Any:
-    """Return a client that says nothing of what it cannot reach."""
+    """Return a client that says nothing of what it cannot reach. Keep it until all it was asked is answered."""
     return AdminClient({"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda error: None})
 
 
 def allow_all(servers: str) -> None:
     """Let kmirror do everything."""
     wanted = [AclBinding(*one, ResourcePatternType.LITERAL, *_EVERYTHING) for one in RESOURCES]
-    for made in admin(servers).create_acls(wanted).values():
+    client = admin(servers)
+    for made in client.create_acls(wanted).values():
         made.result(_CHANGE_S)
 
 
 def revoke(servers: str, resource: ResourceType, name: str) -> int:
     """Take one of its rights away; return how many ACLs that were."""
     unwanted = AclBindingFilter(resource, name, ResourcePatternType.LITERAL, *_EVERYTHING)
-    return sum(len(deleted.result(_CHANGE_S)) for deleted in admin(servers).delete_acls([unwanted]).values())
+    client = admin(servers)
+    return sum(len(deleted.result(_CHANGE_S)) for deleted in client.delete_acls([unwanted]).values())
 
 
 def set_password(servers: str, password: str) -> None:
     """Tell brokers kmirror's password."""
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     wanted = UserScramCredentialUpsertion(USER, credential, password.encode())
-    for altered in admin(servers).alter_user_scram_credentials([wanted]).values():
+    client = admin(servers)
+    for altered in client.alter_user_scram_credentials([wanted]).values():
         altered.result(_CHANGE_S)

@@ -145,7 +145,8 @@ class _WorldRun:
             if topic.kind is Kind.TRIMMED:
                 config |= {"retention.bytes": "1048576"}
             new.append(NewTopic(topic.name, topic.partitions, world.ground.replicas(brokers), config=config))
-        for made in admin(scene.source.direct).create_topics(new).values():
+        client = admin(scene.source.direct)
+        for made in client.create_topics(new).values():
             made.result(30)
         self._acks.touch()
         self._no_acks.touch()

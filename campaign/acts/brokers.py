@@ -140,7 +140,8 @@ def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
     finally:
         client.close()
     # each partition prefers its first replica
-    admin(side.direct).elect_leaders(ElectionType.PREFERRED, None).result(_MOVE_S)
+    elector = admin(side.direct)
+    elector.elect_leaders(ElectionType.PREFERRED, None).result(_MOVE_S)
 
 
 def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
@@ -204,9 +205,7 @@ def unclean_election(scene: Scene, fault: Fault, note: Note) -> None:
         cluster.kill(leader)
         scene.source.start_broker(follower)
         _wait(lambda: follower in admin(scene.source.direct).list_topics(timeout=10).brokers)
-        elected = (
-            admin(scene.source.direct).elect_leaders(ElectionType.UNCLEAN, [TopicPartition(topic, 0)]).result(_MOVE_S)
-        )
+        elected = client.elect_leaders(ElectionType.UNCLEAN, [TopicPartition(topic, 0)]).result(_MOVE_S)
         note["elected"] = str(next(iter(elected.values()), None)) if elected else None
     finally:
         scene.source.start_broker(follower)

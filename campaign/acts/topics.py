@@ -31,7 +31,8 @@ def grow_topic(scene: Scene, fault: Fault, note: Note) -> None:
     """Survived: the engine looks for new partitions, and copies them from their start."""
     topic = scene.topic(fault, note).name
     wanted = note["partitions"] = scene.partitions[topic] + 1
-    for done in admin(scene.source.direct).create_partitions([NewPartitions(topic, wanted)]).values():
+    client = admin(scene.source.direct)
+    for done in client.create_partitions([NewPartitions(topic, wanted)]).values():
         done.result(10)
     scene.partitions[topic] = wanted
 
@@ -39,7 +40,8 @@ def grow_topic(scene: Scene, fault: Fault, note: Note) -> None:
 def delete_topic(scene: Scene, fault: Fault, note: Note) -> None:
     """Survived: the copy stays as it is."""
     topic = scene.topic(fault, note, Act.DELETE_TOPIC).name
-    for done in admin(scene.source.direct).delete_topics([topic], operation_timeout=10).values():
+    client = admin(scene.source.direct)
+    for done in client.delete_topics([topic], operation_timeout=10).values():
         done.result(_TOPIC_S)
 
 
