@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kmirror.cluster.protocol import log_end, markers
+from kmirror.cluster.protocol import list_offsets, markers
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED, Fill
@@ -99,14 +99,21 @@ def test_one_request_fills_many_partitions(cluster: SandboxCluster) -> None:
         epochs = {TopicPartition(topic, p): leader.leader_epoch for p in range(20)}
         correlation_id = leader.connection.next_correlation_id()
         version = spoken_log_end_versions(leader)[-1]
-        data = log_end.request(correlation_id, version, "kmirror", epochs)
+        data = asked_for_log_ends(correlation_id, version, epochs)
         frame = leader.connection.exchange_frame([data], correlation_id, 30)
-        assert log_end.answer(frame, version) == {TopicPartition(topic, p): (0, p + 1) for p in range(20)}
+        found, _ = list_offsets.answer(frame, version)
+        assert {p: end.offset for p, end in found.items()} == {TopicPartition(topic, p): p + 1 for p in range(20)}
+
+
+def asked_for_log_ends(correlation_id: int, version: int, epochs: dict[TopicPartition, int]) -> bytes:
+    wanted = {place: (epoch, list_offsets.LATEST) for place, epoch in epochs.items()}
+    replica_id = list_offsets.DEBUGGING_REPLICA
+    return list_offsets.request(correlation_id, version, "kmirror", wanted, replica_id=replica_id)
 
 
 def spoken_log_end_versions(leader: Leader) -> range:
-    lowest, highest = leader.connection.api_versions[log_end.API_KEY]
-    return range(max(lowest, log_end.LOWEST_VERSION), min(highest, log_end.HIGHEST_VERSION) + 1)
+    lowest, highest = leader.connection.api_versions[list_offsets.API_KEY]
+    return range(max(lowest, list_offsets.LOWEST_VERSION), min(highest, list_offsets.HIGHEST_VERSION) + 1)
 
 
 def test_every_version_a_broker_offers_is_spoken(marking: Marking) -> None:
@@ -125,8 +132,9 @@ def test_a_log_end_is_told_by_the_leader_of_this_epoch_only(marking: Marking) ->
 
     def ask(leader_epoch: int, version: int) -> tuple[int, int | None]:
         correlation_id = connection.next_correlation_id()
-        data = log_end.request(correlation_id, version, "kmirror", {leader.partition: leader_epoch})
-        return log_end.answer(connection.exchange_frame([data], correlation_id, 30), version)[leader.partition]
+        data = asked_for_log_ends(correlation_id, version, {leader.partition: leader_epoch})
+        found, _ = list_offsets.answer(connection.exchange_frame([data], correlation_id, 30), version)
+        return found[leader.partition][:2]
 
     assert marking.mark(4) == 0
     for version in spoken_log_end_versions(leader):

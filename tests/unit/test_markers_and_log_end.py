@@ -9,14 +9,14 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from kmirror.cluster.protocol import log_end, markers
+from kmirror.cluster.protocol import list_offsets, markers
 from kmirror.cluster.protocol.markers import Fill
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
 
 OWN_ID = (1 << 62) + 5
 MARKER_VERSIONS = range(markers.LOWEST_VERSION, markers.HIGHEST_VERSION + 1)
-LOG_END_VERSIONS = range(log_end.LOWEST_VERSION, log_end.HIGHEST_VERSION + 1)
+LOG_END_VERSIONS = range(list_offsets.LOWEST_VERSION, list_offsets.HIGHEST_VERSION + 1)
 
 _Marker = WriteTxnMarkersResponse.WritableTxnMarkerResult
 _MarkerTopic = _Marker.WritableTxnMarkerTopicResult
@@ -91,7 +91,8 @@ def test_a_marker_answer_cut_off_anywhere_is_a_frame_error() -> None:
 @pytest.mark.parametrize("version", LOG_END_VERSIONS)
 def test_log_ends_are_asked_for_with_each_partitions_leader_epoch(version: int) -> None:
     epochs = {TopicPartition("t", 0): 5, TopicPartition("u", 2): -1, TopicPartition("t", 7): 0}
-    data = log_end.request(3, version, "kmirror", epochs)
+    wanted = {place: (epoch, list_offsets.LATEST) for place, epoch in epochs.items()}
+    data = list_offsets.request(3, version, "kmirror", wanted, replica_id=list_offsets.DEBUGGING_REPLICA)
     read = ListOffsetsRequest.decode(data, version=version, header=True, framed=True)
     assert (read.header.correlation_id, read.replica_id, read.isolation_level) == (3, -2, 0)
     assert {
@@ -116,28 +117,28 @@ def offsets_answer(found: dict[TopicPartition, tuple[int, int]], version: int, t
 def test_log_ends_are_read(version: int) -> None:
     found = {TopicPartition("t", 0): (0, 1 << 40), TopicPartition("t", 1): (74, -1), TopicPartition("u", 0): (0, 0)}
     data = offsets_answer(found, version, throttle=250)
-    assert log_end.answer(data, version) == {
-        TopicPartition("t", 0): (0, 1 << 40),
-        TopicPartition("t", 1): (74, None),
-        TopicPartition("u", 0): (0, 0),
-    }
-    assert log_end.throttle_time_ms(data) == 250
+    assert list_offsets.answer(data, version) == (
+        {
+            TopicPartition("t", 0): (0, 1 << 40, 4, None),
+            TopicPartition("t", 1): (74, None, 4, None),
+            TopicPartition("u", 0): (0, 0, 4, None),
+        },
+        250,
+    )
 
 
 def test_a_log_end_answer_cut_off_anywhere_is_a_frame_error() -> None:
     data = offsets_answer({TopicPartition("topic", 0): (0, 3), TopicPartition("u", 0): (0, 3)}, 7)
     for cut in range(4, len(data)):
         with pytest.raises(FrameError):
-            log_end.answer(data[:cut], 7)
-    with pytest.raises(FrameError):
-        log_end.throttle_time_ms(data[:7])
+            list_offsets.answer(data[:cut], 7)
 
 
 def test_garbage_is_an_answer_or_a_frame_error() -> None:
     rng = random.Random(3)
     whole = (
         (bytes(marker_answer([("topic", 0, 0), ("topic", 1, 52)], 1)), lambda data: markers.answer(data, 1)),
-        (bytes(offsets_answer({TopicPartition("topic", 0): (0, 3)}, 7)), lambda data: log_end.answer(data, 7)),
+        (bytes(offsets_answer({TopicPartition("topic", 0): (0, 3)}, 7)), lambda data: list_offsets.answer(data, 7)),
     )
     refused = 0
     for data, read in whole:

@@ -11,29 +11,32 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.connection import Connection, UnknownHostError
+from kmirror.cluster.protocol import list_offsets
+from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, decode_metadata
+from kmirror.cluster.protocol.exchange import Exchange
+from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
-EARLIEST = -2
-LATEST = -1
-#: The record with the largest timestamp (KIP-734).
-MAX_TIMESTAMP = -3
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MAX_TIMESTAMP",
+    "ClusterClient",
+    "OffsetAnswer",
+    "ProducersAnswer",
+    "require",
+]
 
-_CONSUMER = -1
-#: ListOffsets with this replica id answers with the log end instead of the high watermark, to any client.
-_DEBUGGING_REPLICA = -2
-_READ_COMMITTED = 1
-#: ListOffsets heeds the leader epoch from here on, and knows MAX_TIMESTAMP from 7 on (it finds a wrong offset before).
-_LIST_BY_EPOCH = 4
-_LIST_MAX_TIMESTAMP = 7
 _RETRY_PAUSE = 0.1
 #: Metadata takes ids from here on; what comes after it is not needed.
 _METADATA_BY_ID = 12
@@ -42,19 +45,6 @@ _CREATE_TOPICS_WITH_ID = 7
 #: DeleteTopics from here on takes ids.
 _DELETE_TOPICS_BY_ID = 6
 _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetAnswer:
-    """One partition's answer to ListOffsets; `offset` is None when no offset fits or `error_code` is not 0.
-
-    `timestamp` is that of the record found, in epoch milliseconds; None for EARLIEST and LATEST, which find offsets.
-    """
-
-    error_code: int
-    offset: int | None
-    leader_epoch: int
-    timestamp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +152,16 @@ class ClusterClient:
 
         Topics that do not exist, or may not be seen, come back with an error code (or not at all when all are asked).
         """
-        from kafka.protocol.metadata import MetadataRequest
-
-        topic_type = MetadataRequest.MetadataRequestTopic
-        wanted = None if topics is None else [topic_type(topic_id=UUID(int=0), name=name) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        found = decode_metadata(self.ask_any(request, highest=_METADATA_BY_ID, timeout=timeout))
+        wanted = None if topics is None else list(topics)
+        request = Exchange(
+            metadata_codec.API_KEY,
+            "Metadata",
+            metadata_codec.LOWEST_VERSION,
+            metadata_codec.HIGHEST_VERSION,
+            partial(metadata_codec.request, topics=wanted),
+            metadata_codec.answer,
+        )
+        found: ClusterMetadata = self.ask_any(request, timeout=timeout)
         if not found.brokers:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
@@ -309,42 +303,34 @@ class ClusterClient:
             UnsupportedVersionError: a broker before Kafka 3.0 is asked for MAX_TIMESTAMP.
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
         """
-        from kafka.protocol.consumer import ListOffsetsRequest
 
-        topic_type = ListOffsetsRequest.ListOffsetsTopic
-        partition_type = topic_type.ListOffsetsPartition
-
-        def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
-            return ListOffsetsRequest(
-                replica_id=_DEBUGGING_REPLICA if log_end else _CONSUMER,
-                isolation_level=_READ_COMMITTED if read_committed else 0,
-                topics=[
-                    topic_type(
-                        name=topic,
-                        partitions=[
-                            partition_type(
-                                partition_index=index,
-                                current_leader_epoch=metadata.topics[topic].partitions[index].leader_epoch,
-                                timestamp=wanted[TopicPartition(topic, index)],
-                            )
-                            for index in indexes
-                        ],
-                    )
-                    for topic, indexes in by_topic.items()
-                ],
+        def build(by_topic: dict[str, list[int]], known: ClusterMetadata) -> Exchange:
+            asked = {
+                (place := TopicPartition(topic, index)): (
+                    known.topics[topic].partitions[index].leader_epoch,
+                    wanted[place],
+                )
+                for topic, indexes in by_topic.items()
+                for index in indexes
+            }
+            encode = partial(
+                list_offsets.request,
+                wanted=asked,
+                replica_id=list_offsets.DEBUGGING_REPLICA if log_end else list_offsets.CONSUMER,
+                isolation_level=list_offsets.READ_COMMITTED if read_committed else 0,
                 timeout_ms=self.config.request_timeout_ms,
             )
+            return Exchange(
+                list_offsets.API_KEY, "ListOffsets", lowest, list_offsets.HIGHEST_VERSION, encode, list_offsets.answer
+            )
 
-        def read(answer: Any) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
-            for topic in answer.topics:
-                for p in topic.partitions:
-                    offset = p.offset if p.offset >= 0 and not p.error_code else None
-                    timestamp = p.timestamp if offset is not None and p.timestamp >= 0 else None
-                    value = OffsetAnswer(p.error_code, offset, p.leader_epoch, timestamp)
-                    yield TopicPartition(topic.name, p.partition_index), p.error_code, value
+        def read(answers: Mapping[TopicPartition, OffsetAnswer]) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
+            for place, one in answers.items():
+                yield place, one.error_code, one
 
-        lowest = _LIST_MAX_TIMESTAMP if MAX_TIMESTAMP in wanted.values() else _LIST_BY_EPOCH
-        found = self.per_leader(wanted, build, read, lowest=lowest, timeout=timeout)
+        by_time = MAX_TIMESTAMP in wanted.values()
+        lowest = list_offsets.MAX_TIMESTAMP_VERSION if by_time else list_offsets.LOWEST_VERSION
+        found = self.per_leader(wanted, build, read, metadata=metadata, timeout=timeout)
         return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
 
     def describe_producers(

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from kmirror.cluster.protocol.exchange import Exchange
 from kmirror.cluster.protocol.wire import INT32, Buffer, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
@@ -189,7 +190,7 @@ class Connection:
     def request(
         self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Send one of `kafka.protocol`'s requests in the best version, and return the decoded answer.
+        """Send an `Exchange`, or one of `kafka.protocol`'s requests, in the best version; return the decoded answer.
 
         `timeout` in seconds, by default `request.timeout.ms`. Error codes inside the answer are the caller's.
 
@@ -197,10 +198,17 @@ class Connection:
             OutcomeUnknown: no whole answer in time.
             UnsupportedVersionError: the broker speaks no version we do.
         """
+        patience = timeout or self.config.request_timeout_ms / 1000
+        if isinstance(message, Exchange):
+            version = self.version_for(message.api_key, message.lowest, message.highest, message.name)
+            self.wait_for_throttle()
+            said, throttle_time_ms = self._exchange_own(message, version, patience)
+            self.note_throttle(throttle_time_ms)
+            return said
         top = type(message).max_version if highest is None else highest
         version = self.version_for(type(message).API_KEY, lowest, top, type(message).name)
         self.wait_for_throttle()
-        answer = self._exchange(message, version, timeout or self.config.request_timeout_ms / 1000)
+        answer = self._exchange(message, version, patience)
         self.note_throttle(getattr(answer, "throttle_time_ms", 0) or 0)
         return answer
 
@@ -219,6 +227,16 @@ class Connection:
     def is_throttled(self) -> bool:
         """True while nothing should be sent."""
         return time.monotonic() < self._throttled_until
+
+    def _exchange_own(self, exchange: Exchange, version: int, timeout: float) -> tuple[Any, int]:
+        correlation_id = self.next_correlation_id()
+        frame = exchange.encode(correlation_id, version, self.config.client_id)
+        answer = self.exchange_frame([frame], correlation_id, timeout)
+        try:
+            return exchange.decode(answer, version)
+        except FrameError as error:
+            self.close()
+            raise FrameError(f"the answer of {self.address} to {exchange.name} cannot be read: {error}") from None
 
     def _exchange(self, message: Any, version: int, timeout: float) -> Any:
         from kafka.protocol.api_header import ResponseClassRegistry

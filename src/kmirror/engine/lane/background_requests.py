@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.empty_transaction import EmptyTransactions
-from kmirror.cluster.protocol import fetch, log_end, markers, produce
+from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.reader import PartitionReader
@@ -179,7 +179,7 @@ class BackgroundRequests:
         if side == "fill":
             versions = (
                 ask(markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "WriteTxnMarkers"),
-                ask(log_end.API_KEY, log_end.LOWEST_VERSION, log_end.HIGHEST_VERSION, "ListOffsets"),
+                ask(list_offsets.API_KEY, list_offsets.LOWEST_VERSION, list_offsets.HIGHEST_VERSION, "ListOffsets"),
             )
             return Stream(connection, _FILL_BUFFER), versions
         versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)

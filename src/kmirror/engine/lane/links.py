@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from kmirror.cluster.connection import Stream
-from kmirror.cluster.protocol import log_end, markers, produce
+from kmirror.cluster.protocol import list_offsets, markers, produce
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -164,9 +164,11 @@ class FillLink:
         """Encode one look at the log ends of several partitions, and note that it is on its way."""
         correlation_id = self.stream.connection.next_correlation_id()
         copies = [copy for copy, _ in steps]
-        epochs = {c.assignment.destination: c.facts.destination_leader[1] if c.facts else None for c in copies}
+        latest = list_offsets.LATEST
+        ends = {c.assignment.destination: (c.facts.destination_leader[1] if c.facts else None, latest) for c in copies}
         self._note(correlation_id, at, copies, is_look=True)
-        return log_end.request(correlation_id, self._log_end_version, client_id, epochs)
+        replica_id = list_offsets.DEBUGGING_REPLICA
+        return list_offsets.request(correlation_id, self._log_end_version, client_id, ends, replica_id=replica_id)
 
     def _note(self, correlation_id: int, at: float, copies: list[PartitionCopy], *, is_look: bool) -> None:
         by_place = {copy.assignment.destination: copy for copy in copies}
@@ -185,8 +187,9 @@ class FillLink:
         request = self.in_flight[0]
         found: dict[TopicPartition, tuple[int, int | None]]
         if request.is_look:
-            found = log_end.answer(view, self._log_end_version)
-            self.stream.connection.note_throttle(log_end.throttle_time_ms(view))
+            ends, throttle_time_ms = list_offsets.answer(view, self._log_end_version)
+            self.stream.connection.note_throttle(throttle_time_ms)
+            found = {place: (end.error_code, end.offset) for place, end in ends.items()}
         else:
             codes = markers.answer(view, self._marker_version)
             found = {TopicPartition(*place): (code, None) for place, code in codes.items()}

@@ -1,0 +1,125 @@
+"""ListOffsets: the offsets of many partitions by their ends, starts or times. No I/O here.
+
+With timestamp −1 and replica id −2 a leader answers with its log end, not the high watermark, to any client. The leader
+epoch given with each partition makes it refuse (74, 75) where another broker is the leader, or it is not yet.
+What else an error code means here: 6, 3: the leader is elsewhere; 78: it was just elected; 29: DESCRIBE on the topic is
+not granted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import (
+    INT32,
+    FrameError,
+    compact_string,
+    read_compact_string,
+    read_unsigned_varint,
+    request_header,
+    skip_tagged_fields,
+    unsigned_varint,
+)
+
+API_KEY = 2
+#: The first flexible version, which all brokers from 2.5 on speak; from 10 on a time-out is said for tiered storage.
+LOWEST_VERSION = 6
+HIGHEST_VERSION = 10
+#: MAX_TIMESTAMP is known from here on; before, a wrong offset is found.
+MAX_TIMESTAMP_VERSION = 7
+_TIMEOUT_VERSION = 10
+
+EARLIEST = -2
+LATEST = -1
+#: The record with the largest timestamp (KIP-734).
+MAX_TIMESTAMP = -3
+
+CONSUMER = -1
+#: What brokers allow to tools that are no replica: to see the log end instead of the high watermark.
+DEBUGGING_REPLICA = -2
+READ_COMMITTED = 1
+_ANY_EPOCH = -1
+
+_HEAD = struct.Struct(">ib")
+_PARTITION = struct.Struct(">iiqB")
+_PARTITION_ANSWER = struct.Struct(">ihqqi")
+_NO_TAGS = b"\x00"
+
+
+class OffsetAnswer(NamedTuple):
+    """One partition's answer; `offset` is None when no offset fits or `error_code` is not 0.
+
+    `timestamp` is that of the record found, in epoch milliseconds; None for EARLIEST and LATEST, which find offsets.
+    """
+
+    error_code: int
+    offset: int | None
+    leader_epoch: int
+    timestamp: int | None = None
+
+
+def request(
+    correlation_id: int,
+    version: int,
+    client_id: str,
+    wanted: Mapping[TopicPartition, tuple[int | None, int]],
+    *,
+    replica_id: int = CONSUMER,
+    isolation_level: int = 0,
+    timeout_ms: int = 0,
+) -> bytes:
+    """Encode one framed request for partitions led by one broker: by each its current leader epoch and a timestamp.
+
+    An epoch of None is any. A timestamp is EARLIEST, LATEST, MAX_TIMESTAMP, or epoch milliseconds.
+    """
+    by_topic: dict[str, bytearray] = {}
+    for (topic, partition), (known, timestamp) in wanted.items():
+        leader_epoch = _ANY_EPOCH if known is None else known
+        by_topic.setdefault(topic, bytearray()).extend(_PARTITION.pack(partition, leader_epoch, timestamp, 0))
+    out = bytearray(4)
+    out += request_header(API_KEY, version, correlation_id, client_id)
+    out += _HEAD.pack(replica_id, isolation_level) + unsigned_varint(len(by_topic) + 1)
+    for topic, partitions in by_topic.items():
+        out += compact_string(topic) + unsigned_varint(len(partitions) // _PARTITION.size + 1) + partitions + _NO_TAGS
+    if version >= _TIMEOUT_VERSION:
+        out += INT32.pack(timeout_ms)
+    out += _NO_TAGS
+    INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+def answer(frame: memoryview, version: int) -> tuple[dict[TopicPartition, OffsetAnswer], int]:
+    """Decode one frame (from its correlation id on), and for how many milliseconds the broker asks for silence.
+
+    All versions are alike.
+
+    Raises:
+        FrameError: not such an answer.
+    """
+    try:
+        return _decode(frame)
+    except struct.error:
+        raise FrameError("a ListOffsets answer ends too early") from None
+
+
+def _decode(frame: memoryview) -> tuple[dict[TopicPartition, OffsetAnswer], int]:
+    found: dict[TopicPartition, OffsetAnswer] = {}
+    position = skip_tagged_fields(frame, 4)
+    (throttle_time_ms,) = INT32.unpack_from(frame, position)
+    topics, position = read_unsigned_varint(frame, position + INT32.size)
+    for _ in range(topics - 1):
+        topic, position = read_compact_string(frame, position)
+        count, position = read_unsigned_varint(frame, position)
+        for _ in range(count - 1):
+            partition, code, time_ms, offset, leader_epoch = _PARTITION_ANSWER.unpack_from(frame, position)
+            position = skip_tagged_fields(frame, position + _PARTITION_ANSWER.size)
+            is_found = offset >= 0 and not code
+            found[TopicPartition(topic or "", partition)] = OffsetAnswer(
+                code, offset if is_found else None, leader_epoch, time_ms if is_found and time_ms >= 0 else None
+            )
+        position = skip_tagged_fields(frame, position)
+    skip_tagged_fields(frame, position)
+    return found, throttle_time_ms
