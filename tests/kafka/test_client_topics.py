@@ -129,3 +129,15 @@ def test_without_an_answer_nobody_knows(
         with pytest.raises(OutcomeUnknown):
             client.create_topic(topic, 1, 1, {})
     wait_until(lambda: topic in topics(destination_cluster))
+
+
+def test_offsets_are_looked_up_without_asking_again_who_leads(
+    client: ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("known-leaders", 2, 1, {})
+    places = [TopicPartition("known-leaders", 0), TopicPartition("known-leaders", 1)]
+    client.list_offsets(dict.fromkeys(places, LATEST))
+    known = client.metadata(["known-leaders"])
+    monkeypatch.setattr(client, "metadata", None)
+    found = client.list_offsets(dict.fromkeys(places, LATEST), metadata=known)
+    assert {place: answer.offset for place, answer in found.items()} == dict.fromkeys(places, 0)
