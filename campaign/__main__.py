@@ -9,7 +9,6 @@ folder is named. `--replay SEED --shrink` finds out which of its faults it takes
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign.clusters import Clusters
+from campaign.results import Results
 from campaign.running import run_world
 from campaign.world import WORLDS_A_GROUND, World, world_of
 
@@ -63,18 +63,16 @@ def main() -> int:
     ends_at = math.inf if given.hours is None else time.monotonic() + given.hours * 3600
     worlds = (world_of(seed, given.seconds, given.faults) for seed in seeds if time.monotonic() < ends_at)
     results: list[dict[str, Any]] = []
+    stored = Results(given.output)
     for result in run_worlds(worlds, folder, given.faults):
         results.append(result)
+        stored.add_world(result)
         acts = ", ".join(str(one["act"]) for one in result["faults"])
         told = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
         print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {told}", flush=True)
     bad = [one for one in results if one["violations"]]
     faults = Counter(str(fault["act"]) for one in results for fault in one["faults"])
     print(f"{len(results)} worlds, {faults.total()} faults, {len(bad)} with violations")
-    if given.output is not None:
-        found = {"worlds": len(results), "faults": faults.total(), "byAct": faults, "violations": len(bad)}
-        text = json.dumps({**found, "firstSeed": first, "results": results}, indent=1)
-        given.output.write_text(text + "\n", encoding="utf-8")
     if bad and given.shrink:
         left = shrink(world_of(first, given.seconds, given.faults), folder, given.faults)
         print("it takes: " + (", ".join(f"{one.act} at {one.at} s" for one in left.faults) or "no fault at all"))
@@ -93,7 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long faults are done to a world (%(default)g)")
     parser.add_argument("--faults", type=int, default=10, help="the most of a world (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where worlds with violations are kept")
-    parser.add_argument("--output", type=Path, help="write what was done and found here")
+    parser.add_argument("--output", type=Path, help="add what was done and found to this file")
     given = parser.parse_args()
     if given.shrink and given.replay is None:
         parser.error("--shrink is for --replay")

@@ -1,12 +1,14 @@
-"""The applications that write to a world's source: a process of its own, `python -m campaign.load WORLD.json ACKS`.
+"""The applications of a world's source: a process of its own, `python -m campaign.load WORLD.json SERVERS ACKS`.
 
 Each record says what it is: its topic, a number that no other record has, and a checksum of the whole. What the source
 acknowledged is written to the file ACKS, a line a record: topic, partition, offset, checksum. Records of a transaction
-are written there once it is committed. SIGTERM ends it: what is under way is settled first.
+are written there once it is committed. A group reads all topics, and commits now and then, always forward. SIGTERM
+ends it: what is under way is settled first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -14,11 +16,13 @@ import sys
 import threading
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
+from campaign.contents import content_of
 from campaign.world import Kind, Topic, World, world_of
 
 _STEP_S = 0.05
@@ -103,14 +107,12 @@ class Application:
             key,
             self._chance.randrange(self._topic.partitions),
             headers=headers,
-            on_delivery=self._delivered,
+            on_delivery=partial(self._delivered, content_of(key, value, headers)),
         )
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        value = message.value()
-        if error is None and value is not None:
-            line = f"{message.topic()} {message.partition()} {message.offset()} {zlib.crc32(value):08x}\n"
-            self._pending.append(line)
+    def _delivered(self, content: int, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._pending.append(f"{message.topic()} {message.partition()} {message.offset()} {content:08x}\n")
 
     def _transaction(self, producer: Producer) -> None:
         producer.begin_transaction()
@@ -137,8 +139,41 @@ class Application:
             self._acks.flush()
 
 
+class Reader:
+    """Read all topics of a world as a group does, in a thread of its own."""
+
+    def __init__(self, servers: str, world: World) -> None:
+        self._topics = [topic.name for topic in world.topics]
+        self._chance = random.Random(f"{world.seed}/reader")
+        self._settings = {
+            "bootstrap.servers": servers,
+            "group.id": group_of(world),
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 10_000,
+            "topic.metadata.refresh.interval.ms": 3000,
+            "log_level": 0,
+        }
+
+    def run(self, stop: threading.Event) -> None:
+        """Read until told to stop."""
+        consumer = Consumer(self._settings)
+        consumer.subscribe(self._topics)
+        while not stop.is_set():
+            consumer.consume(500, 0.2)
+            if self._chance.random() < 0.3:
+                with contextlib.suppress(KafkaException):  # nothing read yet, or a broker is away
+                    consumer.commit(asynchronous=False)
+        consumer.close()
+
+
+def group_of(world: World) -> str:
+    """Return the name of the group that reads a world's topics."""
+    return f"w{world.seed}-readers"
+
+
 def main() -> int:
-    """Write until SIGTERM."""
+    """Write and read until SIGTERM."""
     world_file, servers, acks_file = sys.argv[1:4]
     stored = json.loads(Path(world_file).read_text(encoding="utf-8"))
     world: World = world_of(stored["seed"], stored["seconds"], stored["most_faults"])
@@ -146,7 +181,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     lock = threading.Lock()
     with open(acks_file, "a", encoding="utf-8") as acks:
-        applications = [Application(servers, topic, world.seed, acks, lock) for topic in world.topics]
+        applications: list[Application | Reader] = [
+            Application(servers, topic, world.seed, acks, lock) for topic in world.topics
+        ]
+        applications.append(Reader(servers, world))
         threads = [threading.Thread(target=one.run, args=(stop,), daemon=True) for one in applications]
         for thread in threads:
             thread.start()

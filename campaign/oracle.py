@@ -3,152 +3,107 @@
 `python -m campaign.oracle QUESTION.json` prints a JSON list of violations; an empty one is a pass. The question names
 the clusters, the file of what the source acknowledged, and the topics with what is claimed of them:
 a copy that goes on has all that the source shows, at the same offsets with the same bytes, and ends where it ends; one
-that was stopped ends where that was told, and has all that the source has below. What the source acknowledged is there,
-nothing else is. Offsets begin where the later of both logs begins, and of a compacted log either side may have removed
-what a later record of its key replaces.
+that was stopped ends where that was told, and has all that the source has below; one that has FAILED has all of it up
+to its end. What the source acknowledged is there, nothing else is. Both isolation levels see the same of a copy.
+Offsets begin where the later of both logs begins, and of a compacted log either side may have removed what a later
+record of its key replaces.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from campaign.reading import COMMITTED, LOG_APPEND_TIME, UNCOMMITTED, Place, Record, Seen, read
 
-_PATIENCE_S = 60.0
 _MOST_TOLD = 5
+#: What is wrong is read once more before it is told: a reader that was not told of an end may have missed something.
+_READINGS = 2
 
-
-class Record(NamedTuple):
-    """What is compared of a record; `is_whole` where its value has the checksum that its writer gave it."""
-
-    key: bytes | None
-    value: int
-    headers: int
-    timestamp: tuple[int, int]
-    is_whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a consumer sees of a partition: where its log begins and ends, and the records by offset."""
-
-    start: int
-    end: int
-    records: Mapping[int, Record]
-
-
-def read(servers: str, topic: str, partition: int, isolation: str) -> Seen:
-    """Read a partition from its beginning to its end.
-
-    Raises:
-        TimeoutError: its end is not reached in time.
-    """
-    end = _end(servers, topic, partition, isolation)
-    settings: dict[str, Any] = {
-        "bootstrap.servers": servers,
-        "group.id": "campaign-oracle",
-        "enable.auto.commit": False,
-        "isolation.level": isolation,
-        "enable.partition.eof": True,
-        "check.crcs": True,
-        "log_level": 0,
-    }
-    consumer = Consumer(settings)
-    records: dict[int, Record] = {}
-    try:
-        start, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_PATIENCE_S, cached=False)
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            message = consumer.poll(1.0)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic}-{partition} at {servers}: read {len(records)} records, not to {end}")
-            if message is None:
-                continue
-            error = message.error()
-            if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF and (message.offset() or 0) >= end:
-                    return Seen(start, end, records)
-                continue
-            deadline = time.monotonic() + _PATIENCE_S
-            value, offset = message.value() or b"", message.offset()
-            assert offset is not None
-            headers = zlib.crc32(repr(message.headers()).encode())
-            whole = _is_whole(topic, value)
-            records[offset] = Record(message.key(), zlib.crc32(value), headers, message.timestamp(), whole)
-    finally:
-        consumer.close()
-
-
-def _is_whole(topic: str, value: bytes) -> bool:
-    head, _, checksum = value.rpartition(b"|")
-    return value.startswith(topic.encode() + b"|") and checksum == b"%08x" % zlib.crc32(head)
-
-
-def _end(servers: str, topic: str, partition: int, isolation: str) -> int:
-    from confluent_kafka import IsolationLevel
-
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    level = IsolationLevel.READ_COMMITTED if isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
-    place = TopicPartition(topic, partition)
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return int(admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place].result(20).offset)
-        except Exception:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+Acks = Mapping[int, set[int]]
 
 
 def judge(question: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the violations."""
-    acknowledged = _acknowledged(Path(question["acks"]))
+    acknowledged = acknowledged_in(Path(question["acks"]))
+    claims = {(claim["topic"], index): claim for claim in question["topics"] for index in range(claim["partitions"])}
     found: list[dict[str, Any]] = []
-    for claim in question["topics"]:
-        for partition in range(claim["partitions"]):
-            name = claim["topic"]
-            source = read(question["source"], name, partition, "read_committed")
-            copy = read(question["destination"], name, partition, "read_uncommitted")
-            told = claim.get("ends", {}).get(str(partition))
-            acks = acknowledged.get((name, partition), {})
-            lost = claim.get("lost", {}).get(str(partition))
-            for what, offsets in compare(source, copy, acks, told, lost, compacted=claim["compacted"]).items():
-                found.append(
-                    {
-                        "topic": name,
-                        "partition": partition,
-                        "what": what,
-                        "count": len(offsets),
-                        "offsets": sorted(offsets)[:_MOST_TOLD],
-                        "source": [source.start, source.end],
-                        "destination": [copy.start, copy.end],
-                        "told": told,
-                    }
-                )
+    for _ in range(_READINGS):
+        found = _judge(question, claims, acknowledged)
+        claims = {place: claims[place] for place in {(one["topic"], one["partition"]) for one in found}}
+        if not claims:
+            break
     return found
+
+
+def _judge(
+    question: Mapping[str, Any], claims: Mapping[Place, Mapping[str, Any]], acknowledged: Mapping[Place, Acks]
+) -> list[dict[str, Any]]:
+    places, self_told = sorted(claims), question.get("selfTold", True)
+    sources = read(question["source"], places, COMMITTED, self_told=self_told)
+    copies = read(question["destination"], places, UNCOMMITTED, self_told=self_told)
+    committed = read(question["destination"], places, COMMITTED, self_told=self_told)
+    found = []
+    if "seen" in question:
+        _write_seen(Path(question["seen"]), sources)
+    for place in places:
+        claim, index = claims[place], str(place[1])
+        source, copy = sources[place], copies[place]
+        has_failed = place[1] in claim.get("failed", ())
+        told = copy.end if has_failed else claim.get("ends", {}).get(index)
+        wrong = compare(
+            source,
+            copy,
+            acknowledged.get(place, {}),
+            told,
+            claim.get("lost", {}).get(index),
+            compacted=claim["compacted"],
+            all_acknowledged=question.get("allAcknowledged", False),
+        )
+        wrong |= compare_isolation(copy, committed[place])
+        found += [
+            {
+                "topic": place[0],
+                "partition": place[1],
+                "what": what,
+                "count": len(offsets),
+                "offsets": sorted(offsets)[:_MOST_TOLD],
+                "source": [source.start, source.end],
+                "destination": [copy.start, copy.end],
+                "told": told,
+            }
+            for what, offsets in wrong.items()
+        ]
+    return found
+
+
+def _write_seen(path: Path, sources: Mapping[Place, Seen]) -> None:
+    """Write down by topic how many offsets and records its source has, the first time that it is read."""
+    if not path.exists():
+        seen: dict[str, list[int]] = {}
+        for (topic, _), one in sources.items():
+            offsets, records = seen.get(topic, (0, 0))
+            seen[topic] = [offsets + one.end - one.start, records + len(one.records)]
+        path.write_text(json.dumps(seen), encoding="utf-8")
 
 
 def compare(
     source: Seen,
     copy: Seen,
-    acks: Mapping[int, set[int]],
+    acks: Acks,
     told: int | None = None,
     lost: int | None = None,
     *,
     compacted: bool = False,
+    all_acknowledged: bool = False,
 ) -> dict[str, list[int]]:
     """Return what is wrong with a copy, by its kind, with the offsets.
 
     `told`: where the copy was told to end, and `lost` how many records are known to be lost behind that.
+    `all_acknowledged`: nothing was written that is not among the acknowledged.
     """
     begin = max(source.start, copy.start)
     end = source.end if told is None else told
@@ -158,36 +113,74 @@ def compare(
         wrong["ends elsewhere"] = [copy.end, end]
     if source.end < end:
         wrong["is longer than its source"] = [source.end, end]
-    last_of_key = {record.key: offset for offset, record in sorted(copy.records.items())} if compacted else {}
+    at_source, at_copy = _Latest(source if compacted else None), _Latest(copy if compacted else None)
     for offset, record in source.records.items():
         if begin <= offset < min(copy.end, end):
             there = copy.records.get(offset)
-            # the destination's own cleaner may have removed it, for a later one of its key
-            if there is None and not (compacted and last_of_key.get(record.key, -1) > offset):
+            # the destination's own cleaner may have removed it
+            if there is None and not at_copy.may_lack(offset, record):
                 wrong.setdefault("lacks", []).append(offset)
-            elif there is not None and there != record:
+            elif there is not None and not _is_same(record, there):
                 wrong.setdefault("differs", []).append(offset)
     for offset, record in copy.records.items():
         if not record.is_whole:
             wrong.setdefault("is damaged", []).append(offset)
-        elif offset >= begin and offset not in source.records and not compacted:
+        # the source's cleaner may have come since, for a later record that was copied too
+        elif (
+            offset >= begin
+            and offset not in source.records
+            and not any(side.may_lack(offset, record) for side in (at_source, at_copy))
+        ):
             wrong.setdefault("is not at the source", []).append(offset)
-    for offset, values in acks.items():
-        if begin <= offset < end:
-            there = copy.records.get(offset)
-            if there is None and not compacted:
-                wrong.setdefault("was acknowledged and is lost", []).append(offset)
-            elif there is not None and there.value not in values:
-                wrong.setdefault("was acknowledged and is another one", []).append(offset)
+        values = acks.get(offset)
+        if values is not None and record.content not in values:
+            wrong.setdefault("was acknowledged and is another one", []).append(offset)
+        elif values is None and all_acknowledged:
+            wrong.setdefault("was never acknowledged", []).append(offset)
+    for offset in acks:
+        if begin <= offset < end and offset not in copy.records and not compacted:
+            wrong.setdefault("was acknowledged and is lost", []).append(offset)
     if lost is not None and lost > source.end - end:
         wrong["fewer are lost than was told"] = [lost, source.end - end]
     return wrong
 
 
-def _acknowledged(path: Path) -> dict[tuple[str, int], dict[int, set[int]]]:
-    found: dict[tuple[str, int], dict[int, set[int]]] = {}
+def compare_isolation(uncommitted: Seen, committed: Seen) -> dict[str, list[int]]:
+    """Return what consumers of the two isolation levels see differently of a copy."""
+    if (uncommitted.start, uncommitted.end) != (committed.start, committed.end):
+        return {"last stable offset is elsewhere": [uncommitted.end, committed.end]}
+    seen, other = uncommitted.records, committed.records
+    differing = [offset for offset in seen.keys() | other.keys() if seen.get(offset) != other.get(offset)]
+    return {"isolation levels differ": differing} if differing else {}
+
+
+def _is_same(source: Record, copy: Record) -> bool:
+    """Tell whether a copy is what its source shows; a time that the source's broker set is kept as any other."""
+    if source.timestamp_type == LOG_APPEND_TIME:
+        source = source._replace(timestamp_type=copy.timestamp_type)
+    return source == copy
+
+
+class _Latest:
+    """The last record of each key in a compacted log; without one nothing may be lacking."""
+
+    def __init__(self, seen: Seen | None) -> None:
+        records = seen.records if seen is not None else {}
+        self._is_compacted = seen is not None
+        self._last: dict[bytes | None, int] = {record.key: offset for offset, record in sorted(records.items())}
+
+    def may_lack(self, offset: int, record: Record) -> bool:
+        """Tell whether a cleaner may have removed a record: for a later one of its key, or as it deletes its key."""
+        return self._is_compacted and (record.is_tombstone or self._last.get(record.key, -1) > offset)
+
+
+def acknowledged_in(path: Path) -> dict[Place, dict[int, set[int]]]:
+    """Read what the source acknowledged: by partition and offset the contents."""
+    found: dict[Place, dict[int, set[int]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        topic, partition, offset, checksum = line.split()
+        if len(fields := line.split(" ")) < 4:
+            continue  # it is being written
+        topic, partition, offset, checksum = fields
         found.setdefault((topic, int(partition)), {}).setdefault(int(offset), set()).add(int(checksum, 16))
     return found
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from campaign.batches import Made, encode_batch
+from campaign.contents import content_of
+from campaign.histories import History, LogKind
 from campaign.load import body
 from campaign.nemesis import ACTS
-from campaign.oracle import Record, Seen, compare
+from campaign.oracle import compare, compare_isolation
+from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
+from campaign.results import BEGIN, END, PAGE, Results, stored_tables
 from campaign.world import Act, Ending, Kind, world_of
+from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.records import read_records
 
 
 def record(number: int, key: bytes | None = None, whole: bool = True) -> Record:
-    return Record(key, number, 0, (1, 1000 + number), whole)
+    return Record(key, number, 1000 + number, is_whole=whole)
 
 
 def seen(start: int, end: int, *offsets: int) -> Seen:
@@ -49,6 +58,8 @@ def test_a_stopped_copy_ends_where_that_was_told_or_at_a_marker_behind() -> None
         (seen(0, 10, 0, 1, 2, 4, 5, 6, 7, 8, 9), {}, None, None, {"lacks"}),
         (Seen(0, 10, {**seen(0, 10).records, 3: record(4)}), {}, None, None, {"differs"}),
         (Seen(0, 10, {**seen(0, 10).records, 3: record(3, whole=False)}), {}, None, None, {"differs", "is damaged"}),
+        (Seen(0, 10, {**seen(0, 10).records, 3: record(3)._replace(timestamp=7)}), {}, None, None, {"differs"}),
+        (Seen(0, 10, {**seen(0, 10).records, 3: record(3)._replace(key=b"")}), {}, None, None, {"differs"}),
         (seen(0, 10), {3: {99}}, None, None, {"was acknowledged and is another one"}),
         (seen(0, 8), ACKS, 7, None, {"ends elsewhere"}),
         (seen(0, 7), ACKS, 8, None, {"ends elsewhere", "was acknowledged and is lost"}),
@@ -75,6 +86,89 @@ def test_a_compacted_copy_may_lack_what_a_later_record_of_its_key_replaces() -> 
     assert compare(source, cleaned, {}, compacted=True) == {}
     assert compare(cleaned, source, {}, compacted=True) == {}
     assert set(compare(source, Seen(0, 3, {2: record(2, b"a")}), {}, compacted=True)) == {"lacks"}
+
+
+def test_what_replaces_a_record_has_to_be_there() -> None:
+    source = Seen(0, 3, {0: record(0, b"a"), 2: record(2, b"b")})
+    cleaned = Seen(0, 3, {0: record(0, b"a"), 1: record(1, b"a"), 2: record(2, b"b")})
+    assert set(compare(source, cleaned, {}, compacted=True)) == {"is not at the source"}
+
+
+def test_what_nobody_wrote_is_found_also_where_the_source_has_deleted() -> None:
+    source = seen(5, 10)
+    assert compare(source, seen(0, 10), ACKS, all_acknowledged=True) == {}
+    known = {offset: values for offset, values in ACKS.items() if offset != 2}
+    assert set(compare(source, seen(0, 10), known, all_acknowledged=True)) == {"was never acknowledged"}
+    assert set(compare(source, seen(0, 10), ACKS | {2: {99}})) == {"was acknowledged and is another one"}
+
+
+def test_times_that_the_source_s_broker_set_are_kept_as_any_other() -> None:
+    stamped = record(0)._replace(timestamp_type=LOG_APPEND_TIME)
+    assert compare(Seen(0, 1, {0: stamped}), seen(0, 1), {}) == {}
+    assert set(compare(seen(0, 1), Seen(0, 1, {0: stamped}), {})) == {"differs"}
+
+
+def test_consumers_of_both_isolation_levels_see_the_same_of_a_copy() -> None:
+    assert compare_isolation(seen(0, 3), seen(0, 3)) == {}
+    assert set(compare_isolation(seen(0, 3), seen(0, 3, 0, 1))) == {"isolation levels differ"}
+    assert set(compare_isolation(seen(0, 3), seen(0, 2))) == {"last stable offset is elsewhere"}
+
+
+def test_a_record_is_named_by_all_that_it_holds() -> None:
+    contents = [
+        content_of(b"k", b"v", ()),
+        content_of(b"k", None, ()),
+        content_of(b"k", b"", ()),
+        content_of(None, b"v", ()),
+        content_of(b"", b"v", ()),
+        content_of(b"k", b"v", (("h", b"1"),)),
+        content_of(b"k", b"v", (("h", None),)),
+        content_of(b"k", b"w", ()),
+    ]
+    assert len(set(contents)) == len(contents)
+    assert content_of(b"k", b"v", None) == content_of(b"k", b"v", []) == contents[0]
+
+
+def test_a_value_of_one_wrong_byte_is_found() -> None:
+    value = body("orders", 3, b"xyz")
+    assert is_whole("orders", value)
+    assert not is_whole("orders", value.replace(b"y", b"Y"))
+    assert not is_whole("other", value)
+
+
+def test_a_seed_is_a_log() -> None:
+    def written(seed: str) -> list[bytes]:
+        history = History(seed, LogKind.PLAIN)
+        return [step.batch for step in (history.step() for _ in range(40)) if step is not None]
+
+    assert written("1/0") == written("1/0") != written("1/1")
+
+
+def test_what_a_transaction_has_written_is_owed_once_it_is_committed() -> None:
+    history, ends, committed = History("3", LogKind.PLAIN), 0, 0
+    while not {"committed", "aborted"} <= history.features:
+        before = len(history.acknowledged)
+        if (step := history.step()) is None or step.transaction is None:
+            continue
+        history.took(step, ends)
+        ends += len(step.contents)
+        assert len(history.acknowledged) == before
+        outcomes = [commit for _, _, commit in history.endings()]
+        assert (len(history.acknowledged) > before) == any(outcomes)
+        committed += any(outcomes)
+    assert committed
+
+
+def test_batches_are_those_that_kmirror_reads() -> None:
+    """Two encoders that were written apart from each other agree."""
+    records = [Made(1000 + n, b"k" if n % 2 else None, b"v" * n, (("h", None),)) for n in range(5)]
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        data = memoryview(bytearray(encode_batch(records, codec, 7, 1, 42, is_transactional=True)))
+        (header,) = batch_headers(data)
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 42)
+        assert [
+            Made(one.timestamp, one.key, one.value, tuple(one.headers)) for one in read_records(data, header)
+        ] == records
 
 
 def test_a_seed_is_a_world() -> None:
@@ -110,6 +204,23 @@ def test_a_value_says_what_it_is() -> None:
     assert body("orders", 3, b"x").startswith(b"orders|3|x|")
 
 
+def test_results_are_added_up(tmp_path: Path) -> None:
+    file = tmp_path / "campaign.json"
+    found = {"seed": "7/0", "logs": 3, "violations": [{"what": "lacks", "count": 2, "offsets": [1, 2]}]}
+    Results(file).add_logs(found)
+    Results(file).add_world({"seed": 1, "faults": [{"act": "pause"}, {"act": "pause"}], "violations": []})
+    stored = json.loads(file.read_text())
+    assert stored["logs"][0]["violations"] == [{"what": "lacks", "count": 2}]
+    assert stored["worlds"][0]["faults"] == {"pause": 2}
+    assert Results(file).known_logs == {"7/0"}
+
+
+def test_the_page_says_what_was_found() -> None:
+    """`python -m campaign.results` writes it."""
+    assert BEGIN + stored_tables() + END in PAGE.read_text(encoding="utf-8")
+
+
 def test_the_oracle_knows_nothing_of_kmirror() -> None:
-    program = "import sys, campaign.oracle; print(sorted(name for name in sys.modules if name.startswith('kmirror')))"
+    modules = "campaign.oracle, campaign.claims, campaign.watching"
+    program = f"import sys, {modules}; print(sorted(name for name in sys.modules if name.startswith('kmirror')))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,41 @@
+"""The campaign's oracle reads whole topics at a time, and finds what is harmed by hand."""
+
+from __future__ import annotations
+
+from confluent_kafka import Producer
+
+from campaign.oracle import compare
+from campaign.reading import COMMITTED, UNCOMMITTED, Record, Seen, read
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.leader import create_topic
+
+
+def harmed(seen: Seen, offset: int, record: Record | None) -> Seen:
+    records = {known: one for known, one in seen.records.items() if known != offset}
+    return Seen(seen.start, seen.end, records if record is None else {**records, offset: record})
+
+
+def test_what_is_read_of_a_copy_shows_every_harm(source_cluster: SandboxCluster) -> None:
+    servers = source_cluster.bootstrap_servers
+    topic = create_topic(source_cluster, partitions=3)
+    producer = Producer({"bootstrap.servers": servers})
+    for number in range(60):
+        producer.produce(topic, b"v%d" % number, b"k", number % 2, timestamp=1000 + number, headers=[("h", b"1")])
+    assert producer.flush(30) == 0
+    places = [(topic, index) for index in range(3)]
+    seen = read(servers, places, COMMITTED)
+    assert seen == read(servers, places, UNCOMMITTED)
+    assert [len(seen[place].records) for place in places] == [30, 30, 0]
+    one = seen[places[0]]
+    acks = {offset: {record.content} for offset, record in one.records.items()}
+    assert compare(one, one, acks, all_acknowledged=True) == {}
+    first = one.records[0]
+    for harm, found in (
+        (harmed(one, 7, None), "lacks"),
+        (harmed(one, 7, one.records[7]._replace(content=1)), "differs"),
+        (harmed(one, 7, one.records[7]._replace(timestamp=1)), "differs"),
+        (harmed(one, 7, one.records[8]), "was acknowledged and is another one"),
+        (Seen(0, 31, {**one.records, 30: first}), "is not at the source"),
+        (Seen(0, 29, {**one.records}), "ends elsewhere"),
+    ):
+        assert found in compare(one, harm, acks, all_acknowledged=True)
