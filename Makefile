@@ -6,19 +6,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-long lint bench campaign docs clean
+.PHONY: demo check test test-slow test-long lint bench campaign docs clean
 
 demo: $(READY)
 	@$(BIN)/kmirror demo
 
 check: lint
-	@$(BIN)/pytest -q -m "not long" -n 2 --max-worker-restart 0 tests/unit tests/cli
+	@$(BIN)/pytest -q -m "not long and not slow" -n 2 --max-worker-restart 0 tests/unit tests/cli
 
 test: $(READY)
-	@$(BIN)/pytest -m "not long" -n 3 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not long and not slow" -n 3 $(PYTEST_ARGS)
+
+test-slow: $(READY)
+	@$(BIN)/pytest -m "slow and not long" -n 3 $(PYTEST_ARGS)
 
 test-long: $(READY)
-	@$(BIN)/pytest -m long
+	@$(BIN)/pytest -m "long or slow"
 
 lint: $(READY)
 	@$(BIN)/ruff check

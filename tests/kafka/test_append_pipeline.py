@@ -136,9 +136,9 @@ def test_another_writer_is_noticed(cluster: SandboxCluster, out: AppendPipeline)
 @pytest.mark.parametrize(
     "fates",
     [
-        [Fate.LOST],
-        [Fate.UNANSWERED],
-        [Fate.ANSWERED, Fate.ANSWERED, Fate.LOST, Fate.UNANSWERED],
+        pytest.param([Fate.LOST], marks=pytest.mark.slow),
+        pytest.param([Fate.UNANSWERED], marks=pytest.mark.slow),
+        pytest.param([Fate.ANSWERED, Fate.ANSWERED, Fate.LOST, Fate.UNANSWERED], marks=pytest.mark.slow),
         [Fate.ANSWERED, Fate.UNANSWERED, Fate.LATE, Fate.ANSWERED, Fate.LOST],
     ],
     ids=lambda fates: "-".join(fate.value for fate in fates),
@@ -172,6 +172,7 @@ def test_a_network_that_loses_requests_loses_and_repeats_nothing(
         assert_shows(wired[0], place, wanted[place])
 
 
+@pytest.mark.slow
 def test_leaders_that_die_and_move_lose_and_repeat_nothing(
     three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from tests.support.clusters import unique_topic
 from tests.support.engine import command
+from tests.support.forked import Forked
 from tests.support.live_terminal import LiveTerminal
 from tests.support.waiting import wait_until
 
@@ -35,15 +36,11 @@ def store_of(cluster: SandboxCluster) -> StateStore:
 
 
 @contextmanager
-def following(
-    cluster: SandboxCluster, out: Path, *arguments: str
-) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path]]:
+def following(cluster: SandboxCluster, out: Path, *arguments: str) -> Iterator[tuple[Forked, Path, Path]]:
     """Follow events; yield the process and the files that take its standard output and error."""
     err = out.with_suffix(".err")
     with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = subprocess.Popen(
-            command(cluster, "events", "--follow", *arguments), stdout=out_file, stderr=err_file, start_new_session=True
-        )
+        process = Forked(command(cluster, "events", "--follow", *arguments), stdout=out_file, stderr=err_file)
     try:
         yield process, out, err
     finally:

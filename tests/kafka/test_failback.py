@@ -150,7 +150,7 @@ def test_the_new_primary_remembers_nothing(trip: Trip) -> None:
 def test_a_member_whose_process_was_killed_is_named_until_its_session_is_over(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     trip.go(topic)
-    killed_member(trip.a, group, topic, "billing-7", session_timeout_ms=15_000)
+    killed_member(trip.a, group, topic, "billing-7", session_timeout_ms=6_000)
     with pytest.raises(RefusedError) as refused:
         trip.back()
     named = rf"1 group has members at 2\S+Z that .*: group {group} \({topic}\): billing-7 on 127.0.0.1 "

@@ -373,6 +373,7 @@ def test_share_groups(scene: GroupScene) -> None:
 # -- several brokers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
     cluster = three_brokers
     topic, names = unique_topic(), [unique_topic("g") for _ in range(12)]

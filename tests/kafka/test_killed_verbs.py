@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +23,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from tests.support import killed_verbs
 from tests.support.clusters import ClusterPair
-from tests.support.engine import ROOT
+from tests.support.engine import run_to_its_end
 from tests.support.killed import Moment, run_killed
 from tests.support.killed_verbs import Story
 from tests.support.mirrors import selector
@@ -40,7 +39,7 @@ def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, mom
         print(f"{kind.__name__} {moment}:\n{killed.stderr}{killed.stdout}")  # noqa: T201 - shown with a failure
         if was_killed:
             assert story.is_whole()
-            again = subprocess.run(story.command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=180)
+            again = run_to_its_end(story.command)
             print(f"again: {again.returncode}\n{again.stderr}{again.stdout}")  # noqa: T201 - shown with a failure
             assert again.returncode == 0
         story.check()
@@ -50,10 +49,10 @@ def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, mom
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [
-        pytest.param(kind, moment, id=f"{kind.__name__} {moment}")
-        for kind, moment in (
-            (killed_verbs.FailingOver, Moment("before", 4)),
-            (killed_verbs.Promoting, Moment("after", 3)),
+        pytest.param(kind, moment, id=f"{kind.__name__} {moment}", marks=marks)
+        for kind, moment, marks in (
+            (killed_verbs.FailingOver, Moment("before", 4), ()),
+            (killed_verbs.Promoting, Moment("after", 3), pytest.mark.slow),
         )
     ],
 )
@@ -126,7 +125,7 @@ def test_the_engine_of_a_promote_that_is_killed_ends_and_leaves_nothing(
         wait_until(lambda: story.processes() == [])
         # in it is how the destination is logged in to
         assert list((tmp_path / "tmp").glob("kmirror-*")) == []
-        again = subprocess.run(story.command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240)
+        again = run_to_its_end(story.command, 240)
         assert again.returncode == 0, again.stderr
         story.check()
         wait_until(lambda: story.processes() == [])

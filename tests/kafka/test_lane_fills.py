@@ -150,6 +150,7 @@ def test_a_request_for_markers_of_unknown_outcome_never_shifts_the_log(
     assert_alike(mirror, topic)
 
 
+@pytest.mark.slow
 def test_markers_and_batches_lost_at_random(mirror: Mirror, wire: LateWire) -> None:
     topic = mirror.topic(4)
     for partition in range(4):

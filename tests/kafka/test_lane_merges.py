@@ -54,7 +54,9 @@ def offsets_at(servers: str, topic: str, partition: int, times: list[int]) -> li
         consumer.close()
 
 
-@pytest.mark.parametrize("codec", ["none", "snappy", "lz4", "zstd", "gzip"])
+@pytest.mark.parametrize(
+    "codec", ["none", "lz4", "gzip", *(pytest.param(codec, marks=pytest.mark.slow) for codec in ("snappy", "zstd"))]
+)
 def test_readers_find_the_same_records_in_fewer_batches(mirror: Mirror, codec: str) -> None:
     topic = mirror.topic()
     write(mirror, topic, small_batches(codec, COUNT))

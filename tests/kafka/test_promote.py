@@ -116,7 +116,7 @@ def test_a_dry_run_beside_a_running_producer_names_no_transaction_and_knows_the_
         copied_once(engine, destination, mirror)
         writer.start()
         try:
-            drills = [promote(destination, PromoteRequest(mirror, idle_ms=0), dry_run=True) for _ in range(10)]
+            drills = [promote(destination, PromoteRequest(mirror, idle_ms=0), dry_run=True) for _ in range(5)]
         finally:
             end.set()
             writer.join()

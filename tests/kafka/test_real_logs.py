@@ -115,6 +115,7 @@ def test_a_log_that_starts_later(busy: SandboxCluster, start: int) -> None:
     assert [record.offset for record in shown(busy, topic)] == list(range(start, start + 30))
 
 
+@pytest.mark.slow
 def test_kafka_streams_output_is_transactional(busy: SandboxCluster, tmp_path: Path) -> None:
     words = [VisibleRecord(0, 1_700_000_000_000, None, b"the quick brown fox jumps over the lazy dog")] * 200
     with WordCount(busy, tmp_path) as application:

@@ -117,6 +117,7 @@ def test_three_brokers_survive_the_loss_of_each_in_turn(make_cluster: MakeCluste
         cluster.kill(4)
 
 
+@pytest.mark.slow
 def test_brokers_outlive_the_command_that_started_them_and_a_frozen_one_is_ended_by_force(
     clusters_directory: Path,
 ) -> None:

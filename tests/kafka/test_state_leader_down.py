@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -25,6 +27,7 @@ from tests.support.waiting import wait_until
 STORES = 6
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_down_keeps_nobody_busy(three_brokers: SandboxCluster) -> None:
     cluster, name = three_brokers, unique_topic("m")
     config = client_config(cluster.client_properties())

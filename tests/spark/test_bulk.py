@@ -36,6 +36,8 @@ from tests.support.visible import shown
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 40
 LENGTH = 100
 BASE_TIME = 1_700_000_000_000

@@ -17,7 +17,7 @@ def test_second_engine_is_refused_and_take_over_ends_the_first(
     pair = make_pair(source_cluster, slow_destination)
     pair.fill(60_000)
     pair.create()
-    first = pair.engine()
+    first = pair.engine(with_spark=False)
     under_way(pair, first, chance)
 
     second = pair.engine(with_spark=False)

@@ -133,6 +133,7 @@ def test_mirror_makers_group_syncs(story: Story) -> None:
     assert sorted(read) == sorted(values_of("0", 100)[60:] + values_of("2", 100)[5:])
 
 
+@pytest.mark.slow
 def test_groups_move_under_load(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     source, destination, topic = cluster_pair.source, cluster_pair.destination, unique_topic()
     story = Story(cluster_pair, tmp_path, {topic: PARTITIONS})

@@ -11,6 +11,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Engine, Pair, typed
@@ -54,6 +56,7 @@ def assert_everything_says(pair: Pair, reason: str, *, hint: str) -> None:
     assert (error["reason"], hint in error["hint"]) == (reason, True), error
 
 
+@pytest.mark.slow
 def test_without_its_only_worker_nothing_says_that_records_flow_and_they_do_when_it_is_back(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair, tmp_path: Path
 ) -> None:

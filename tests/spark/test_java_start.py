@@ -54,6 +54,7 @@ def test_a_broken_archive_is_harmless(tmp_path: Path) -> None:
         assert spark.submit("echo", echo, "well").result(60) == "well"
 
 
+@pytest.mark.slow
 def test_an_archive_with_which_java_does_not_start_is_given_up(tmp_path: Path) -> None:
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
@@ -86,6 +87,7 @@ def test_an_archive_is_made_from_a_class_list_in_the_background(tmp_path: Path) 
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_settings_that_only_scripts_understand_start_spark_by_its_scripts(tmp_path: Path) -> None:
     with SparkRuntime(options(tmp_path, driver_extraJavaOptions="-Dkmirror.test=yes")) as spark:
         assert "-Dkmirror.test=yes" in jvm_command()

@@ -348,6 +348,7 @@ def test_any_one_right_that_is_taken_away_is_named(place: Place) -> None:
     assert unnamed(place, [[(side, right)] for side in SIDES for right in place.rights(side)]) == []
 
 
+@pytest.mark.slow
 def test_rights_that_are_taken_away_are_named(place: Place) -> None:
     together: dict[tuple[str, int], list[tuple[str, AclBinding]]] = {}
     alone = []
@@ -381,6 +382,7 @@ def unnamed(place: Place, rounds: list[list[tuple[str, AclBinding]]]) -> list[st
     return silent
 
 
+@pytest.mark.slow
 def test_there_and_back_with_what_check_prints_for_both_ways(place: Place) -> None:
     """After a failover the old source takes over again, under what `check` prints of the other direction."""
     login = place.login.parent / "back.properties"

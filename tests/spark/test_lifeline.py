@@ -24,7 +24,9 @@ def run(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("sender", ["main", "main-of-two", "second"])
+@pytest.mark.parametrize(
+    "sender", ["main", *(pytest.param(one, marks=pytest.mark.slow) for one in ("main-of-two", "second"))]
+)
 def test_a_frozen_sender_that_is_continued_sends_not_one_byte_more(sender: str) -> None:
     command = [sys.executable, "-m", "tests.support.freeze_trials", sender, "200"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=250)

@@ -109,6 +109,7 @@ def ends(cluster: SandboxCluster, topic: str, partitions: int = PARTITIONS) -> l
     return [found.end for found in bounds(cluster, [topic], partitions).values()]
 
 
+@pytest.mark.slow
 def test_topics_of_all_names_and_settings_are_found_and_mirrored_as_they_are(
     source: SandboxCluster, destination: SandboxCluster, tmp_path: Path, engines: list[Engine]
 ) -> None:

@@ -26,7 +26,7 @@ NOBODY = "127.0.0.1:1"
     ],
 )
 def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, code: int) -> None:
-    ended = kmirror(server, "run", "--mirror", "m", *arguments)
+    ended = kmirror(server, "run", "--mirror", "m", *arguments, with_spark=False)
     assert ended.returncode == code, ended.stderr
     assert "cannot connect to" in ended.stderr
 
@@ -34,7 +34,10 @@ def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, cod
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_waiting_ends_when_it_is_told_to(number: signal.Signals) -> None:
     engine = subprocess.Popen(
-        command(NOBODY, "run", "--mirror", "m"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(NOBODY, "run", "--mirror", "m", with_spark=False),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert engine.stdout is not None

@@ -149,6 +149,7 @@ def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
         engine.destroy()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
     a, b, topic, alias = pair.source, pair.destination, unique_topic("orders"), unique_topic("A")
@@ -196,11 +197,12 @@ def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
         operator.follow("5.")
 
 
+OTHER_FAILBACKS = [pytest.param(case, False, id=case, marks=pytest.mark.slow) for case in ("4b", "4c")]
 FULL_FAILBACKS = [pytest.param(case, True, id=f"{case}-to-the-end", marks=pytest.mark.long) for case in ("4b", "4c")]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("case", "to_the_end"), [("4a", True), ("4b", False), ("4c", False), *FULL_FAILBACKS])
+@pytest.mark.parametrize(("case", "to_the_end"), [("4a", True), *OTHER_FAILBACKS, *FULL_FAILBACKS])
 def test_failback(pair: ClusterPair, tmp_path: Path, case: str, to_the_end: bool) -> None:
     a, b = pair.source, pair.destination
     orders, payments = unique_topic("orders"), unique_topic("payments")
@@ -247,6 +249,7 @@ def test_failback(pair: ClusterPair, tmp_path: Path, case: str, to_the_end: bool
             operator.skip("7.")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_drill(pair: ClusterPair, clusters_directory: Path, tmp_path: Path) -> None:
     mirror = mirrored(pair, unique_topic("drill"))
@@ -273,6 +276,7 @@ def test_drill(pair: ClusterPair, clusters_directory: Path, tmp_path: Path) -> N
         down(sandbox)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path) -> None:
     """The engine stays alive, its source is written to, and an engine of another mirror writes to the same memory."""

@@ -140,6 +140,7 @@ def test_workers_without_the_right_python_are_refused(options: SparkOptions) -> 
     assert caught.value.hint == "set their Python: --spark-conf spark.pyspark.python=PATH"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_full_is_told_from_one_that_is_slow(
     options: SparkOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

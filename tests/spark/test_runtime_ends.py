@@ -100,6 +100,7 @@ def test_no_process_is_left(tmp_path: Path, harm: list[tuple[str, signal.Signals
     remove_abandoned()
 
 
+@pytest.mark.slow
 def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path: Path) -> None:
     with start_driver(tmp_path):
         line = Line.of(tmp_path)
@@ -113,6 +114,7 @@ def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path:
     remove_abandoned()
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_are_replaced(tmp_path: Path) -> None:
     with start_driver(tmp_path) as driver:
         first = Line.of(tmp_path)
@@ -155,6 +157,7 @@ def stop_leaves_nothing(spark: SparkRuntime, folder: Path, frozen: str | None) -
     spark.stop()
 
 
+@pytest.mark.slow
 def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +179,7 @@ def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
     spark = SparkRuntime(options(tmp_path))
     errors: list[BaseException] = []

@@ -73,7 +73,7 @@ def test_recreated_with_less_while_no_engine_ran(mirror: Mirrored) -> None:
     commit(mirror.destination, group, topic, {0: 700})
     recreate(mirror, 100)
     delete_records(mirror.source, topic, 40)
-    engine = mirror.copy(with_spark=True)
+    engine = mirror.copy()
     assert "SOURCE_TOPIC_RECREATED" in engine.output
     assert bounds_of(mirror.destination, topic) == Bounds(40, 100)
     assert_rebuilt(mirror)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -21,6 +21,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
+from tests.support import forked
 from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
@@ -33,16 +34,22 @@ def kmirror(
     destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run one kmirror command to its end."""
-    done = subprocess.run(
-        command(destination, verb, *arguments, with_spark=with_spark),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-        timeout=180,
-    )
+    done = run_to_its_end(command(destination, verb, *arguments, with_spark=with_spark))
     check_printed([verb, *arguments], done.stdout)
     return done
+
+
+def run_to_its_end(line: Sequence[str], seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run a command line that `command` has spelled out."""
+    if may_start_spark(line):
+        return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False, timeout=seconds)
+    return forked.run(line, timeout=seconds)
+
+
+def may_start_spark(line: Sequence[str]) -> bool:
+    """Tell whether a command line may start Spark: such a one is started as people start it, not forked."""
+    _, _, module, verb, *_ = line
+    return module == "kmirror" and verb in {"run", "verify", "promote", "switchover"}
 
 
 def command(destination: SandboxCluster | str, verb: str, *arguments: str, with_spark: bool = True) -> list[str]:
@@ -77,13 +84,13 @@ class Engine:
         self.is_local = with_spark and "--master" not in arguments
         which = ("--all",) if mirror is None else ("--mirror", mirror)
         with output.open("ab") as file:
-            self.process = subprocess.Popen(
-                command(destination, "run", *which, *arguments, with_spark=with_spark),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+            line = command(destination, "run", *which, *arguments, with_spark=with_spark)
+            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            self.process: subprocess.Popen[bytes] | forked.Forked
+            if with_spark:
+                self.process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environ)
+            else:
+                self.process = forked.Forked(line, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=environ)
 
     def tree(self) -> EngineTree:
         """Return its processes."""

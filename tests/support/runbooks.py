@@ -22,6 +22,7 @@ from typing import Self
 
 from tests.support.clusters import put_quick_java_into
 from tests.support.engine import ROOT
+from tests.support.forked import shell_command
 from tests.support.kafka_tools import put_kafka_tools_into
 from tests.support.processes import tree
 
@@ -162,9 +163,10 @@ def tools_in(folder: Path, *, with_spark: bool = True) -> Path:
     put_quick_java_into(for_brokers)
     cases = [f"sandbox) export PATH={for_brokers}:$PATH;;"]
     if not with_spark:
-        threads = f'PYTHONPATH={ROOT} exec {sys.executable} -m tests.support.without_spark "$@"'
-        cases.append(f"run|verify|promote|switchover) {threads};;")
-    _script(folder / "kmirror", f'case $1 in {" ".join(cases)} esac\nexec {sys.executable} -m kmirror "$@"')
+        cases.append(f'run|verify|promote|switchover) exec {shell_command("tests.support.without_spark")} "$@";;')
+    else:
+        cases.append(f'run|verify|promote|switchover) exec {sys.executable} -m kmirror "$@";;')
+    _script(folder / "kmirror", f'case $1 in {" ".join(cases)} esac\nexec {shell_command("kmirror")} "$@"')
     put_kafka_tools_into(folder)
     return folder
 

@@ -62,6 +62,7 @@ def test_a_process_that_dies_fails_the_test_it_was_running_and_no_other(tmp_path
     wait_until(lambda: tree(started) == [])
 
 
+@pytest.mark.slow
 def test_a_test_that_is_tried_again_is_named(tmp_path: Path) -> None:
     told = run_dying(tmp_path, "--reruns", "1")
     assert "14 passed, 1 rerun" in told, told

@@ -102,7 +102,15 @@ def test_markers_stand_for_whatever_shows_nothing() -> None:
     assert found(log([*shared, *"sss"], 50), log([*shared[:-5], *"ssssssss"])) == Fork(25, True, 9)
 
 
-@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 1000), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(100),
+        pytest.param(range(100, 300), marks=pytest.mark.slow),
+        pytest.param(range(300, 1000), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_logs_of_all_kinds(seeds: range) -> None:
     """Holes on both sides, transactions, retention, any batches, forks anywhere and hints that are right or wrong."""
     forks = inexact = 0
