@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from tests.support.mirrors import (
     settings_of,
 )
 from tests.support.side_jobs import run_once
+from tests.support.spawned import PROCESSES
 
 ENDLESS = "9223372036854775807"
 
@@ -306,8 +306,7 @@ def test_an_add_that_was_killed_is_finished_by_the_same_command(
     topic = unique_topic()
     make_topic(cluster_pair.source, topic, 2)
     name = new_mirror(destination, cluster_pair.source)
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=add_and_die, args=(destination.properties, name, topic, moment))
+    child = PROCESSES.Process(target=add_and_die, args=(destination.properties, name, topic, moment))
     child.start()
     child.join(60)
     assert child.exitcode == 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from typing import Any
 
@@ -19,6 +18,7 @@ from kmirror.settings.table import parse_start_from
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.spawned import PROCESSES
 from tests.support.transactions import OpenTransaction
 
 #: The time of a record follows from its length: these are of the first to fifth millisecond.
@@ -122,8 +122,7 @@ def test_an_add_that_was_interrupted_is_finished_with_the_offsets_it_had_found(
     cluster_pair: ClusterPair, destination: Destination, topic: str, second: str
 ) -> None:
     name = new_mirror(destination, cluster_pair.source)
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=add_and_die, args=(destination.properties, name, topic))
+    child = PROCESSES.Process(target=add_and_die, args=(destination.properties, name, topic))
     child.start()
     child.join(60)
     assert child.exitcode == 9

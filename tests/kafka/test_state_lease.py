@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -31,6 +30,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Writer
+from tests.support.spawned import PROCESSES
 from tests.support.stores import state_store
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
@@ -197,7 +197,7 @@ def acquire_and_die(config: dict[str, Any], name: str) -> None:
 def test_a_driver_killed_on_this_host_frees_the_lease_but_its_lanes_may_live(
     store: StateStore, config: Any, name: str
 ) -> None:
-    killed = multiprocessing.get_context("spawn").Process(target=acquire_and_die, args=(config, name))
+    killed = PROCESSES.Process(target=acquire_and_die, args=(config, name))
     killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from typing import Any
@@ -18,9 +17,10 @@ from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
+from tests.support.spawned import PROCESSES
 from tests.support.stores import state_store
 
-PROCESSES, INCREMENTS = 8, 6
+AT_ONCE, INCREMENTS = 8, 6
 
 
 def counter(name: str, count: int) -> MirrorRecord:
@@ -45,16 +45,15 @@ def increment_often(config: dict[str, Any], name: str) -> None:
 def test_increments_of_many_processes_at_once_are_all_counted(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=increment_often, args=(config, name)) for _ in range(PROCESSES)]
+    processes = [PROCESSES.Process(target=increment_often, args=(config, name)) for _ in range(AT_ONCE)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * PROCESSES
-    assert store.read().mirror(name) == counter(name, PROCESSES * INCREMENTS)
+    assert [process.exitcode for process in processes] == [0] * AT_ONCE
+    assert store.read().mirror(name) == counter(name, AT_ONCE * INCREMENTS)
     # each increment was told once, and in the order of the counts: no decision was taken on what was no longer so
-    assert [event.time_ms for event in store.read_events(name)] == list(range(1, PROCESSES * INCREMENTS + 1))
+    assert [event.time_ms for event in store.read_events(name)] == list(range(1, AT_ONCE * INCREMENTS + 1))
 
 
 def test_who_was_overtaken_decides_again(store: StateStore, config: dict[str, Any], name: str) -> None:
@@ -148,7 +147,7 @@ def test_a_command_killed_in_the_middle_leaves_nothing_and_stops_nobody(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
     increment(store, name)
-    killed = multiprocessing.get_context("spawn").Process(target=die_in_the_middle, args=(config, name))
+    killed = PROCESSES.Process(target=die_in_the_middle, args=(config, name))
     killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL

@@ -139,6 +139,7 @@ def row_of(outcome: VerifyOutcome, topic: str) -> VerifyRow:
     return found
 
 
+@pytest.mark.slow
 def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
     outcome = made.mirror.verify(master="local[2]", log_file=tmp_path / "spark.log")
     assert outcome.exit_code == ExitCode.HISTORIES_DIFFER
