@@ -77,6 +77,7 @@ def _realm(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KRB5_CONFIG", str(guarded.realm.krb5_conf))
 
 
+@pytest.mark.slow
 def test_a_source_is_mirrored_that_wants_tickets(guarded: Guarded, destination: Destination) -> None:
     topic = create_topic(guarded.cluster, name=unique_topic())
     produce(guarded.cluster, topic, ["one"])
@@ -87,6 +88,7 @@ def test_a_source_is_mirrored_that_wants_tickets(guarded: Guarded, destination: 
         local.catch_up()
 
 
+@pytest.mark.slow
 def test_who_is_not_known_is_refused(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = client_config(guarded.properties())
     assert isinstance(config.kerberos, KerberosLogin)

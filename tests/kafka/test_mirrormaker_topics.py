@@ -39,6 +39,7 @@ def asked_in_java(bootstrap_servers: str, alias: str, group: str) -> set[str]:
     return set(done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_programs_written_for_mirrormaker_2_find_the_same_offsets(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

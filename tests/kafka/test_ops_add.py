@@ -425,6 +425,7 @@ def test_an_excluded_topic_needs_the_filter_changed_first(cluster_pair: ClusterP
     assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
     make_cluster: MakeCluster, cluster_pair: ClusterPair
 ) -> None:

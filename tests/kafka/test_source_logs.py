@@ -46,6 +46,7 @@ def test_consumers_see_what_is_expected(holder: SandboxCluster, logs: dict[str, 
         list(pool.map(check, logs, logs.values()))
 
 
+@pytest.mark.slow
 def test_the_console_consumer_agrees(holder: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     def seen(topic: str, log: BuiltLog) -> str | None:
         records = shown_by_console(holder, topic, records=len(log.expected))

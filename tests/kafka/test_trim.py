@@ -133,9 +133,12 @@ def test_many_partitions_at_once_and_each_its_answer(cluster: SandboxCluster, cl
 OWN = [
     {"cleanup.policy": "compact"},
     {"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"},
+]
+MORE = [
     {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": str(2**63 - 1)},
     {"cleanup.policy": "compact", "retention.ms": str(2**63 - 1), "retention.bytes": "0"},
 ]
+OWN_SETTINGS = [*OWN, *(pytest.param(own, marks=pytest.mark.slow) for own in MORE)]
 
 
 def compacted(cluster: SandboxCluster, own: dict[str, str], partitions: int = 1) -> str:
@@ -152,7 +155,7 @@ def compacted(cluster: SandboxCluster, own: dict[str, str], partitions: int = 1)
     return topic
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", OWN_SETTINGS)
 def test_a_compacted_topic_is_trimmed_and_its_settings_are_the_same_again(
     cluster: SandboxCluster, client: ClusterClient, own: dict[str, str]
 ) -> None:
@@ -240,7 +243,7 @@ with ClusterClient(client_config({"bootstrap.servers": servers})) as client:
 """
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", OWN_SETTINGS)
 def test_what_a_crash_in_the_middle_leaves_is_known_and_repaired(
     cluster: SandboxCluster, client: ClusterClient, own: dict[str, str]
 ) -> None:
@@ -268,6 +271,7 @@ def test_what_a_crash_in_the_middle_leaves_is_known_and_repaired(
     assert len(librdkafka_records(cluster.bootstrap_servers, topic)) >= len(old)
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_the_brokers_default_stays_that(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("compacting", properties={"log.cleanup.policy": "compact"})
     topic = compacted(cluster, {})

@@ -14,7 +14,7 @@ from tests.support.version_story import VersionStory
 OLDEST, *NEWER = OLDER_VERSIONS
 
 
-@pytest.fixture(params=[OLDEST, *of_long(NEWER)])
+@pytest.fixture(params=[pytest.param(OLDEST, marks=pytest.mark.slow), *of_long(NEWER)])
 def from_older(
     request: pytest.FixtureRequest, make_cluster: MakeCluster, cluster_pair: ClusterPair
 ) -> Iterator[VersionStory]:

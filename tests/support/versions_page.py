@@ -83,8 +83,8 @@ _NOTES = """\
   than before: no record of the new topic is copied, and the partition becomes SOURCE_TOPIC_RECREATED.
 * *failback*: the old source becomes the destination; what only it had is archived.
 
-`make test` runs this for the oldest source, `make test-long` for all. `.venv/bin/python -m tests.support.versions_page`
-writes this page and [its results](results/versions.json).
+`make test-slow` runs this for the oldest source, `make test-long` for all.
+`.venv/bin/python -m tests.support.versions_page` writes this page and [its results](results/versions.json).
 
 ## What is different with older brokers
 """

@@ -132,9 +132,10 @@ def test_logs_of_all_kinds(seeds: range) -> None:
     assert inexact < 0.1 * len(seeds)
 
 
+@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 600), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("section_bytes", [1, 300])
-def test_histories_of_mirrors(section_bytes: int) -> None:
-    for seed in range(600):
+def test_histories_of_mirrors(section_bytes: int, seeds: range) -> None:
+    for seed in seeds:
         history = build(seed)
         source, destination = history.source, history.destination
         low = max(source.start, destination.start)

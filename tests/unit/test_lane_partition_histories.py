@@ -379,19 +379,21 @@ def run(seed: int, ages: str, successions: int, *, holes: bool) -> World:
     return world
 
 
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])
-def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str, holes: bool) -> None:
-    for seed in range(60):
+def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str, holes: bool, seeds: range) -> None:
+    for seed in seeds:
         world = run(seed, ages, successions=0, holes=holes)
         assert world.destination.end == world.source.end, world.story()
         assert world.writers[-1].copy.retry.failure is None
 
 
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])
-def test_a_predecessor_that_writes_on_shifts_nothing(ages: str, holes: bool) -> None:
-    for seed in range(60):
+def test_a_predecessor_that_writes_on_shifts_nothing(ages: str, holes: bool, seeds: range) -> None:
+    for seed in seeds:
         world = run(seed, ages, successions=3, holes=holes)
         assert world.destination.end == world.source.end, world.story()
         assert world.writers[-1].copy.retry.failure is None

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.service_manager import ServiceManager
+from tests.support.forked import run
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "deploy" / "systemd" / "kmirror@.service"
@@ -55,9 +56,7 @@ def test_a_run_tells_it(manager: tuple[socket.socket, str]) -> None:
     listening, address = manager
     line = ["run", "--mirror", "m", "--bootstrap-server", "127.0.0.1:1", "--for", "2s"]
     environ = {**os.environ, "NOTIFY_SOCKET": address}
-    done = subprocess.run(
-        [sys.executable, "-m", "kmirror", *line], env=environ, cwd=ROOT, capture_output=True, check=False
-    )
+    done = run([sys.executable, "-m", "tests.support.without_spark", *line], env=environ)
     assert done.returncode == 5
     listening.setblocking(False)
     told: list[str] = []
