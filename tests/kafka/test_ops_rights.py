@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +34,9 @@ from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
 from tests.support.acls import create_in_force, delete_in_force
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.mirrors import make_topic, outcomes, properties_of, selector
+from tests.support.kafka_tools import kafka_tool
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import make_topic, outcomes, produce, properties_of, selector
 
 Grant = Callable[..., None]
 ANY_RULE = AclPermissionType.ANY
@@ -314,3 +318,27 @@ def test_a_source_that_refuses_the_password_is_a_failed_link(
         assert (problem.cluster, problem.reason) == ("source", Reason.AUTHENTICATION_FAILED)
         assert report.exit_code == ExitCode.UNREACHABLE
         assert "wrong" not in f"{problem.message} {problem.hint}"
+
+
+def test_with_what_check_prints_a_mirror_works(
+    cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, as_kmirror: dict[str, str], tmp_path: Path
+) -> None:
+    """At both sides, with Spark, and with any one right less: tests/spark/test_least_rights.py."""
+    topic = unique_topic()
+    name, source = f"m-{topic}", {**properties_of(cluster_pair.source), "topics.include": topic}
+    make_topic(cluster_pair.source, topic)
+    produce(cluster_pair.source, topic, ["one", "two"])
+    login = guarded_cluster.write_client_properties(tmp_path / "admin.properties")
+    lines = check(as_kmirror, properties=source).lines
+    (least,) = (line for line in lines if (line.cluster, line.what) == ("destination", "least rights"))
+    commands = [shlex.split(line)[1:] for line in least.message.splitlines() if line.startswith("kafka-acls ")]
+    for words in commands:
+        kafka_tool("kafka-acls.sh", *(str(login) if word == "admin.properties" else word for word in words))
+    with Destination.open(as_kmirror) as destination:
+        create(destination, name, source)
+        assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
+        with LocalEngine(destination, name) as engine:
+            engine.catch_up()
+        (row,) = describe(destination, name)
+        assert (row.destination_offset, row.lag, row.error_message) == (2, 0, None)
+    assert [line for line in check(as_kmirror, mirror=name).lines if not line.ok] == []

@@ -49,6 +49,8 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import selector
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 RENEWED = "accepts the login as it is now"
 TOPICS, GROUP, RECORDS = ("orders", "payments"), "readers", 200
 SETTINGS = {
@@ -348,7 +350,6 @@ def test_any_one_right_that_is_taken_away_is_named(place: Place) -> None:
     assert unnamed(place, [[(side, right)] for side in SIDES for right in place.rights(side)]) == []
 
 
-@pytest.mark.slow
 def test_rights_that_are_taken_away_are_named(place: Place) -> None:
     together: dict[tuple[str, int], list[tuple[str, AclBinding]]] = {}
     alone = []
@@ -382,7 +383,6 @@ def unnamed(place: Place, rounds: list[list[tuple[str, AclBinding]]]) -> list[st
     return silent
 
 
-@pytest.mark.slow
 def test_there_and_back_with_what_check_prints_for_both_ways(place: Place) -> None:
     """After a failover the old source takes over again, under what `check` prints of the other direction."""
     login = place.login.parent / "back.properties"
