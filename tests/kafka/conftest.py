@@ -18,7 +18,7 @@ from kmirror.ops.context import Destination
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.state.store import StateStore
-from tests.support.clusters import ClusterPair
+from tests.support.clusters import ClusterPair, forgotten_mirrors
 from tests.support.inspected import Pair
 from tests.support.kafka_versions import FORGETFUL_VERSIONS, of_long
 from tests.support.lane import Mirror
@@ -28,6 +28,8 @@ from tests.support.mirrors import properties_of
 from tests.support.round_trip import Trip
 from tests.support.shared_clusters import forgetful_cluster, installed_in, late_wired_cluster
 from tests.support.stores import state_store
+
+__all__ = ["forgotten_mirrors"]
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import MakeCluster, forgotten_mirrors, unique_topic
 from tests.support.engine import Engine, Pair, limit_writes
+
+__all__ = ["forgotten_mirrors"]
 
 BYTES_PER_SECOND = 2 << 20
 

@@ -22,8 +22,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster, start_together
 from kmirror.sandbox.jars import kafka_jars
+from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from tests.support.class_archive import ClassArchive, java
 from tests.support.reaper import reaped
 from tests.support.waiting import wait_until
@@ -61,6 +64,10 @@ class ClusterPair:
 
     source: SandboxCluster
     destination: SandboxCluster
+
+
+#: The pair that runs in this process, if one does.
+_shared: list[ClusterPair] = []
 
 
 def unique_topic(prefix: str = "t") -> str:
@@ -157,10 +164,22 @@ def cluster_pair(clusters_directory: Path) -> Iterator[ClusterPair]:
     )
     try:
         start_together([source, destination])
-        yield ClusterPair(source, destination)
+        _shared.append(pair := ClusterPair(source, destination))
+        yield pair
     finally:
+        _shared.clear()
         source.destroy()
         destination.destroy()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_mirrors() -> Iterator[None]:
+    """Forget the mirrors of a module's tests on the shared clusters: every verb reads all there are."""
+    yield
+    for pair in _shared:
+        for cluster in (pair.source, pair.destination):
+            with ClusterClient(client_config(cluster.client_properties())) as client:
+                client.delete_topics([STATE_TOPIC, EVENTS_TOPIC])
 
 
 @pytest.fixture(scope="session")

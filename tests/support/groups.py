@@ -38,7 +38,7 @@ def commit(cluster: SandboxCluster, group: str, topic: str, offsets: Mapping[int
 
 def committed(cluster: SandboxCluster, group: str, topic: str) -> dict[int, int]:
     """Return what a group has committed for a topic, by partition."""
-    return {place.partition: place.offset for place in _committed(cluster, group) if place.topic == topic}
+    return {place.partition: place.offset for place in _committed(cluster, group, topic)}
 
 
 def metadata_of(cluster: SandboxCluster, group: str) -> set[str]:
@@ -46,9 +46,9 @@ def metadata_of(cluster: SandboxCluster, group: str) -> set[str]:
     return {place.metadata or "" for place in _committed(cluster, group)}
 
 
-def _committed(cluster: SandboxCluster, group: str) -> list[TopicPartition]:
+def _committed(cluster: SandboxCluster, group: str, *topic: str) -> list[TopicPartition]:
     with _consumer(cluster, group) as consumer:
-        topics = consumer.list_topics(timeout=30).topics
+        topics = consumer.list_topics(*topic, timeout=30).topics
         places = [TopicPartition(name, partition) for name, topic in topics.items() for partition in topic.partitions]
         return [place for place in _asked(lambda: consumer.committed(places, timeout=60)) if place.offset >= 0]
 
