@@ -68,7 +68,7 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
             wait_until(lambda: shown() == ["create True", "add True"], 30)
             write(store, mirror, "pause", 3)
             wait_until(lambda: shown()[2:] == ["pause True"], 30)
-            top.until(lambda frame: " topics" in frame[1])
+            top.until(lambda frame: " topics" in "".join(frame[1:2]))
             cluster.stop()
             wait_until(lambda: "the destination does not answer" in err.read_text(), 60)
             # the last picture stays, and since when it is old is said above it
