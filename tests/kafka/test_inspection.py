@@ -284,6 +284,19 @@ def test_somebody_elses_records_are_noticed(pair: Pair, write: Callable[[Pair, s
     assert (facts.tail_producer_id == -1) == (write is plain)
 
 
+def test_somebody_elses_open_transaction_is_noticed(pair: Pair) -> None:
+    topic = pair.topic()
+    produce(pair.source, topic, 50)
+    pair.copy(topic, 50)
+    producer = Producer({"bootstrap.servers": pair.destination.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"foreign", b"k", 0)
+    assert producer.flush(30) == 0
+    assert failure(pair.look(topic)[1]) == (Reason.DESTINATION_WRITTEN, 50)
+    producer.abort_transaction(30)
+
+
 def test_a_record_of_an_aborted_transaction_is_not_the_sources(pair: Pair) -> None:
     topic = pair.topic()
     produce(pair.source, topic, 10)
@@ -299,6 +312,18 @@ def test_a_record_of_an_aborted_transaction_is_not_the_sources(pair: Pair) -> No
     facts, verdict = pair.look(topic)
     assert failure(verdict) == (Reason.SOURCE_DIVERGED, 10)
     assert facts.differs_at == 10
+
+
+def test_an_old_source_that_is_adopted_keeps_its_aborted_transactions(pair: Pair) -> None:
+    """Consumers see nothing of them there, and nothing of the markers that the new primary has in their place."""
+    topic = pair.topic()
+    produce(pair.destination, topic, 50)
+    transact(pair.destination, topic, 30, commit=False)
+    with closing(Pair(pair.destination, pair.source)) as forth:
+        forth.copy(topic, 50 + 31)
+    facts, verdict = pair.look(topic)
+    assert facts.tail is Tail.SAME
+    assert isinstance(verdict, Copy)
 
 
 def test_a_damaged_batch_of_the_source_proves_nothing(pair: Pair) -> None:

@@ -48,7 +48,8 @@ class ReadLimits:
     of the destination at first, `stretch_bytes` later and of the source; who reads on and on is given twice as much
     every `reads_until_more` times, up to `most_bytes`. With `is_source_alike` the source's first batch is expected to
     be about as large as the destination's. Of the source everything up to its last stable offset is shown;
-    of the destination too where `is_destination_committed`, else up to its high watermark.
+    of the destination too where `is_destination_committed`, else up to its high watermark: where a transaction is open
+    there, which no mirror leaves behind, without word of those that were aborted.
     """
 
     at_once: int
@@ -202,7 +203,10 @@ class SectionReader:
         for node_id, partitions in led.items():
             broker = metadata.brokers[node_id]
             try:
-                answers = self._ask(client, broker, {key: positions[key] for key in partitions}, is_committed)
+                # an old source that was adopted still has its aborted transactions, of which only this tells
+                answers = self._ask(client, broker, {key: positions[key] for key in partitions}, True)
+                if not is_committed and (hidden := _hidden(answers, partitions, wanted)):
+                    answers |= self._ask(client, broker, {key: positions[key] for key in hidden}, False)
             except (KmirrorError, OutcomeUnknown) as error:
                 found |= dict.fromkeys(partitions.values(), Obstacle(side, error))
             else:
@@ -272,6 +276,19 @@ class SectionReader:
 def _first_size(records: memoryview) -> int:
     """Return the size of the first batch, 0 when there is none; it may be cut off."""
     return LOG_OVERHEAD + int(PREFIX.unpack_from(records)[1]) if len(records) >= LOG_OVERHEAD else 0
+
+
+def _hidden(
+    answers: Mapping[FetchKey, FetchedPartition],
+    partitions: Mapping[FetchKey, TopicPartition],
+    wanted: Mapping[TopicPartition, _Wanted],
+) -> list[FetchKey]:
+    """Return of which partitions an open transaction hides what is wanted."""
+    return [
+        key
+        for key, part in answers.items()
+        if not part.error_code and (part.last_stable_offset or 0) < wanted[partitions[key]].shown_end
+    ]
 
 
 def _checked(
