@@ -67,6 +67,23 @@ def test_offsets_are_brought_into_the_log(offset: int, expected: int) -> None:
     assert clamped(offset, (10, 100)) == expected
 
 
+def test_an_offset_that_was_put_back_without_its_metadata_gets_it() -> None:
+    for bounds in (None, (0, 100)):
+        (row,) = plan(source(40, "stream time"), here(40), remembered(40), bounds=bounds).changes
+        assert (row.destination_offset, row.target) == (40, Committed(40, "stream time"))
+
+
+@pytest.mark.parametrize("record", [None, remembered(39)])
+def test_metadata_of_an_offset_of_others_is_left_alone(record: GroupRecord | None) -> None:
+    planned = plan(source(40, "stream time"), here(40), record)
+    assert (planned.changes, planned.skipped) == ((), None)
+
+
+def test_metadata_is_left_alone_while_the_group_has_members() -> None:
+    planned = plan(source(40, "stream time"), here(40, members=True), remembered(40))
+    assert (planned.changes, planned.skipped) == ((), None)
+
+
 def test_what_is_equal_needs_no_look_at_the_log() -> None:
     assert in_question(source(40), here(40), TOPICS) == set()
     assert in_question(source(40), here(39), TOPICS) == {PLACE}

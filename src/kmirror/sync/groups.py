@@ -5,7 +5,8 @@ into [log start, log end] of the mirror topic. Rules for one partition, in this 
 
 1. The topic is not mirrored, or stopped: it is not looked at.
 2. Something about the partition forbids it for now (paused, not aligned yet, FAILED, another topic): left alone.
-3. The group has that offset already: nothing to do.
+3. The group has that offset already: nothing to do, unless kmirror has set it without what the group has written beside
+   it, as after a rebuild. That is added: Kafka Streams keeps its times there.
 4. The group has members at the destination, or is of another kind: left alone.
 5. The offset there is none that kmirror has set: a local consumer's or an operator's, left alone.
 6. Otherwise it is set, forward or, when the group was rewound at the source, backward.
@@ -56,18 +57,22 @@ class MirroredTopics:
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """One partition of one group: its offset at the destination, the one to set, why it is left alone."""
+    """One partition of one group: its offset at the destination, the one to set, why it is left alone.
+
+    `lacks_metadata`: the offset is right, but what the group has written beside it at the source is missing.
+    """
 
     place: TopicPartition
     source_offset: int
     destination_offset: int | None
     target: Committed
     reason: GroupReason | None = None
+    lacks_metadata: bool = False
 
     @property
     def is_change(self) -> bool:
         """Tell whether an offset is to be set."""
-        return self.reason is None and self.destination_offset != self.target.offset
+        return self.reason is None and (self.lacks_metadata or self.destination_offset != self.target.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +122,10 @@ def plan_group(
         place = topics.destination_of(at)
         if place is not None:
             found = destination.committed.get(place)
-            row = OffsetPlan(place, committed.offset, found.offset if found else None, committed)
             ours = record.ours(*place) if record else ()
+            row = OffsetPlan(place, committed.offset, found.offset if found else None, committed)
+            if committed.metadata and found == Committed(committed.offset) and committed.offset in ours:
+                row = replace(row, lacks_metadata=destination.kind is source.kind and not destination.has_members)
             rows.append(_decided(row, source, destination, topics.reason_to_wait(place), bounds.get(place), ours))
     return GroupPlan(group, destination_group, source.kind, tuple(rows), record)
 
