@@ -25,7 +25,7 @@ from typing import Any
 from campaign.clusters import Clusters
 from campaign.results import Results
 from campaign.running import run_world
-from campaign.world import WORLDS_A_GROUND, World, world_of
+from campaign.world import WORLDS_A_GROUND, Act, World, with_acts, world_of
 
 
 def run_worlds(worlds: Iterable[World], folder: Path, most_faults: int) -> Iterator[dict[str, Any]]:
@@ -61,7 +61,8 @@ def main() -> int:
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kmirror-campaign-"))
     folder.mkdir(parents=True, exist_ok=True)
     ends_at = math.inf if given.hours is None else time.monotonic() + given.hours * 3600
-    worlds = (world_of(seed, given.seconds, given.faults) for seed in seeds if time.monotonic() < ends_at)
+    made = (world_of(seed, given.seconds, given.faults) for seed in seeds if time.monotonic() < ends_at)
+    worlds = (with_acts(world, given.only) if given.only else world for world in made)
     results: list[dict[str, Any]] = []
     stored = Results(given.output)
     for result in run_worlds(worlds, folder, given.faults):
@@ -74,11 +75,16 @@ def main() -> int:
     faults = Counter(str(fault["act"]) for one in results for fault in one["faults"])
     print(f"{len(results)} worlds, {faults.total()} faults, {len(bad)} with violations")
     if bad and given.shrink:
-        left = shrink(world_of(first, given.seconds, given.faults), folder, given.faults)
+        world = world_of(first, given.seconds, given.faults)
+        left = shrink(with_acts(world, given.only) if given.only else world, folder, given.faults)
         print("it takes: " + (", ".join(f"{one.act} at {one.at} s" for one in left.faults) or "no fault at all"))
     if not bad and given.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0
+
+
+def _acts(words: str) -> list[Act]:
+    return [Act(word) for word in words.split(",")]
 
 
 def _options() -> argparse.Namespace:
@@ -90,6 +96,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="of --replay: find out which faults it takes")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long faults are done to a world (%(default)g)")
     parser.add_argument("--faults", type=int, default=10, help="the most of a world (%(default)s)")
+    acts = ", ".join(Act)
+    parser.add_argument("--only", type=_acts, metavar="ACT,...", default=(), help=f"do nothing but these: {acts}")
     parser.add_argument("--folder", type=Path, help="where worlds with violations are kept")
     parser.add_argument("--output", type=Path, help="add what was done and found to this file")
     given = parser.parse_args()

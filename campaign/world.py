@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 OLD, NEW = "3.9.2", "4.3.1"
@@ -201,6 +201,12 @@ class World:
     def names(self, mirror: str) -> list[str]:
         """Return the topics that a mirror copies."""
         return [topic.name for topic in self.topics if mirror == f"m{self.seed}-{topic.mirror}"]
+
+
+def with_acts(world: World, acts: Sequence[Act]) -> World:
+    """Return a world with these acts alone, at the moments of its own."""
+    faults = [replace(fault, act=acts[number % len(acts)]) for number, fault in enumerate(world.faults)]
+    return replace(world, faults=tuple(fault for fault in faults if world.ground.allows(fault.act)))
 
 
 def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:

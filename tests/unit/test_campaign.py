@@ -17,7 +17,7 @@ from campaign.nemesis import ACTS
 from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
 from campaign.results import BEGIN, END, PAGE, Results, stored_tables
-from campaign.world import Act, Ending, Kind, world_of
+from campaign.world import Act, Ending, Kind, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
 
@@ -191,6 +191,13 @@ def test_worlds_after_each_other_share_their_ground() -> None:
 def test_each_act_is_one_that_a_mirror_survives_and_says_why() -> None:
     assert set(ACTS) == set(Act)
     assert all((act.__doc__ or "").startswith("Survived") for act in ACTS.values())
+
+
+def test_a_world_can_be_had_with_some_acts_alone() -> None:
+    acts = [Act.HOLE, Act.UNCLEAN_ELECTION]
+    worlds = [with_acts(world_of(seed), acts) for seed in range(0, 200, 8)]
+    assert {fault.act for world in worlds for fault in world.faults} == set(acts)
+    assert all(world.ground.allows(fault.act) for world in worlds for fault in world.faults)
 
 
 def test_each_topic_is_copied_by_one_mirror() -> None:
