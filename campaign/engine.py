@@ -15,6 +15,7 @@ from pathlib import Path
 
 _VERB_S = 120.0
 _GRACE_S = 20.0
+_OF_ALL = frozenset({"describe", "list"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,13 @@ class Engine:
         return [sys.executable, "-m", "kmirror", verb, *here, *self._destination, *arguments]
 
     def type(self, verb: str, *arguments: str, mirror: str | None = None) -> Typed:
-        """Start a verb, of the first mirror unless another one is named."""
-        command = self.command(verb, *arguments, mirrors=() if verb == "list" else (mirror or self.name,))
+        """Start a verb, of the first mirror unless another one is named; some are of all then."""
+        mirrors = () if verb in _OF_ALL and mirror is None else (mirror or self.name,)
+        command = self.command(verb, *arguments, mirrors=mirrors)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        words = f"{verb} {mirror or self.name} {' '.join(arguments)}"
+        words = " ".join((verb, *mirrors, *arguments))
         return Typed(process, self._folder / "verbs.log", words, time.time())
 
     def verb(self, verb: str, *arguments: str, mirror: str | None = None, timeout: float = _VERB_S) -> tuple[int, str]:

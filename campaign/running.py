@@ -207,7 +207,7 @@ class _WorldRun:
         """Wait until all is copied; return what is wrong with what `describe` says."""
         deadline = time.monotonic() + _CAUGHT_UP_S
         while True:
-            rows = [row for mirror in engine.mirrors for row in self._describe(engine, mirror)]
+            rows = self._describe(engine)
             failed = [row for row in rows if row["state"] == "FAILED"]
             undeserved = [row for row in failed if not self._is_deserved(row)]
             if undeserved:
@@ -226,9 +226,10 @@ class _WorldRun:
             time.sleep(0.3)
 
     @staticmethod
-    def _describe(engine: Engine, mirror: str) -> list[dict[str, Any]]:
-        code, said = engine.verb("describe", "--json", mirror=mirror)
-        return json.loads(said) if code in {0, 4} and said.strip() else []
+    def _describe(engine: Engine) -> list[dict[str, Any]]:
+        code, said = engine.verb("describe", "--json")
+        rows = json.loads(said) if code in {0, 4} and said.strip() else []
+        return [row for row in rows if row["mirror"] in engine.mirrors]
 
     def _is_deserved(self, row: dict[str, Any]) -> bool:
         if row["reason"] == "SOURCE_TRUNCATED":

@@ -33,7 +33,8 @@ def _resume(scene: Scene, mirror: str) -> None:
 def look(scene: Scene, fault: Fault, note: Note) -> None:
     """Survived: who looks changes nothing."""
     verb = note["verb"] = ("describe", "list", "events", "describe --groups", "check")[fault.draw % 5]
-    note["code"] = scene.engine.verb(*verb.split(), "--json", mirror=_mirror(scene, fault, note))[0]
+    mirror = None if verb == "list" else _mirror(scene, fault, note)
+    note["code"] = scene.engine.verb(*verb.split(), "--json", mirror=mirror)[0]
 
 
 def verify(scene: Scene, fault: Fault, note: Note) -> None:
