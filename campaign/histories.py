@@ -165,6 +165,12 @@ class History:
         else:
             self.acknowledged.update(placed)
 
+    def forgotten(self, write: Write) -> None:
+        """Note that it was refused: the broker does not know the producer's sequence. A new epoch begins at 0."""
+        if write.writer is not None:
+            write.writer.epoch, write.writer.sequence = write.writer.epoch + 1, 0
+            self.features.add("producer forgotten")
+
     def endings(self, *, last: bool = False) -> list[tuple[int, int, bool]]:
         """End some transactions, with `last` all but those that stay open: producer id, epoch, commit or abort."""
         found = []

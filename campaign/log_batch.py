@@ -31,6 +31,8 @@ _NOTED_S = 1.5
 #: Of a broker that was restarted: it does not know of the partition, there is no leader, or it is not the leader.
 _NO_LEADER_YET = {3, 5, 6}
 _LEADERS_S = 60.0
+#: Of a broker that was restarted, and forgot old records of a producer but not its last marker.
+_OUT_OF_ORDER = 45
 #: Why a log may FAIL, by what was done to it.
 _DESERVED = {"deleted before it was copied": "SOURCE_TRUNCATED", "old format": "UNSUPPORTED_MESSAGE_FORMAT"}
 
@@ -138,9 +140,11 @@ class Batch:
         while left:
             answers = wire.produce({place: step.batch for place, step in left.items()}, transactional_id)
             for place, (error, base_offset) in answers.items():
-                if error and (error not in _NO_LEADER_YET or time.monotonic() > deadline):
+                if error == _OUT_OF_ORDER:
+                    self._histories[place].forgotten(left.pop(place))
+                elif error and (error not in _NO_LEADER_YET or time.monotonic() > deadline):
                     raise RuntimeError(f"{place} does not take a batch: error {error}")
-                if not error:
+                elif not error:
                     self._histories[place].took(left.pop(place), base_offset)
 
     @staticmethod

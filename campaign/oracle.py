@@ -174,10 +174,10 @@ class _Latest:
         return self._is_compacted and (record.is_tombstone or self._last.get(record.key, -1) > offset)
 
 
-def acknowledged_in(path: Path) -> dict[Place, dict[int, set[int]]]:
-    """Read what the source acknowledged: by partition and offset the contents."""
+def acknowledged_in(path: Path, size: int | None = None) -> dict[Place, dict[int, set[int]]]:
+    """Read what the source acknowledged, by partition and offset; as it was when the file had this size."""
     found: dict[Place, dict[int, set[int]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes()[:size].decode().splitlines():
         if len(fields := line.split(" ")) < 4:
             continue  # it is being written
         topic, partition, offset, checksum = fields

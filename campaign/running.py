@@ -21,6 +21,7 @@ from campaign.clusters import Side
 from campaign.engine import Engine, Typed
 from campaign.logins import admin
 from campaign.nemesis import Nemesis
+from campaign.overseer import Overseer
 from campaign.world import DESERVED, Act, Ending, Kind, World
 
 _CAUGHT_UP_S = 180.0
@@ -85,6 +86,7 @@ class _WorldRun:
             behind = Engine([f"behind{world.seed}"], login, folder)
         self._scene = Scene(world, source, destination, engine, behind, third[0] if third else None)
         self.nemesis = Nemesis(self._scene)
+        self._overseer = Overseer(self._scene)
         self._load: subprocess.Popen[bytes] | None = None
         self._acks, self._no_acks = folder / "acks", folder / "no-acks"
         self._agreed: set[tuple[str, str]] = set()
@@ -98,6 +100,7 @@ class _WorldRun:
 
     def close(self) -> None:
         """End what runs, and let the mirrors' topics go."""
+        self._overseer.stop()
         self._end_load()
         for engine in self._scene.engines():
             engine.kill()
@@ -116,6 +119,7 @@ class _WorldRun:
         if self._world.seed % _AT_ONCE:
             self._wait_for_lanes()
         self._phase("created")
+        self._overseer.start()
         self.nemesis.run()
         self._phase("faults")
         self._end_load()
@@ -123,11 +127,15 @@ class _WorldRun:
             engine.ensure()
         scene = self._scene
         found = scene.found or self._wait_caught_up(scene.engine, self._copied(lossy=True))
+        self._overseer.stop()
+        found = found + self._overseer.judge_told()
         self._phase("caught up")
         found = found or self._judge(self._copied(lossy=False), {})
         lossy = sorted(set(self._copied(lossy=True)) - set(self._copied(lossy=False)))
         found = found or self._judge(lossy, {}, acks=self._no_acks)
         found = found or self._judge([name for name in scene.ends if not self._marks(name)], scene.ends)
+        whole = [name for name in self._copied(lossy=False) if not self._marks(name) and name not in scene.halted]
+        found = found or self._overseer.judge_groups(whole, quiet=True)
         self._phase("judged")
         found = found or self._judge_chain()
         found = found or self._end()
@@ -310,7 +318,9 @@ class _WorldRun:
         if ending is not Ending.FAILOVER:
             self._begin_load()
             time.sleep(2)
+        known, size = self._overseer.source_ends(names), self._acks.stat().st_size
         if ending is Ending.FAILOVER_SOURCE_DEAD:
+            known = None
             for broker in source.cluster.brokers:
                 source.cluster.kill(broker.node_id)
         words = ("--topics", ",".join(names), "--yes", "--json")
@@ -319,7 +329,8 @@ class _WorldRun:
         source.heal()
         if code:
             return [{"what": f"failover ended with {code}", "said": json.loads(said) if said else None}]
-        found = self._judge(names, ends_of(said))
+        found = self._judge(names, ends_of(said)) + self._overseer.judge_groups(names, quiet=False)
+        found += self._overseer.judge_stop(said, known, self._acks, size)
         totals = json.loads(said)["totals"]
         if ending is Ending.FAILOVER and totals["knownLostRecords"]:
             found.append({"what": "told a loss where nothing is lost", "totals": totals})

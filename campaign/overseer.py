@@ -1,0 +1,66 @@
+"""Hold against the truth what is told of a world: by `describe` while it runs, by groups' offsets, by a failover."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from campaign.acts.scene import Scene
+from campaign.claims import Ends, Place, judge_loss, judge_samples
+from campaign.load import group_of
+from campaign.oracle import acknowledged_in
+from campaign.watching import Watcher, ends, wait_group
+
+#: Groups are synced every second, and a look at all of them takes its time.
+_GROUPS_S = 30.0
+
+Violations = list[dict[str, Any]]
+
+
+class Overseer:
+    """Watches the first mirror of a scene, and judges what is told of its topics."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._source, self._destination = scene.source.direct, scene.destination.direct
+        mirror = scene.world.mirrors[0]
+        names = scene.world.names(mirror)
+        verb = partial(scene.engine.verb, mirror=mirror)
+        self._watcher = Watcher(verb, self._source, self._destination, lambda: self._places(names))
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._watcher.stop()
+
+    def judge_told(self) -> Violations:
+        """Return what `describe` said that was not true, of topics that nothing has harmed."""
+        harmed = {*self._scene.marks, *self._scene.ends, *self._scene.halted}
+        return judge_samples(self._watcher.samples, {topic.name for topic in self._scene.world.topics} - harmed)
+
+    def judge_groups(self, names: Sequence[str], *, quiet: bool) -> Violations:
+        """Compare what the group has committed for these topics; where all is quiet both sides become equal."""
+        seconds = _GROUPS_S if quiet else 0.0
+        group = group_of(self._scene.world)
+        wrong = wait_group(self._source, self._destination, group, self._places(names), seconds)
+        return [{"what": "a group is elsewhere", "offsets": wrong}] if wrong else []
+
+    def source_ends(self, names: Sequence[str]) -> Ends | None:
+        """Return where these topics end at the source now."""
+        return ends(self._source, self._places(names), committed=True)
+
+    @staticmethod
+    def judge_stop(said: str, known: Ends | None, acks: Path, before: int) -> Violations:
+        """Judge the loss that a failover told; `known` and the first bytes of `acks` are from before it was typed."""
+        acknowledged = {place: set(offsets) for place, offsets in acknowledged_in(acks, before).items()}
+        return judge_loss(json.loads(said)["results"], known, acknowledged)
+
+    def _places(self, names: Sequence[str]) -> list[Place]:
+        partitions = self._scene.partitions
+        return [(name, index) for name in names for index in range(partitions[name])]
