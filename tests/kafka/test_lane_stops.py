@@ -10,12 +10,14 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import PartitionState
 from tests.support.lane import Mirror, copy_of, fill
-from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, delete_topic, young
 from tests.support.oracle import segment_files
+from tests.support.real_logs import delete_records
 from tests.support.visible import COMMITTED, bounds_of, shown
 
 # -- what cannot be carried --------------------------------------------------------------------------------------------
@@ -224,3 +226,18 @@ def test_a_source_topic_that_is_gone_fails_after_the_retry_time(mirror: Mirror) 
     mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
     report = mirror.rows_at_stop(lane)[0]
     assert (report.state, report.reason, report.failed_offset) == ("FAILED", Reason.SOURCE_TOPIC_DELETED, 4)
+
+
+def test_a_mirror_of_a_mirror_waits_until_that_begins_where_it_is_to(mirror: Mirror) -> None:
+    topic = mirror.topic()
+    with Leader(mirror.source, topic) as leader:
+        assert leader.append_as_is(filler_batch(20, young())).error_code == 0
+    fill(mirror, topic, 5)
+    lane = mirror.start()
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.trouble)
+    assert mirror.destination_ends() == {f"{topic}-0": 0}
+    delete_records(mirror.source, topic, 20)
+    mirror.wait_copied(lane)
+    mirror.wait(lane, lambda: bounds_of(mirror.destination, topic).start == 20)
+    assert shown(mirror.destination, topic) == shown(mirror.source, topic)
+    assert mirror.rows_at_stop(lane)[0].reason is None

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kmirror.cluster.protocol.batch import guard
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
+from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.histories.judge import Copy, Fail, Tail
 from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT
@@ -277,3 +279,22 @@ def test_the_story_is_bounded_and_without_payloads(copying: Shell) -> None:
         copying.inspect(facts(10))
     assert len(copying.copy.story) == 50
     assert not any("secret" in line for line in copying.copy.story)
+
+
+# -- a source that is a mirror itself ----------------------------------------------------------------------------------
+
+
+def test_filler_of_the_source_s_own_mirror_is_waited_out_and_never_copied(shell: Shell) -> None:
+    """A mirror of a mirror showed such records at its beginning: it had read them before they were removed."""
+    shell.inspect(facts(0))
+    filler = filler_batch(50, EPOCH_MS)
+    guard(memoryview(filler), (1 << 62) + 9, 0, 0)
+    shell.fetch(filler, stored(50))
+    assert shell.send() == []
+    assert shell.status == "waiting"
+    assert "begins with filler" in (row_of(shell.copy).message or "")
+    shell.inspect(facts(0))
+    shell.fetch(filler[:-1])
+    assert shell.status == "copying"
+    shell.fetch(stored(0))
+    assert len(shell.send()) == 1

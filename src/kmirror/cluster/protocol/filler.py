@@ -20,6 +20,7 @@ from kmirror.cluster.protocol.batch import (
     HEADER,
     LOG_OVERHEAD,
     MAGIC_POSITION,
+    PREFIX,
     crc_of,
 )
 from kmirror.cluster.protocol.records import compress
@@ -74,6 +75,14 @@ def is_filler(batch: memoryview) -> bool:
     except cramjam.DecompressionError:
         return False
     return bool(size == len(expected) and records == expected)
+
+
+def begins_with_filler(records: memoryview) -> bool:
+    """Tell whether fetched records begin with filler: their topic is a mirror whose log start is not ready yet."""
+    if len(records) <= BATCH_OVERHEAD:
+        return False
+    size = LOG_OVERHEAD + PREFIX.unpack_from(records)[1]
+    return BATCH_OVERHEAD < size <= len(records) and is_filler(records[:size])
 
 
 def _records(count: int) -> memoryview:

@@ -19,6 +19,7 @@ from collections import deque
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
 from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.filler import begins_with_filler
 from kmirror.cluster.protocol.produce import Append
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
@@ -242,6 +243,13 @@ class PartitionCopy:
                 f"the source's epoch {epoch} ends at offset {end} now, and {self.intake.next_offset} was reached in it"
             )
             self._interrupt(Trouble(Reason.SOURCE_DIVERGED, what), now)
+            return
+        if not self.progress.begun and begins_with_filler(answer.records):
+            what = (
+                f"{self.assignment.source} is itself a mirror whose log start is not ready yet: it begins with filler;"
+                " copying begins when its own mirror has removed that"
+            )
+            self._interrupt(Trouble(Reason.SOURCE_UNREACHABLE, what), now)
             return
         self.ends_seen(answer)
         self.source.log_start = answer.log_start_offset
