@@ -29,13 +29,8 @@ def test_that_is_killed(make_cluster):
 """
 
 
-@pytest.mark.parametrize(
-    "processes",
-    [
-        pytest.param([], id="alone", marks=pytest.mark.slow),
-        pytest.param(["-n", "1", "--max-worker-restart", "0"], id="xdist"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [[], ["-n", "1", "--max-worker-restart", "0"]], ids=["alone", "xdist"])
 def test_what_a_killed_test_process_has_started_is_ended(processes: list[str], tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     test = tmp_path / "kafka" / "test_killed.py"

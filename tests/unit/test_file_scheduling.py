@@ -53,6 +53,7 @@ def run_dying(folder: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_the_test_it_was_running_and_no_other(tmp_path: Path) -> None:
     told = run_dying(tmp_path)
     assert re.search(r"crashed while running '.*test_dying.py::test_dies'", told), told
