@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from confluent_kafka import Producer
 
 from kmirror.engine.executors import Executor
@@ -48,6 +49,7 @@ def written_to(source: SandboxCluster, topic: str) -> Iterator[None]:
     thread.join(60)
 
 
+@pytest.mark.slow
 def test_a_copy_goes_on_while_lanes_move_come_and_go(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic = unique_topic("moved")
     make_topic(cluster_pair.source, topic, PARTITIONS)

@@ -95,6 +95,7 @@ def test_a_producer_that_goes_on_keeps_its_topic_only(cluster_pair: ClusterPair,
         assert again.result.exit_code == 0, again.result
 
 
+@pytest.mark.slow
 def test_a_dry_run_beside_a_running_producer_names_no_transaction_and_knows_the_engine(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:
