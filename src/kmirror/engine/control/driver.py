@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,8 @@ from kmirror.errors import NOT_COPYING
 
 _TURN_SECONDS = 0.05
 _VIEW_SECONDS = 1.0
+#: At most one part in so many of a core is used for showing what it does: of thousands of topics, less often.
+_PAUSE_PER_WORK = 400.0
 
 
 class Ending(StrEnum):
@@ -29,7 +32,10 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What a watcher is shown about once a second; `notes` are those that it has not been shown before."""
+    """What a watcher is shown, once a second unless there are thousands of topics.
+
+    `notes` are those that it has not been shown before.
+    """
 
     time_ms: int
     elapsed_seconds: float
@@ -98,16 +104,17 @@ def _turn(
     recruiting: Recruiting | None,
     snapshots: Snapshots,
 ) -> Ending:
-    shown = 0.0
+    shown, pause = 0.0, _VIEW_SECONDS
     while not stop.wait(_TURN_SECONDS):
         if recruiting is not None:
             recruiting.tick(engines)
         engines.tick()
         snapshots.turned(engines.last)
         at = now()
-        if at - shown >= _VIEW_SECONDS:
-            shown = at
+        if at - shown >= pause:
+            shown, worked = at, time.thread_time()
             watcher(view_of(engines, COPYING, at - began, recruiting))
+            pause = max(_VIEW_SECONDS, _PAUSE_PER_WORK * (time.thread_time() - worked))
         if recruiting is None or recruiting.is_done:
             if not engines.running:
                 return Ending.LOST
