@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign.clusters import Clusters
-from campaign.results import Results
+from campaign.results import Results, was_done
 from campaign.running import run_world
 from campaign.world import WORLDS_A_GROUND, Act, World, with_acts, world_of
 
@@ -68,11 +68,11 @@ def main() -> int:
     for result in run_worlds(worlds, folder, given.faults):
         results.append(result)
         stored.add_world(result)
-        acts = ", ".join(str(one["act"]) for one in result["faults"])
+        acts = ", ".join(str(one["act"]) if was_done(one) else f"({one['act']})" for one in result["faults"])
         told = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
         print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {told}", flush=True)
     bad = [one for one in results if one["violations"]]
-    faults = Counter(str(fault["act"]) for one in results for fault in one["faults"])
+    faults = Counter(str(fault["act"]) for one in results for fault in one["faults"] if was_done(fault))
     print(f"{len(results)} worlds, {faults.total()} faults, {len(bad)} with violations")
     if bad and given.shrink:
         world = world_of(first, given.seconds, given.faults)

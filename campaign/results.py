@@ -40,8 +40,8 @@ class Results:
         self._add("logs", result)
 
     def add_world(self, result: Mapping[str, Any]) -> None:
-        """Add a world; of its faults how often each act was done."""
-        acts = Counter(str(fault["act"]) for fault in result["faults"] if "undo failed" not in fault)
+        """Add a world; of its faults how often each act was really done."""
+        acts = Counter(str(fault["act"]) for fault in result["faults"] if was_done(fault))
         self._add("worlds", {**result, "faults": dict(sorted(acts.items()))})
 
     def _add(self, part: str, result: Mapping[str, Any]) -> None:
@@ -49,6 +49,11 @@ class Results:
         self._found[part].append({**self._run, **result, "violations": told})
         if self._file is not None:
             self._file.write_text(as_text(self._found), encoding="utf-8")
+
+
+def was_done(fault: Mapping[str, Any]) -> bool:
+    """Tell whether a fault was done: its victim may be gone, or there is nothing that it could do."""
+    return not fault.keys() & {"error", "nothing"}
 
 
 def as_text(found: Mapping[str, list[dict[str, Any]]]) -> str:

@@ -16,7 +16,7 @@ from campaign.load import body
 from campaign.nemesis import ACTS
 from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
-from campaign.results import BEGIN, END, PAGE, Results, stored_tables
+from campaign.results import BEGIN, END, PAGE, Results, stored_tables, was_done
 from campaign.world import Act, Ending, Kind, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
@@ -191,6 +191,12 @@ def test_worlds_after_each_other_share_their_ground() -> None:
 def test_each_act_is_one_that_a_mirror_survives_and_says_why() -> None:
     assert set(ACTS) == set(Act)
     assert all((act.__doc__ or "").startswith("Survived") for act in ACTS.values())
+
+
+def test_a_fault_that_had_no_victim_is_not_counted() -> None:
+    assert was_done({"act": Act.HOLE, "links": 1})
+    assert not was_done({"act": Act.KILL_LANE, "nothing": "no such process"})
+    assert not was_done({"act": Act.QUOTA, "error": "no answer"})
 
 
 def test_a_world_can_be_had_with_some_acts_alone() -> None:
