@@ -66,6 +66,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "faults": run.nemesis.done,
         "seconds": round(time.monotonic() - began, 1),
         "phases": run.phases,
+        "restarted": run.restarted,
         "violations": found,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -90,9 +91,16 @@ class _WorldRun:
         self._load: subprocess.Popen[bytes] | None = None
         self._acks, self._no_acks = folder / "acks", folder / "no-acks"
         self._agreed: set[tuple[str, str]] = set()
+        #: Those that an operator had to start again after a stop.
+        self._restarted: list[Engine] = []
         #: Seconds that each phase took.
         self.phases: dict[str, float] = {}
         self._phase_began = time.monotonic()
+
+    @property
+    def restarted(self) -> list[str]:
+        """Return the engines that an operator had to start again after a stop."""
+        return [engine.name for engine in self._restarted]
 
     def _phase(self, name: str) -> None:
         self.phases[name] = round(time.monotonic() - self._phase_began, 1)
@@ -216,6 +224,14 @@ class _WorldRun:
         deadline = time.monotonic() + _CAUGHT_UP_S
         while True:
             rows = self._describe(engine)
+            if (
+                any(row["reason"] == "NO_ENGINE" for row in rows)
+                and self._scene.halted
+                and engine not in self._restarted
+            ):
+                # a stop of some topics takes a slow engine's lease: one with several mirrors then leaves this one alone
+                engine.restart()
+                self._restarted.append(engine)
             failed = [row for row in rows if row["state"] == "FAILED"]
             undeserved = [row for row in failed if not self._is_deserved(row)]
             if undeserved:
