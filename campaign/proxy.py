@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import struct
 import sys
@@ -194,6 +195,7 @@ async def _main(words: list[str]) -> None:
         order: dict[str, Any] = json.loads(line)
         fallen = links[order["port"]].change(Trouble(order["trouble"]), order["amount"], tuple(order["ways"]))
         print(fallen, flush=True)
+    os._exit(0)  # connections end with it
 
 
 if __name__ == "__main__":

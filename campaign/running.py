@@ -224,11 +224,8 @@ class _WorldRun:
         deadline = time.monotonic() + _CAUGHT_UP_S
         while True:
             rows = self._describe(engine)
-            if (
-                any(row["reason"] == "NO_ENGINE" for row in rows)
-                and self._scene.halted
-                and engine not in self._restarted
-            ):
+            lacks_engine = len(engine.mirrors) > 1 and any(row["reason"] == "NO_ENGINE" for row in rows)
+            if lacks_engine and self._scene.halted and engine not in self._restarted:
                 # a stop of some topics takes a slow engine's lease: one with several mirrors then leaves this one alone
                 engine.restart()
                 self._restarted.append(engine)
