@@ -38,6 +38,7 @@ TOOLS = {
     "kafka-dump-log.sh": "org.apache.kafka.tools.DumpLogSegments",
     "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
     "kafka-share-groups.sh": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "kafka-streams-application-reset.sh": "org.apache.kafka.tools.StreamsResetter",
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
 }
 _JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]

@@ -1,0 +1,98 @@
+"""A schema registry over `_schemas` moves with its topic: ids stay, and none is given out twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.installed_logs import create_topics
+from tests.support.journeys import Journey, send, values_lost
+from tests.support.visible import shown
+
+
+class Registry:
+    """What a schema registry is, as far as Kafka is concerned: it reads its topic, and writes what is new there.
+
+    Ids are counted up from the highest that the topic holds.
+    """
+
+    def __init__(self, cluster: SandboxCluster, topic: str) -> None:
+        self._cluster, self._topic = cluster, topic
+        self.ids: dict[str, int] = {}
+        for record in shown(cluster, topic):
+            told = json.loads(record.value or b"{}")
+            self.ids[told["schema"]] = told["id"]
+
+    def register(self, schema: str) -> int:
+        """Return the id of a schema; a new one is written."""
+        if schema not in self.ids:
+            self.ids[schema] = max(self.ids.values(), default=0) + 1
+            key = json.dumps({"keytype": "SCHEMA", "subject": schema, "version": 1, "magic": 1})
+            producer = Producer({"bootstrap.servers": self._cluster.bootstrap_servers, "acks": "all"})
+            producer.produce(self._topic, json.dumps({"schema": schema, "id": self.ids[schema]}), key=key)
+            assert producer.flush(30) == 0
+        return self.ids[schema]
+
+
+class Application:
+    """Whoever writes records with the id of their schema; names stand for schemas."""
+
+    def __init__(self, cluster: SandboxCluster) -> None:
+        self.schemas, self.records = unique_topic("_schemas"), unique_topic("records")
+        create_topics(cluster, {self.schemas: {"cleanup.policy": "compact"}, self.records: {}})
+
+    def journey(self, a: SandboxCluster, b: SandboxCluster, folder: Path) -> Journey:
+        """Mirror both topics."""
+        return Journey(a, b, folder, [self.schemas, self.records], f"priority.topics={self.schemas}")
+
+    def ids(self, cluster: SandboxCluster) -> dict[str, int]:
+        """Return what a registry on a cluster knows."""
+        return Registry(cluster, self.schemas).ids
+
+    def write(self, cluster: SandboxCluster, *schemas: str) -> None:
+        """Write a record of each schema."""
+        registry = Registry(cluster, self.schemas)
+        send(cluster, self.records, [f"{registry.register(schema)} {schema}" for schema in schemas])
+
+    def assert_all_can_be_read(self, cluster: SandboxCluster) -> None:
+        """Each record's id is that of its schema."""
+        schemas = {number: schema for schema, number in self.ids(cluster).items()}
+        for record in shown(cluster, self.records):
+            number, _, schema = (record.value or b"").decode().partition(" ")
+            assert schemas[int(number)] == schema
+
+
+def test_schema_ids_stay(cluster_pair: ClusterPair, tmp_path: Path) -> None:
+    a, b = cluster_pair.source, cluster_pair.destination
+    application = Application(a)
+    application.write(a, "order", "invoice", "order")
+    with application.journey(a, b, tmp_path) as journey:
+        journey.promote()
+    application.write(b, "refund", "order")
+    assert application.ids(b) == {"order": 1, "invoice": 2, "refund": 3}
+    application.assert_all_can_be_read(b)
+
+
+@pytest.mark.long
+def test_an_id_that_was_lost_is_given_out_again(cluster_pair: ClusterPair, tmp_path: Path) -> None:
+    a, b = cluster_pair.source, cluster_pair.destination
+    application = Application(a)
+    application.write(a, "order", "invoice")
+    with application.journey(a, b, tmp_path) as journey:
+        journey.wait()
+        journey.kill_engine()
+        application.write(a, "payment")
+        lost = journey.failover()
+        assert [json.loads(value)["id"] for value in values_lost(a, application.schemas, lost)] == [3]
+        application.write(b, "shipment")
+        assert application.ids(b) == {"order": 1, "invoice": 2, "shipment": 3}
+        application.assert_all_can_be_read(b)
+        journey.failback("--recreate")
+        journey.wait()
+    assert application.ids(a) == application.ids(b)
+    application.assert_all_can_be_read(a)
