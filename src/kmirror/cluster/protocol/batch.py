@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from kmirror.errors import KmirrorError
+from kmirror.errors import KmirrorError, Reason
 
 LOG_OVERHEAD = 12
 BATCH_OVERHEAD = 61
@@ -54,6 +54,16 @@ class CorruptBatchError(KmirrorError):
         self.args = (offset, detail)
         self.offset = offset
         self.detail = detail
+
+
+class OversizedBatchError(CorruptBatchError):
+    """A batch that takes more memory than allowed when it is opened; nothing says that it is broken."""
+
+    def __init__(self, offset: int, detail: str) -> None:
+        super().__init__(offset, detail)
+        self.message = f"the batch at offset {offset} cannot be opened: {detail}"
+        self.hint = "rewrite its records in smaller batches, or start the mirror after it"
+        self.reason = Reason.UNSUPPORTED_MESSAGE_FORMAT
 
 
 class UnsupportedFormatError(KmirrorError):

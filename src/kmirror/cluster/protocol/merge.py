@@ -122,7 +122,7 @@ def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None
         else:
             kept = len(parts)
             try:
-                section = decompress(batches[begin:end], COMPRESSION_TYPES[codec])
+                section = decompress(batches[begin:end], COMPRESSION_TYPES[codec], MERGED_BYTES)
             except ValueError:
                 break
             if (raw_bytes := raw_bytes + len(section)) > MERGED_BYTES and joined:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch import (
@@ -26,9 +26,10 @@ from kmirror.cluster.protocol.batch import (
     LOG_OVERHEAD,
     MAGIC_POSITION,
     CorruptBatchError,
+    OversizedBatchError,
     UnsupportedFormatError,
 )
-from kmirror.cluster.protocol.records import decompress
+from kmirror.cluster.protocol.records import SectionTooLargeError, decompress
 from kmirror.errors import Reason
 
 #: The timestamp of messages that have none, as consumers are shown it.
@@ -41,6 +42,8 @@ _ATTRIBUTES_POSITION = 17
 _LZ4_DESCRIPTOR_POSITION = 4
 _LZ4_CONTENT_SIZE = 0x08
 _HIGHEST_CODEC = 3
+#: A wrapper of more takes far more memory than its bytes; Kafka's clients wrap what fits into some KB.
+_MOST_MESSAGES = 1_000_000
 
 
 class Message(NamedTuple):
@@ -69,6 +72,7 @@ def read_messages(stored: memoryview) -> tuple[str, list[Message]]:
 
     Raises:
         CorruptBatchError: a checksum does not fit, or the content cannot be read.
+        OversizedBatchError: its messages take more memory than allowed.
         UnsupportedFormatError: a codec that these formats do not have.
     """
     offset = int(struct.unpack_from(">q", stored)[0]) if len(stored) >= LOG_OVERHEAD else -1
@@ -86,7 +90,12 @@ def read_messages(stored: memoryview) -> tuple[str, list[Message]]:
                 Reason.UNSUPPORTED_MESSAGE_FORMAT,
             )
         name = COMPRESSION_TYPES[codec]
-        return name, _unwrap(outer, list(_inner(outer, name)))
+        inner = list(islice(_inner(outer, name), _MOST_MESSAGES + 1))
+        if len(inner) > _MOST_MESSAGES:
+            raise OversizedBatchError(offset, f"it stands for more than {_MOST_MESSAGES:,} messages")
+        return name, _unwrap(outer, inner)
+    except SectionTooLargeError as error:
+        raise OversizedBatchError(offset, str(error)) from None
     except (ValueError, IndexError, struct.error) as error:
         raise CorruptBatchError(offset, str(error) or "it ends too early") from None
 

@@ -19,8 +19,9 @@ bytes, nothing is decoded.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch import (
@@ -36,22 +37,27 @@ from kmirror.cluster.protocol.batch import (
     MAGIC_POSITION,
     PREFIX,
     CorruptBatchError,
+    OversizedBatchError,
     UnsupportedFormatError,
     crc_of,
     guard,
 )
 from kmirror.cluster.protocol.old_format import read_messages
-from kmirror.cluster.protocol.records import compress, decompress, field
-from kmirror.cluster.protocol.varint import read_varint, varint
+from kmirror.cluster.protocol.records import SectionTooLargeError, compress, decompress, field
+from kmirror.cluster.protocol.varint import int64, read_varint, varint
 from kmirror.errors import Reason
 from kmirror.words import counted
 
 #: Records of one batch shrink alike only roughly; a part that would just fit is aimed this much smaller.
 _CAUTION = 0.9
+#: So many records are taken apart at once: a batch may have millions, and each takes far more room than its bytes.
+_ROWS_AT_ONCE = 100_000
 #: A record's attributes, and a timestamp equal to the base timestamp.
 _NO_DELTA = b"\x00\x00"
 _NO_HEADERS = b"\x00"
 _NO_PRODUCER = (-1, -1, -1)
+#: Offsets have 63 bits, and each has one after it.
+_OFFSETS = (1 << 63) - 1
 _CRC = struct.Struct(">I")
 
 
@@ -103,6 +109,7 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
 
     Raises:
         CorruptBatchError: a checksum does not fit, or the content cannot be read.
+        OversizedBatchError: it has to be taken apart, and is too large for that.
         UnsupportedFormatError: a message format or codec that cannot be carried.
     """
     if len(batch) <= MAGIC_POSITION:
@@ -124,7 +131,9 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
         raise CorruptBatchError(base, f"its checksum is {crc_of(batch):08x}, its header says {crc:08x}")
     if last_delta < 0 or not 0 <= count <= last_delta + 1:
         raise CorruptBatchError(base, f"it has {counted(count, 'record')} at {counted(last_delta + 1, 'offset')}")
-    next_offset = base + last_delta + 1
+    next_offset = _next_offset(base, last_delta)
+    if attributes & CONTROL and last_delta:
+        raise CorruptBatchError(base, f"it is a marker that takes {counted(last_delta + 1, 'offset')}")
     if start >= next_offset:
         return []
     if not shown or attributes & CONTROL or count == 0:
@@ -140,11 +149,20 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
     try:
         body = bytes(decompress(batch[BATCH_OVERHEAD:], style.codec))
         rows = _rows(body, base, last_delta, count, style.base_timestamp)
+        if log_append_time:
+            rows = (row._replace(timestamp=max_timestamp, head=_NO_DELTA) for row in rows)
+        return _cover(rows, start, next_offset, style, max_bytes)
+    except SectionTooLargeError as error:
+        raise OversizedBatchError(base, str(error)) from None
     except (ValueError, IndexError) as error:
         raise CorruptBatchError(base, str(error) or "it ends too early") from None
-    if log_append_time:
-        rows = [row._replace(timestamp=max_timestamp, head=_NO_DELTA) for row in rows]
-    return _cover(rows, start, next_offset, style, max_bytes)
+
+
+def _next_offset(base_offset: int, last_delta: int) -> int:
+    """Return the offset after a batch, or after an old message. Raises CorruptBatchError where no log has such ones."""
+    if not 0 <= base_offset < _OFFSETS - last_delta:
+        raise CorruptBatchError(base_offset, "no log has such an offset")
+    return base_offset + last_delta + 1
 
 
 def _unsupported(offset: int, what: str) -> UnsupportedFormatError:
@@ -164,9 +182,8 @@ def _plain(batch: memoryview, base_offset: int, attributes: int) -> memoryview:
     return data
 
 
-def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: int) -> list[_Row]:
-    """Cut a record section into its records."""
-    rows = []
+def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: int) -> Iterator[_Row]:
+    """Cut a record section into its records; raises ValueError, IndexError."""
     position, size, previous = 0, len(body), -1
     for _ in range(count):
         length, position = read_varint(body, position)
@@ -180,22 +197,22 @@ def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: i
             raise ValueError("a record's length does not fit its content")
         if not previous < offset_delta <= last_delta:
             raise ValueError(f"a record has the offset delta {offset_delta} after {previous}, of at most {last_delta}")
-        rows.append(_Row(base + offset_delta, base_timestamp + timestamp_delta, body[begin:middle], body[position:end]))
+        timestamp = int64(base_timestamp + timestamp_delta)
+        yield _Row(base + offset_delta, timestamp, body[begin:middle], body[position:end])
         position, previous = end, offset_delta
     if position != size:
         raise ValueError("bytes are left after the last record")
-    return rows
 
 
 def _old_pieces(batch: memoryview, start: int, shown: bool, max_bytes: int) -> list[Run | Hole]:
     codec, messages = read_messages(batch)
-    next_offset = PREFIX.unpack_from(batch)[0] + 1
+    next_offset = _next_offset(PREFIX.unpack_from(batch)[0], 0)
     if start >= next_offset:
         return []
     if not shown:
         return [Hole(start, next_offset)]
     style = _Style(codec, messages[0].timestamp, -1)
-    rows = [
+    rows = (
         _Row(
             message.offset,
             message.timestamp,
@@ -203,12 +220,22 @@ def _old_pieces(batch: memoryview, start: int, shown: bool, max_bytes: int) -> l
             field(message.key) + field(message.value) + _NO_HEADERS,
         )
         for message in messages
-    ]
+    )
     return _cover(rows, start, next_offset, style, max_bytes)
 
 
-def _cover(rows: list[_Row], start: int, next_offset: int, style: _Style, max_bytes: int) -> list[Run | Hole]:
+def _cover(rows: Iterable[_Row], start: int, next_offset: int, style: _Style, max_bytes: int) -> list[Run | Hole]:
     covered: list[Run | Hole] = []
+    position, coming = start, iter(rows)
+    while some := list(islice(coming, _ROWS_AT_ONCE)):
+        covered += _cover_part(some, position, style, max_bytes)
+        position = max(position, some[-1].offset + 1)
+    if position < next_offset:
+        covered.append(Hole(position, next_offset))
+    return covered
+
+
+def _cover_part(rows: list[_Row], start: int, style: _Style, max_bytes: int) -> Iterator[Run | Hole]:
     position = start
     begin, last = 0, len(rows)
     while begin < last and rows[begin].offset < start:
@@ -219,13 +246,10 @@ def _cover(rows: list[_Row], start: int, next_offset: int, style: _Style, max_by
         while end < last and rows[end].offset - first == end - begin:
             end += 1
         if first > position:
-            covered.append(Hole(position, first))
-        covered += _runs(rows[begin:end], style, max_bytes)
+            yield Hole(position, first)
+        yield from _runs(rows[begin:end], style, max_bytes)
         position = rows[end - 1].offset + 1
         begin = end
-    if position < next_offset:
-        covered.append(Hole(position, next_offset))
-    return covered
 
 
 def _runs(rows: list[_Row], style: _Style, max_bytes: int) -> Iterator[Run]:

@@ -127,7 +127,7 @@ def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
             topic, position = read_compact_string(frame, position)
         count, position = read_unsigned_varint(frame, position)
         end = position + _PLAIN_ANSWER.size * (count - 1)
-        plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if end < len(frame) else []
+        plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if position < end < len(frame) else []
         if all(rest == _NOTHING_TO_TELL for _, _, _, _, _, rest in plain):
             make, name = tuple.__new__, topic or ""
             answers += [make(AppendAnswer, (name, index, code, base, None)) for index, code, base, _, _, _ in plain]

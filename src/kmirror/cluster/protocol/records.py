@@ -7,7 +7,7 @@ Each record is ``length varint | attributes i8 | timestamp delta varint | offset
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import cramjam
@@ -22,9 +22,23 @@ from kmirror.cluster.protocol.batch import (
     LOG_OVERHEAD,
     BatchHeader,
     CorruptBatchError,
+    OversizedBatchError,
 )
-from kmirror.cluster.protocol.varint import read_varint, varint
+from kmirror.cluster.protocol.varint import int64, read_varint, varint
 
+#: The largest record section that is decompressed: a batch of a few KB may stand for gigabytes. No record that brokers
+#: take by default is a hundredth of this.
+MAX_SECTION_BYTES = 256 << 20
+#: A header without content takes two bytes here, and a hundred times as much when it is read.
+_MOST_HEADERS = 1_000_000
+#: Brokers take headers whose names are not UTF-8; such bytes come back as they were.
+_ANY_BYTES = "surrogateescape"
+#: Most sections become no more than so many times as large; where one does, there is another attempt with more room.
+_USUAL_RATIO = 8
+_LEAST_ROOM = 64 << 10
+_MORE_ROOM = 8
+#: How cramjam says that there is no room left.
+_NO_ROOM = "failed to write whole buffer"
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
 #: How Java's client begins a frame: version 1, independent blocks of up to 64 KB, no checksums; and how each ends.
@@ -49,10 +63,21 @@ class Record:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def decompress(data: memoryview, compression_type: str) -> memoryview:
-    """Undo a batch's codec. Snappy is read raw and in Java's (xerial) framing.
+class SectionTooLargeError(ValueError):
+    """A compressed record section that would become larger than allowed."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+
+    def __str__(self) -> str:
+        return f"its records take more than {self.args[0] >> 20} MB when they are decompressed"
+
+
+def decompress(data: memoryview, compression_type: str, limit: int = MAX_SECTION_BYTES) -> memoryview:
+    """Undo a batch's codec, up to `limit` bytes. Snappy is read raw and in Java's (xerial) framing.
 
     Raises:
+        SectionTooLargeError: it becomes larger than `limit`.
         ValueError: an unknown codec, or bytes that are not of this codec.
     """
     try:
@@ -60,17 +85,32 @@ def decompress(data: memoryview, compression_type: str) -> memoryview:
             case "none":
                 return data
             case "gzip":
-                return memoryview(bytes(cramjam.gzip.decompress(data)))
+                return _in_room(cramjam.gzip.decompress_into, data, limit)
             case "snappy":
-                return memoryview(_snappy(data))
+                return memoryview(_snappy(data, limit))
             case "lz4":
-                return _lz4(data)
+                return _lz4(data, limit)
             case "zstd":
-                return memoryview(bytes(cramjam.zstd.decompress(data)))
+                return _in_room(cramjam.zstd.decompress_into, data, limit)
             case _:
                 raise ValueError(f"unknown compression {compression_type}")
     except cramjam.DecompressionError as error:
         raise ValueError(str(error)) from None
+
+
+def _in_room(decompress_into: Callable[[memoryview, bytearray], int], data: memoryview, limit: int) -> memoryview:
+    """Decompress into as much room as it takes, never more than `limit`."""
+    size = min(limit, max(_LEAST_ROOM, len(data) * _USUAL_RATIO))
+    while True:
+        room = bytearray(size)
+        try:
+            return memoryview(room)[: decompress_into(data, room)].toreadonly()
+        except cramjam.DecompressionError as error:
+            if str(error) != _NO_ROOM:
+                raise
+        if size == limit:
+            raise SectionTooLargeError(limit)
+        size = min(limit, size * _MORE_ROOM)
 
 
 def compress(data: bytes, compression_type: str) -> bytes:
@@ -91,7 +131,7 @@ def compress(data: bytes, compression_type: str) -> bytes:
             raise ValueError(f"unknown compression {compression_type}")
 
 
-def _lz4(data: memoryview) -> memoryview:
+def _lz4(data: memoryview, limit: int) -> memoryview:
     """Undo lz4; a frame of one block, as Java's client writes it, in a third of the time that any frame takes."""
     if len(data) > _LZ4_OVERHEAD and data[: len(_LZ4_START)] == _LZ4_START and data[-4:] == _LZ4_END:
         (length,) = _LZ4_BLOCK_LENGTH.unpack_from(data, len(_LZ4_START))
@@ -101,7 +141,7 @@ def _lz4(data: memoryview) -> memoryview:
                 return block
             room = bytearray(_LZ4_BLOCK_BYTES)
             return memoryview(bytes(memoryview(room)[: cramjam.lz4.decompress_block_into(block, room)]))
-    return memoryview(bytes(cramjam.lz4.decompress(data)))
+    return _in_room(cramjam.lz4.decompress_into, data, limit)
 
 
 def _lz4_frame(data: bytes) -> bytes:
@@ -117,9 +157,9 @@ def _lz4_frame(data: bytes) -> bytes:
     return b"".join((*frame, _LZ4_END))
 
 
-def _snappy(data: memoryview) -> bytes:
+def _snappy(data: memoryview, limit: int) -> bytes:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return bytes(cramjam.snappy.decompress_raw(data))
+        return _snappy_block(data, limit, limit)
     out = bytearray()
     position = _XERIAL_HEADER
     while position < len(data):
@@ -127,9 +167,16 @@ def _snappy(data: memoryview) -> bytes:
         position += 4
         if length < 0 or position + length > len(data):
             raise ValueError("a snappy block is longer than the batch")
-        out += bytes(cramjam.snappy.decompress_raw(data[position : position + length]))
+        out += _snappy_block(data[position : position + length], limit - len(out), limit)
         position += length
     return bytes(out)
+
+
+def _snappy_block(data: memoryview, room: int, limit: int) -> bytes:
+    """Decompress one block, which begins with how large it becomes."""
+    if cramjam.snappy.decompress_raw_len(data) > room:
+        raise SectionTooLargeError(limit)
+    return bytes(cramjam.snappy.decompress_raw(data))
 
 
 def _bytes(data: memoryview, position: int) -> tuple[bytes | None, int]:
@@ -146,6 +193,7 @@ def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
     """Read the records of the batch at `header.position`; offsets and visible timestamps are absolute.
 
     Raises:
+        OversizedBatchError: they take more than `MAX_SECTION_BYTES`.
         CorruptBatchError: the records cannot be read.
     """
     start = header.position
@@ -164,19 +212,25 @@ def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
             header_count, position = read_varint(body, position)
             if header_count < 0:
                 raise ValueError("a record has a negative number of headers")
+            if header_count > _MOST_HEADERS:
+                raise OversizedBatchError(header.base_offset, f"a record has more than {_MOST_HEADERS:,} headers")
             headers = []
             for _ in range(header_count):
                 name, position = _bytes(body, position)
                 if name is None:
                     raise ValueError("a header has no name")
                 content, position = _bytes(body, position)
-                headers.append((name.decode(), content))
+                headers.append((name.decode(errors=_ANY_BYTES), content))
             if position != end:
                 raise ValueError("a record's length does not fit its content")
-            timestamp = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+            timestamp = (
+                header.max_timestamp if header.is_log_append_time else int64(header.base_timestamp + timestamp_delta)
+            )
             yield Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers))
         if position != len(body):
             raise ValueError("bytes are left after the last record")
+    except SectionTooLargeError as error:
+        raise OversizedBatchError(header.base_offset, str(error)) from None
     except (ValueError, IndexError, struct.error) as error:
         raise CorruptBatchError(header.base_offset, str(error) or "it ends too early") from None
 
@@ -202,7 +256,7 @@ def make_batch(records: Iterable[Record], *, compression_type: str = "none", lea
         out += varint(record.timestamp - base_timestamp) + varint(delta) + field(record.key) + field(record.value)
         out += varint(len(record.headers))
         for name, content in record.headers:
-            out += field(name.encode()) + field(content)
+            out += field(name.encode(errors=_ANY_BYTES)) + field(content)
         body += varint(len(out)) + out
     section = compress(bytes(body), compression_type)
     attributes = COMPRESSION_TYPES.index(compression_type) & COMPRESSION_MASK

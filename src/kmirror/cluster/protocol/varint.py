@@ -6,6 +6,8 @@ from kmirror.cluster.protocol.wire import Buffer, unsigned_varint
 
 #: A 64-bit number takes at most ten bytes.
 _LONGEST = 10
+_MASK = (1 << 64) - 1
+_SIGN = 1 << 63
 _TABLE_SIZE = 1 << 14
 
 
@@ -22,6 +24,8 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if shift == 63:
+                value &= _MASK  # the tenth byte has room for more, which Java drops
             return (value >> 1) ^ -(value & 1), position
         shift += 7
         if shift == 7 * _LONGEST:
@@ -29,10 +33,16 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """Encode a number of up to 64 bits."""
+    """Encode a number of 64 bits; of a larger one those 64 bits, as Java counts."""
     if 0 <= value < _TABLE_SIZE:
         return _TABLE[value]
+    value = int64(value)
     return unsigned_varint((value << 1) ^ (value >> 63))
+
+
+def int64(value: int) -> int:
+    """Return what Java's long is where a sum or a difference of two of them overflows."""
+    return ((value + _SIGN) & _MASK) - _SIGN
 
 
 #: Offset deltas and lengths are small as a rule.

@@ -22,7 +22,13 @@ from contextlib import closing
 from dataclasses import replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
-from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, LOG_APPEND_TIME, CorruptBatchError, UnsupportedFormatError
+from kmirror.cluster.protocol.batch import (
+    BATCH_OVERHEAD,
+    LOG_APPEND_TIME,
+    CorruptBatchError,
+    OversizedBatchError,
+    UnsupportedFormatError,
+)
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, decompress
@@ -224,6 +230,8 @@ class _Comparison:
         here = [side for side in (one, other) if side.offset == offset]
         for side in here:
             match side.unreadable:
+                case OversizedBatchError() as error:
+                    raise UnknownFormatError(offset, f"on the {side.name} {error}", error.hint)
                 case CorruptBatchError() as error:
                     what = f"the batch that the {side.name} stores at offset {error.offset} is corrupt: {error.detail}"
                     return self._difference(offset, Kind.CORRUPT, what)

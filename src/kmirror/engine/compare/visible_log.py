@@ -24,6 +24,7 @@ from kmirror.cluster.protocol.batch import (
     COMPRESSION_TYPES,
     BatchHeader,
     CorruptBatchError,
+    OversizedBatchError,
     UnsupportedFormatError,
     batch_headers,
     crc_of,
@@ -123,6 +124,8 @@ def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
     """Read a message of an old format, which may stand for many; `reached` is the lowest offset that it can hold."""
     try:
         _, messages = read_messages(whole)
+    except OversizedBatchError as error:
+        raise UnknownFormatError(reached, error.message, error.hint) from None
     except CorruptBatchError as error:
         raise CorruptBatchError(reached, f"the message at offset {header.base_offset}: {error.detail}") from None
     except UnsupportedFormatError as error:

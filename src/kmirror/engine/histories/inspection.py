@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
 from kmirror.cluster.producer_expiration import producer_expiration_ms
-from kmirror.cluster.protocol.batch import UnsupportedFormatError
+from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.engine.clock import now_ms
@@ -305,7 +305,7 @@ def _tail_trouble(assignment: Assignment, obstacle: Obstacle) -> Trouble:
     reason = Reason.SOURCE_UNREACHABLE if side == "source" else Reason.DESTINATION_UNREACHABLE
     if isinstance(error, BrokerError):
         return _partition_trouble(partition, error.code, reason, "READ")
-    if isinstance(error, DamagedLogError | UnsupportedFormatError) and error.reason:
+    if isinstance(error, DamagedLogError | OversizedBatchError | UnsupportedFormatError) and error.reason:
         return Trouble(error.reason, f"comparing {assignment.destination} with {assignment.source}: {error}", True)
     return _link_trouble(error, reason)
 

@@ -269,7 +269,7 @@ class SectionReader:
             if answer.error_code:
                 raise BrokerError(answer.error_code, code_name(answer.error_code), f"reading from {connection.address}")
             if answer.partitions or not answer.throttle_time_ms:
-                return {part.key: part for part in answer.partitions}
+                return {part.key: part for part in answer.partitions if part.key in positions}
         raise UnreachableError(f"broker {broker.node_id} throttles every read", "raise the quota of this client")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from kmirror.cluster.protocol.batch import (
@@ -14,6 +15,7 @@ from kmirror.cluster.protocol.batch import (
     TRANSACTIONAL,
     BatchHeader,
     CorruptBatchError,
+    OversizedBatchError,
     batch_headers,
     crc_of,
 )
@@ -25,6 +27,9 @@ from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import KmirrorError, Reason
 
 Side = Literal["source", "destination"]
+
+#: So many records of one batch are held at most.
+_MOST_RECORDS = 1_000_000
 
 
 class Read(NamedTuple):
@@ -107,7 +112,10 @@ class Batch:
     def records(self) -> list[Record]:
         """Read its records, once."""
         if self._records is None:
-            self._records = list(self.records_in_turn())
+            self._records = list(islice(self.records_in_turn(), _MOST_RECORDS + 1))
+            if len(self._records) > _MOST_RECORDS:
+                self._records = None
+                raise OversizedBatchError(self.header.base_offset, f"it has more than {_MOST_RECORDS:,} records")
         return self._records
 
     def records_in_turn(self) -> Iterator[Record]:
@@ -120,6 +128,8 @@ class Batch:
                 yield from read_records(self.data, self.header._replace(position=0))
             else:
                 yield from (Record(*message) for message in read_messages(self.data)[1])
+        except OversizedBatchError:
+            raise
         except CorruptBatchError as error:
             raise DamagedLogError(self.side, error.offset, error.detail) from None
 
