@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 #: What becomes of one answer's frame (size and all): the bytes to pass on, or None to pass nothing more on and hang up.
 Fault = Callable[[bytes], bytes | None]
 
-FETCH, PRODUCE = 1, 0
+FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18
 
 
 class Wire:
@@ -26,6 +26,7 @@ class Wire:
         self._opaque = opaque
         self._faults: list[tuple[int | None, Fault]] = []
         self._chance: Callable[[], Fault | None] = lambda: None
+        self._lies: dict[int | None, Fault] = {}
         self._frozen: set[tuple[str, int]] = set()
         self._thawed = threading.Condition()
         self._freeze_new = False
@@ -43,6 +44,13 @@ class Wire:
     def spoil_at_random(self, rng: random.Random, chance: float, faults: Sequence[Fault]) -> None:
         """From now on let one of these happen to any answer with this chance; with 0, to none any more."""
         self._chance = lambda: rng.choice(faults) if rng.random() < chance else None
+
+    def lie(self, api_key: int, fault: Fault | None) -> None:
+        """From now on let this happen to all answers to requests of a kind; None: to none any more."""
+        if fault is None:
+            del self._lies[api_key]
+        else:
+            self._lies[api_key] = fault
 
     @property
     def all_fired(self) -> bool:
@@ -143,7 +151,7 @@ class Wire:
             if planned[0] in {None, api_key}:
                 self._faults.remove(planned)
                 return planned[1]
-        return self._chance()
+        return self._lies.get(api_key) or self._chance()
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

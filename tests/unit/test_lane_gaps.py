@@ -332,7 +332,7 @@ def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: S
     assert not copying.copy.seems_to_end(copying.now)
     assert not copying.copy.seems_to_end(copying.now + 2)
     assert copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.nothing_found(10, 15)
+    copying.copy.nothing_found(10, 15, None, copying.now)
     assert queued(copying) == [("g", 10, 15)]
 
 
@@ -341,5 +341,35 @@ def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> 
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(12), last_stable_offset=15)
     assert not copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.nothing_found(10, 15)
+    copying.copy.nothing_found(10, 15, None, copying.now)
     assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]
+
+
+def test_a_source_that_sends_the_begin_of_a_batch_again_and_again_fails_once_looked_at_by_itself(
+    copying: Shell,
+) -> None:
+    for _ in range(5):
+        copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
+        is_due = copying.copy.seems_to_end(copying.now)
+        copying.now += 1
+    assert is_due
+    copying.copy.nothing_found(10, None, "never the rest", copying.now)
+    assert copying.status == "failed"
+    assert row_of(copying.copy).reason == "CORRUPT_BATCH"
+    assert "cannot be mirrored past offset 10: never the rest" in (row_of(copying.copy).message or "")
+
+
+def test_a_source_that_has_gone_on_meanwhile_does_not_fail(copying: Shell) -> None:
+    copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
+    copying.copy.seems_to_end(copying.now)
+    copying.fetch(stored(10, 3), last_stable_offset=15)
+    copying.copy.nothing_found(10, None, "never the rest", copying.now)
+    assert copying.status == "copying"
+
+
+@pytest.mark.parametrize("high_watermark", [None, 9, 19])
+def test_offsets_above_the_high_watermark_are_not_left_out(copying: Shell, high_watermark: int | None) -> None:
+    copying.fetch(stored(20), high_watermark=high_watermark)
+    assert (queued(copying), copying.copy.intake.next_offset) == ([], 10)
+    copying.fetch(stored(20), high_watermark=20)
+    assert queued(copying) == [("g", 10, 20), ("b", 20, 21)]

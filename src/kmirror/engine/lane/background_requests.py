@@ -16,7 +16,9 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection, Stream
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol import fetch, list_offsets, markers, produce
+from kmirror.cluster.protocol.batch import CorruptBatchError, batch_headers
 from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
@@ -207,27 +209,29 @@ class BackgroundRequests:
 
         self._changes.put(background_request)
 
-    def look_beyond(self, source: TopicPartition, offset: int, done: Callable[[int | None], None]) -> None:
+    def look_beyond(self, source: TopicPartition, offset: int, done: Callable[[int | None, str | None], None]) -> None:
         """Find out whether the source has nothing from `offset` on: up to where, or None if it has something.
 
-        A fetch of this partition alone brings a batch if there is one; asked twice, with a pause.
+        A fetch of this partition alone brings a batch if there is one; asked twice, with a pause. Where what it brings
+        is no batch with that offset or a later one, `done` takes why as well.
         """
 
         def background_request() -> None:
             until: int | None = None
+            problem: str | None = None
             try:
                 reader = PartitionReader(self._source, source, read_committed=True)
                 for attempt in range(2):
                     found = reader.fetch(offset)
                     stable = found.last_stable_offset
                     if len(found.records) or stable is None or stable <= offset or (attempt and stable != until):
-                        until = None
+                        until, problem = None, _problem_of(found, offset) if len(found.records) else None
                         break
                     until = stable
                     self._stopping.wait(_END_LOOK_PAUSE)
             except (KmirrorError, OutcomeUnknown):
                 until = None
-            done(until)
+            done(until, problem)
 
         self._changes.put(background_request)
 
@@ -309,6 +313,24 @@ def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -
         )
         return Trouble(Reason.NOT_AUTHORIZED, message, True)
     return _trouble(error, "filling by transactions")
+
+
+def _problem_of(found: FetchedPartition, offset: int) -> str | None:
+    """Say why an answer to a fetch of one partition takes it no further; None where it does."""
+    reached: int | None = None
+    try:
+        for header in batch_headers(found.records):
+            reached = header.next_offset
+            if reached > max(offset, found.high_watermark or 0):
+                what = f"the broker sends a batch of the offsets {header.base_offset} to {reached - 1}"
+                return f"{what}, above its own high watermark {found.high_watermark}"
+            if reached > offset:
+                return None
+    except CorruptBatchError as error:
+        return str(error)
+    if reached is None:
+        return f"the broker sends the begin of a batch, {len(found.records)} bytes, and never the rest"
+    return f"the broker sends batches up to offset {reached}, and none after it"
 
 
 def _trouble(error: KmirrorError | OutcomeUnknown, what: str) -> Trouble:

@@ -251,13 +251,15 @@ class Fills:
         offset = partition.intake.next_offset
         self._looking_beyond.add(partition)
 
-        def seen(until: int | None) -> None:
+        def seen(until: int | None, problem: str | None, at: float) -> None:
             self._looking_beyond.discard(partition)
-            partition.nothing_found(offset, until)
+            partition.nothing_found(offset, until, problem, at)
             self._fetching.fetch_on(partition)
 
         self._background_requests.look_beyond(
-            partition.assignment.source, offset, lambda until: self._post(lambda _: seen(until))
+            partition.assignment.source,
+            offset,
+            lambda until, problem: self._post(lambda at: seen(until, problem, at)),
         )
 
     # -- trims ----------------------------------------------------------------------------------------------------

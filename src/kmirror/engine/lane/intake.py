@@ -43,7 +43,7 @@ from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import Isolation, Kind
 from kmirror.cluster.protocol.merge import FEW_PLAIN_RECORDS, is_small, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.pieces import Run, pieces
+from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.counts import Counts
 from kmirror.errors import KmirrorError, Reason
@@ -173,9 +173,18 @@ class Intake:
         self.head_is_taken = False
         return frames
 
-    def take_in(self, records: memoryview, aborted: Sequence[AbortedTransaction], frame: Frame) -> Fail | None:
+    def take_in(
+        self,
+        records: memoryview,
+        aborted: Sequence[AbortedTransaction],
+        frame: Frame,
+        *,
+        high_watermark: int | None,
+    ) -> Fail | None:
         """Queue what one answer holds; return why that ends somewhere, if it does.
 
+        Offsets may be left out below the answer's high watermark only: what a cleaner has been at is replicated. A
+        broker reads the watermark before the batches, so one above it may be right; it ends what is taken.
         Checked and guarded batch after batch, in one go: twice over bytes that the processor's cache still holds.
         """
         position, end = 0, len(records)
@@ -239,15 +248,19 @@ class Intake:
                 following = position + LOG_OVERHEAD + length
                 if following > end:
                     break
-            if following <= position + MAGIC_POSITION:
-                return self._refuse(CorruptBatchError(base, f"its length field says {length}"))
             if queued_bytes > self.queued_bytes:
                 self._begins_at_gap = False
             self.queued_bytes, self.next_offset, self.leader_epoch = queued_bytes, expected, epoch
+            if following <= position + MAGIC_POSITION:
+                return self._refuse(CorruptBatchError(base, f"its length field says {length}"))
             isolation = isolation or Isolation(aborted)
-            failure = self._take_apart(records[position:following], isolation, frame)
-            if failure:
-                return failure
+            stored = records[position:following]
+            parts = self._take_apart(stored, isolation)
+            if isinstance(parts, Fail):
+                return parts
+            if _leaves_out_too_much(stored, parts, high_watermark or 0):
+                return None  # the next answer says more, or the closer look what is wrong
+            self._queue_parts(parts, stored, frame)
             expected, epoch, queued_bytes = self.next_offset, self.leader_epoch, self.queued_bytes
             filled = self._filled_offsets
             position = following
@@ -256,13 +269,15 @@ class Intake:
         self.queued_bytes, self.next_offset, self.leader_epoch = queued_bytes, expected, epoch
         return None
 
-    def _take_apart(self, stored: memoryview, isolation: Isolation, frame: Frame) -> Fail | None:
-        """Queue one batch that cannot be sent as it is."""
+    def _take_apart(self, stored: memoryview, isolation: Isolation) -> Sequence[Run | Hole] | Fail:
+        """Take one batch apart that cannot be sent as it is."""
         try:
             shown = isolation.kind(stored) is Kind.DATA
-            parts = pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
+            return pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
         except KmirrorError as error:
             return self._refuse(error)
+
+    def _queue_parts(self, parts: Sequence[Run | Hole], stored: memoryview, frame: Frame) -> None:
         self._counts.batches_taken_apart += 1
         leader_epoch = HEADER.unpack_from(stored)[2] if stored[MAGIC_POSITION] >= 2 else self.leader_epoch
         for part in parts:
@@ -271,7 +286,6 @@ class Intake:
             else:
                 self._queue_gap(part.base_offset, part.next_offset, leader_epoch)
             self.next_offset, self.leader_epoch = part.next_offset, leader_epoch
-        return None
 
     def _queue_run(self, run: Run, leader_epoch: int | None, frame: Frame) -> None:
         sequence = (run.base_offset - self._filled_offsets) & SEQUENCE_MASK
@@ -317,3 +331,17 @@ class Intake:
     def _refuse(self, error: KmirrorError) -> Fail:
         message = f"{self._source} cannot be mirrored past offset {self.next_offset}: {error}"
         return Fail(error.reason or Reason.CORRUPT_BATCH, message, self.next_offset)
+
+
+def _leaves_out_too_much(stored: memoryview, parts: Sequence[Run | Hole], high_watermark: int) -> bool:
+    """Tell whether a batch leaves out offsets above the high watermark, before it or in it.
+
+    A marker takes the one offset that it leaves out.
+    """
+    holes = [part for part in parts if isinstance(part, Hole)]
+    if not holes:
+        return False
+    if stored[MAGIC_POSITION] < 2 or not HEADER.unpack_from(stored)[5] & CONTROL:
+        return holes[-1].next_offset > high_watermark
+    base = int(PREFIX.unpack_from(stored)[0])
+    return holes[0].base_offset < base and base > high_watermark

@@ -255,10 +255,14 @@ class PartitionCopy:
         self.source.log_start = answer.log_start_offset
         if len(answer.records):
             self.source.batches_seen(answer.records)
-            self.blocked_by = self.intake.take_in(answer.records, answer.aborted_transactions, frame)
+            begun_at = self.intake.next_offset
+            self.blocked_by = self.intake.take_in(
+                answer.records, answer.aborted_transactions, frame, high_watermark=answer.high_watermark
+            )
             if self.blocked_by:
                 self._tell(f"cannot go on: {self.blocked_by.message}")
-            self.source.nothing_since = None
+            if self.blocked_by or self.intake.next_offset > begun_at:
+                self.source.nothing_since = None
         elif self.caught_up:
             self._got_on()
 
@@ -281,9 +285,16 @@ class PartitionCopy:
         self.source.nothing_since = now if self.source.nothing_since is None else self.source.nothing_since
         return now - self.source.nothing_since > _NOTHING_SECONDS
 
-    def nothing_found(self, offset: int, until: int | None) -> None:
-        """Take the result of that closer look: nothing is between `offset` and `until`; None: there is."""
-        if self.source.nothing_since is not None and until is not None and offset == self.intake.next_offset:
+    def nothing_found(self, offset: int, until: int | None, problem: str | None, now: float) -> None:
+        """Take the result of that closer look: nothing is between `offset` and `until`; None: there is.
+
+        `problem` says why what there is cannot be taken.
+        """
+        is_as_it_was = self.source.nothing_since is not None and offset == self.intake.next_offset
+        if is_as_it_was and problem is not None and self.status is Status.COPYING:
+            message = f"{self.assignment.source} cannot be mirrored past offset {offset}: {problem}"
+            self._fail(Fail(Reason.CORRUPT_BATCH, message, offset), now)
+        elif is_as_it_was and until is not None:
             self._tell(f"the source's log ends with nothing below {until}")
             self.intake.take_in_nothing(until)
         self.source.nothing_since = None
