@@ -85,6 +85,8 @@ def read_config_file(path: Path) -> ConfigFile:
         document = tomli.loads(path.read_bytes().decode("utf-8"))
     except tomli.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", "correct that line") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deep", "it has tables of two levels at most") from None
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise UsageError(f"cannot read {path}: {why}", "correct KMIRROR_CONFIG, or make the file readable") from None

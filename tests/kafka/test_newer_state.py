@@ -22,7 +22,7 @@ from tests.support.mirrors import selector
 
 __all__ = ["mirror", "topic"]
 
-Store = Callable[[Key, bytes], None]
+Store = Callable[[Key, bytes | None], None]
 
 
 @pytest.fixture
@@ -138,3 +138,88 @@ def test_an_engine_of_a_newer_version_is_left_in_charge(destination: Destination
         with pytest.raises(RefusedError, match="schema version is 2"):
             take(destination.store, mirror, identity, 5_000)
     assert stored(destination, lease.record.key) == newer
+
+
+#: What is no record of ours, and how it is called.
+SPOILED = {
+    "no JSON": b"\xff\x00\x01 not json",
+    "another tool's": b'{"schema":{"type":"struct"},"payload":{"state":"RUNNING"}}',
+    "half of it": b'{"v":1,"state":"MIRR',
+    "a huge one": b'{"v":1,"state":"' + b"x" * 900_000 + b'"}',
+    "another type": b'{"v":1,"state":["MIRRORING"],"state_time_ms":1e400}',
+    "half a character": b'{"v":1,"zoo":"\\ud800"}',
+    "nested too deep": b"[" * 100_000,
+}
+SHOWING: tuple[tuple[str, ...], ...] = (
+    ("describe", "--json"),
+    ("describe",),
+    ("describe", "--settings"),
+    ("config",),
+    ("events",),
+)
+CHANGING: tuple[tuple[str, ...], ...] = (
+    ("pause",),
+    ("resume",),
+    ("recover",),
+    ("failover", "--dry-run"),
+    ("promote", "--dry-run"),
+    ("remove", "--yes"),
+    ("delete", "--yes"),
+    ("config", "--set", "copy.lanes=2"),
+    ("run", "--take-over"),
+    ("verify",),
+    ("wait", "--for", "healthy", "--timeout", "1s"),
+)
+
+
+def carried_out(cluster: SandboxCluster, mirror: str, line: tuple[str, ...]) -> tuple[int, str]:
+    """Carry out a verb, which may refuse but not break; return its exit code and what it says."""
+    done = typed(cluster, line[0], "--mirror", mirror, *line[1:])
+    assert done.returncode != 1, (line, done.stderr)
+    assert "Traceback" not in done.stderr, (line, done.stderr)
+    assert len(done.stderr) < 5000, line
+    return done.returncode, done.stderr
+
+
+def test_a_spoiled_record_is_named_by_every_verb_and_changed_by_none(
+    cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    cluster, records = cluster_pair.destination, destination.state()
+    known = records.topic(mirror, topic)
+    assert known is not None
+    sound = stored(destination, known.key)
+    assert sound is not None
+    for name, value in SPOILED.items():
+        keys: tuple[Key, ...] = (known.key, ("partition", mirror, topic, 0), ("engine", mirror))
+        for key in keys:
+            store(key, value)
+            for line in SHOWING:
+                carried_out(cluster, mirror, line)
+            assert carried_out(cluster, mirror, ("pause",))[0] == 3, (name, key)
+            assert stored(destination, key) == value, (name, key)
+            store(key, sound if key == known.key else None)
+    store(known.key, SPOILED["no JSON"])
+    for line in CHANGING:
+        code, told = carried_out(cluster, mirror, line)
+        assert (line, code) == (line, 3), told
+        assert f"['topic', '{mirror}', '{topic}'] cannot be read" in told, line
+        assert stored(destination, known.key) == SPOILED["no JSON"], line
+    store(known.key, sound)
+    assert carried_out(cluster, mirror, ("pause",))[0] == 0
+
+
+def test_tombstones_at_odd_places_are_told_or_make_no_difference(
+    cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    cluster, records = cluster_pair.destination, destination.state()
+    found = [records.topic(mirror, topic), records.mirror(mirror)]
+    for record in found:
+        assert record is not None
+        store(record.key, None)
+        for line in (*SHOWING, *CHANGING[:-3]):
+            carried_out(cluster, mirror, line)
+        assert typed(cluster, "list").returncode in {0, 4}
+        store(record.key, encode(record)[1])
+    assert carried_out(cluster, mirror, ("describe",))[0] in {0, 4}

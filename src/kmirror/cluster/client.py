@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from kmirror.cluster.connection import Connection, UnknownHostError
+from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
@@ -23,7 +23,7 @@ from kmirror.cluster.protocol.exchange import Exchange
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, FrameError, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
@@ -44,6 +44,8 @@ _METADATA_BY_ID = 12
 _CREATE_TOPICS_WITH_ID = 7
 #: DeleteTopics from here on takes ids.
 _DELETE_TOPICS_BY_ID = 6
+#: Reading an answer in which something is null that a broker never leaves out.
+_NO_SUCH_ANSWER = (TypeError, AttributeError)
 _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
 
 
@@ -114,7 +116,7 @@ class ClusterClient:
                 # Half of what is left, so that a broker that is silent leaves time for another one.
                 patience = max((deadline - time.monotonic()) / 2, 0.1)
                 return self._any_connection(patience).request(message, lowest=lowest, highest=highest, timeout=patience)
-            except OutcomeUnknown as error:
+            except (OutcomeUnknown, FrameError) as error:
                 if time.monotonic() > deadline:
                     raise UnreachableError(str(error), "check that the cluster is up") from None
                 time.sleep(_RETRY_PAUSE)
@@ -243,10 +245,10 @@ class ClusterClient:
         answers: dict[TopicPartition, tuple[int, Any]],
         lowest: int,
         deadline: float,
-    ) -> list[UnreachableError | None]:
+    ) -> list[KmirrorError | None]:
         """Ask these leaders, each over its own connection; return which of them refuse us."""
 
-        def ask(led_by: tuple[int, list[TopicPartition]]) -> UnreachableError | None:
+        def ask(led_by: tuple[int, list[TopicPartition]]) -> KmirrorError | None:
             return self._ask_leader(metadata, *led_by, build, read, answers, lowest, deadline)
 
         if len(by_leader) < 2:
@@ -264,7 +266,7 @@ class ClusterClient:
         answers: dict[TopicPartition, tuple[int, Any]],
         lowest: int,
         deadline: float,
-    ) -> UnreachableError | None:
+    ) -> KmirrorError | None:
         """Ask one leader; return why it refuses us, where it does."""
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in sorted(led):
@@ -277,12 +279,17 @@ class ClusterClient:
             connection = self.connect(node_id, broker.host, broker.port, timeout=left)
             patience = max(deadline - time.monotonic(), 0.1)
             answer = connection.request(build(by_topic, metadata), lowest=lowest, timeout=patience)
+        except UnsupportedVersionError as error:
+            return error
         except UnreachableError as error:
             return error if error.reason is Reason.AUTHENTICATION_FAILED else None
-        except OutcomeUnknown:
+        except (OutcomeUnknown, FrameError):
             return None
-        for partition, code, value in read(answer):
-            answers[partition] = (code, value)
+        try:
+            for partition, code, value in read(answer):
+                answers[partition] = (code, value)
+        except _NO_SUCH_ANSWER:
+            connection.close()
         return None
 
     def list_offsets(

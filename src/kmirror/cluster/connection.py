@@ -11,6 +11,7 @@ next one is sent.
 
 from __future__ import annotations
 
+import mmap
 import socket
 import ssl
 import struct
@@ -33,6 +34,10 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_HANDSHAKE_FRAME_BYTES = 1 << 20
 #: sendmsg takes at most this many buffers at once (IOV_MAX).
 _MAX_BUFFERS = 1024
+#: Room for a larger frame is taken from the system, which gives it page by page as bytes arrive: a length is a claim.
+_CLAIMED_BYTES = 4 << 20
+#: A broker that asks us to be silent for longer is asked again then; it mutes the connection itself (KIP-219).
+_LONGEST_THROTTLE_MS = 300_000
 #: As much of a large frame is waited for before it is read on.
 _AWAITED_BYTES = 1 << 20
 #: Small answers are read together, up to so many bytes at once.
@@ -41,6 +46,9 @@ _INBOX_BYTES = 64 << 10
 _SPARE_BUFFERS = 8
 #: How much of a SASL session's life a connection is used for.
 _SESSION_PART = 0.85
+_HIGHEST_PORT = 65535
+#: Metadata's key.
+_METADATA = 3
 
 
 class ConnectFailedError(UnreachableError):
@@ -97,8 +105,10 @@ class Connection:
     def _open(cls, host: str, port: int, config: ClientConfig) -> Connection:
         timeout = config.connect_timeout_ms / 1000
         try:
+            if not host or not 0 < port <= _HIGHEST_PORT:
+                raise OSError("this is no address")
             sock = socket.create_connection((host, port), timeout=timeout)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that can be no host's
             is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             raise (UnknownHostError if is_unknown else ConnectFailedError)(
                 f"cannot connect to {host}:{port}: {_reason_of(error)}",
@@ -140,7 +150,14 @@ class Connection:
         answer = self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
         if answer.error_code:
             raise ConnectFailedError(f"{self.address} refuses ApiVersions with error {answer.error_code}")
-        self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
+        self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys or ()}
+        lowest, highest = self.api_versions.get(_METADATA, (0, -1))
+        if lowest > highest:
+            # such a connection would be kept, and be of no use
+            raise ConnectFailedError(
+                f"{self.address} offers no version of Metadata, which every broker does",
+                "name brokers in bootstrap.servers, no controllers",
+            )
         if self.config.sasl_mechanism is not None:
             lifetime_ms = authenticate(self._exchange, self.config, self.address)
             if lifetime_ms:
@@ -221,7 +238,7 @@ class Connection:
     def note_throttle(self, throttle_time_ms: int) -> None:
         """Note how long the broker asked us to send nothing."""
         if throttle_time_ms > 0:
-            self._throttled_until = time.monotonic() + throttle_time_ms / 1000
+            self._throttled_until = time.monotonic() + min(throttle_time_ms, _LONGEST_THROTTLE_MS) / 1000
 
     @property
     def is_throttled(self) -> bool:
@@ -281,7 +298,7 @@ class Connection:
         return answer
 
     def _receive(self, size: int, deadline: float) -> memoryview:
-        buffer = memoryview(bytearray(size))
+        buffer = _room_for(size)
         filled = 0
         while filled < size:
             left = deadline - time.monotonic()
@@ -447,7 +464,7 @@ class Stream:
 
     def _buffer(self, size: int) -> memoryview:
         if size > self._buffer_bytes or size < self._buffer_bytes >> 5:
-            return memoryview(bytearray(size))
+            return _room_for(size)
         spare = self._spare.pop() if self._spare else bytearray(self._buffer_bytes)
         return memoryview(spare)[:size]
 
@@ -456,6 +473,11 @@ class Stream:
         owner = frame.obj
         if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
             self._spare.append(owner)
+
+
+def _room_for(size: int) -> memoryview:
+    """Return room for a frame that claims to be so large. Raises OSError where the system has not so much."""
+    return memoryview(bytearray(size) if size <= _CLAIMED_BYTES else mmap.mmap(-1, size))
 
 
 def _reason_of(error: BaseException) -> str:

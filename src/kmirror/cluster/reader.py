@@ -80,7 +80,7 @@ class PartitionReader:
             if answer.throttle_time_ms and not answer.partitions:
                 attempt -= 1  # a consumer quota: the broker says nothing but how long to wait
                 continue
-            part = answer.partitions[0] if answer.partitions else None
+            part = next((part for part in answer.partitions if part.key == key), None)
             code = answer.error_code or (part.error_code if part else Code.UNKNOWN_SERVER_ERROR)
             if part and not code:
                 return part
@@ -122,7 +122,7 @@ def read_batches(
     while offset < end:
         records = reader.fetch(offset, max_wait_ms=500).records
         headers = list(batch_headers(records))
-        if not headers:
+        if not headers or headers[-1].next_offset <= offset:
             return
         offset = headers[-1].next_offset
         yield records[: headers[-1].position + headers[-1].size_in_bytes], offset

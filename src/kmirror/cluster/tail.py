@@ -19,6 +19,7 @@ from kmirror.cluster.protocol.fetch import (
 from kmirror.cluster.protocol.isolation import Isolation, Kind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
+from kmirror.cluster.protocol.wire import FrameError
 from kmirror.errors import BrokerError, OutcomeUnknown
 
 _FETCH_BYTES = 4 << 20
@@ -94,7 +95,9 @@ class Tail:
             raise BrokerError(answer.error_code, code_name(answer.error_code), f"following {self._partition}")
         if not answer.partitions:
             return TailAnswer([], reached_end=True)
-        (part,) = answer.partitions
+        part = next((part for part in answer.partitions if part.key == self._key), None)
+        if part is None:
+            raise FrameError(f"{connection.address} responded for different partitions")
         if part.error_code == Code.OFFSET_OUT_OF_RANGE:
             self._offset = None
         if part.error_code:

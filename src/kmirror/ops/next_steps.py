@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from kmirror.errors import Reason
+from kmirror.words import at_time
 
 _RESET = (
     "to archive the mirror topic's records and copy the new topic: kmirror recover --mirror {mirror} --topics"
@@ -56,5 +55,5 @@ def failure_text(message: str | None, since_ms: int | None, reason: Reason | Non
     """Return what is told of a FAILED partition: what happened, since when, what to type. The time is epoch ms."""
     told = [message or "FAILED"]
     if since_ms is not None:
-        told.append(f"FAILED since {datetime.fromtimestamp(since_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        told.append(f"FAILED since {at_time(since_ms)}")
     return "; ".join([*told, next_step(reason, mirror, topic)])

@@ -9,7 +9,6 @@ Pure and light: lanes import this module in Spark workers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -22,7 +21,7 @@ from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
 from kmirror.state.group_records import GroupRecord, GroupsRecord
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.rights_records import RightsRecord
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, load, parse, read
 from kmirror.state.workflow_records import WorkflowRecord
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
@@ -552,7 +551,7 @@ def _fields_of(record: Any, skip: int = 0) -> dict[str, Any]:
 
 
 def _key_of(key: bytes) -> Key:
-    parsed = json.loads(key)
+    parsed = load(key)
     if not isinstance(parsed, list) or not parsed or not all(type(name) in (str, int) for name in parsed):
         raise ValueError("not an array of kind and names")
     return tuple(parsed)

@@ -9,6 +9,7 @@ A mapping's keys are JSON strings, also where they are numbers; a named tuple is
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -20,6 +21,11 @@ SCHEMA_VERSION = 1
 
 #: What reading bytes of another program may raise here.
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+
+#: What is wrong with a field is told with so much of it.
+_SHOWN = 80
+#: No sum of offsets, times or counts has so many bits; and all below can be reckoned with as any number.
+_MOST_BITS = 127
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
@@ -33,14 +39,32 @@ def dump(value: Any, fields_of: Callable[[Any], dict[str, Any] | list[Any]] | No
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False, default=fields_of).encode()
 
 
+def load(value: bytes) -> Any:
+    """Return what compact JSON says, if it can be stored again and printed. Raises one of UNREADABLE."""
+    parsed = _DECODER.decode(value.decode())
+    if b"\\u" in value:
+        json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+    return parsed
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def parse(value: bytes) -> dict[str, Any]:
     """Return the fields of a stored value whose schema version is known. Raises one of UNREADABLE."""
-    parsed = json.loads(value)
+    parsed = load(value)
     if not isinstance(parsed, dict):
         raise ValueError("its value is not a JSON object")
     version = parsed.pop("v", None)
     if type(version) is not int or version > SCHEMA_VERSION:
-        raise ValueError(f"its schema version is {version!r}, this kmirror knows {SCHEMA_VERSION}")
+        raise ValueError(f"its schema version is {_shown(version)}, this kmirror knows {SCHEMA_VERSION}")
     return parsed
 
 
@@ -57,8 +81,10 @@ def _reader(kind: Any) -> Reader:
     if kind is Any:
         return lambda value: value
     if kind is float:
-        return lambda value: float(_exactly(value, int, float))
-    if kind in (int, str, bool):
+        return lambda value: float(_integer(value) if type(value) is int else _exactly(value, float))
+    if kind is int:
+        return _integer
+    if kind in (str, bool):
         return lambda value: _exactly(value, kind)  # not isinstance: true is no number
     if get_origin(kind) is UnionType:
         (one,) = (argument for argument in arguments if argument is not NoneType)
@@ -76,6 +102,17 @@ def _exactly(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise ValueError(repr(value))
     return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or value.bit_length() > _MOST_BITS:
+        raise ValueError(repr(value))
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _array(arguments: tuple[Any, ...]) -> Reader:
@@ -127,7 +164,7 @@ def _object(kind: Any) -> Reader:
                 try:
                     known[name] = reader(found)
                 except UNREADABLE as error:
-                    raise ValueError(f"its field {name!r} is {found!r}") from error
+                    raise ValueError(f"its field {name!r} is {_shown(found)}") from error
             elif name not in known and name not in has_default:
                 raise ValueError(f"its field {name!r} is None")
         return kind(**known, extra=rest) if keeps_extra else kind(**known)

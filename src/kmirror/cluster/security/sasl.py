@@ -12,6 +12,8 @@ from kmirror.cluster.security.tokens import TOKENS, Token, TokenSource
 from kmirror.errors import Reason, UnreachableError
 
 _UNSUPPORTED_SASL_MECHANISM = 33
+#: Kerberos takes the most, three; a broker that never comes to an end is none.
+_MOST_ROUNDS = 10
 
 
 def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfig, address: str) -> int:
@@ -30,7 +32,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
     name = config.sasl_mechanism or ""
     handshake = exchange(SaslHandshakeRequest(mechanism=name), 1, timeout)
     if handshake.error_code:
-        offered = ", ".join(handshake.mechanisms) or "none"
+        offered = ", ".join(handshake.mechanisms or ()) or "none"
         raise UnreachableError(
             f"{address} does not support SASL mechanism {name}",
             f"set sasl.mechanism to one it offers: {offered}"
@@ -41,17 +43,22 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
     mechanism = bearer or _mechanism(config, address)
     lifetime_ms = 0
     try:
+        rounds = 0
         while not mechanism.is_done():
+            rounds += 1
+            if rounds > _MOST_ROUNDS:
+                raise ValueError(f"no end of the login after {_MOST_ROUNDS} answers")
             answer = exchange(SaslAuthenticateRequest(auth_bytes=mechanism.auth_bytes()), 2, timeout)
             if answer.error_code:
                 if bearer is not None:
                     bearer.forget()
                 raise _refusal(config, address, answer.error_message or "authentication failed")
             lifetime_ms = answer.session_lifetime_ms or 0
-            mechanism.receive(answer.auth_bytes)
-    except ValueError as error:
+            mechanism.receive(answer.auth_bytes or b"")
+    except (ValueError, KeyError, OverflowError) as error:
+        why = str(error) if isinstance(error, ValueError) else "its answer is not one of this mechanism"
         raise UnreachableError(
-            f"{address} did not prove that it knows the password of {config.username}: {error}",
+            f"{address} did not prove that it knows the password of {config.username}: {why}",
             "check that this is the right cluster",
             Reason.AUTHENTICATION_FAILED,
         ) from None

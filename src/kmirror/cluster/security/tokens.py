@@ -20,6 +20,8 @@ from kmirror.errors import KmirrorError, Reason, UnreachableError
 #: A token that is still valid is replaced by one that is had within this time, or after a pause.
 _REFRESH_S = 2.0
 _REFRESH_PAUSE_S = 10.0
+#: The end of the year 9999; a token that lasts longer was not made by a clock.
+_LAST_SECOND = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def claims_of(token: str) -> Mapping[str, Any]:
     try:
         _, payload, _ = token.split(".")
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    except (ValueError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return {}
     return claims if isinstance(claims, dict) else {}
 
@@ -150,7 +152,7 @@ def expiry_of(token: str, whence: str) -> float:
         UnreachableError: reason AUTHENTICATION_FAILED; it does not say.
     """
     expires_at = claims_of(token).get("exp")
-    if isinstance(expires_at, bool) or not isinstance(expires_at, int | float):
+    if not isinstance(expires_at, int | float) or isinstance(expires_at, bool) or not 0 <= expires_at <= _LAST_SECOND:
         raise UnreachableError(
             f"the token of {whence} does not say when it ends",
             "kmirror takes JSON web tokens with a claim exp",

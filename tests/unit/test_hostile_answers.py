@@ -1,0 +1,259 @@
+"""Answers that no broker should have given: a frame error and a new connection at most."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import strategies as st
+from kafka.protocol.consumer import ListOffsetsResponse
+from kafka.protocol.metadata import MetadataResponse
+from kafka.protocol.producer import ProduceResponse, WriteTxnMarkersResponse
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
+from kmirror.cluster.protocol import fetch, log_end, markers, produce, topic_ids
+from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.sasl import authenticate
+from kmirror.cluster.share_offsets import decode_altered, decode_described
+from kmirror.errors import OutcomeUnknown, Reason, UnreachableError
+from tests.support.fetch_messages import full_answer
+from tests.support.frames import PLAIN
+from tests.support.hostile import AMOUNTS, explore, spoiled
+
+ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
+
+
+def encoded(message: Any, version: int) -> bytes:
+    """Encode an answer with the second library, from its correlation id on."""
+    message.API_VERSION = version
+    message.with_header(correlation_id=1)
+    return bytes(message.encode(header=True))
+
+
+def produced() -> bytes:
+    topic = ProduceResponse.TopicProduceResponse
+    part = topic.PartitionProduceResponse
+    error = part.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="too old")
+    parts = [
+        part(index=0, error_code=0, base_offset=5, record_errors=[], error_message=None),
+        part(index=1, error_code=87, base_offset=-1, record_errors=[error], error_message="one record"),
+    ]
+    return encoded(ProduceResponse(responses=[topic(name="t", topic_id=ID, partition_responses=parts)]), 12)
+
+
+def marked() -> bytes:
+    marker = WriteTxnMarkersResponse.WritableTxnMarkerResult
+    topic = marker.WritableTxnMarkerTopicResult
+    part = topic.WritableTxnMarkerPartitionResult
+    topics = [
+        topic(name="t", partitions=[part(partition_index=0, error_code=0), part(partition_index=1, error_code=6)])
+    ]
+    return encoded(WriteTxnMarkersResponse(markers=[marker(producer_id=5, topics=topics)]), 1)
+
+
+def listed() -> bytes:
+    topic = ListOffsetsResponse.ListOffsetsTopicResponse
+    part = topic.ListOffsetsPartitionResponse(partition_index=0, error_code=0, timestamp=-1, offset=9, leader_epoch=2)
+    return encoded(ListOffsetsResponse(topics=[topic(name="t", partitions=[part])]), 9)
+
+
+def described(version: int) -> bytes:
+    broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="there", port=9092, rack="r")
+    topic = MetadataResponse.MetadataResponseTopic
+    part = topic.MetadataResponsePartition(
+        error_code=0,
+        partition_index=0,
+        leader_id=1,
+        leader_epoch=3,
+        replica_nodes=[1, 2],
+        isr_nodes=[1],
+        offline_replicas=[],
+    )
+    topics = [topic(error_code=0, name="t", topic_id=ID, is_internal=False, partitions=[part])]
+    answer = MetadataResponse(brokers=[broker], cluster_id="c", controller_id=1, topics=topics)
+    return encoded(answer, version)
+
+
+def by_name(frame: memoryview) -> None:
+    try:
+        fetch.decode_answer(frame, {}, by_name=True)
+    except (struct.error, IndexError):
+        raise FrameError("as FetchSession.answer says it") from None
+
+
+DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
+    "fetch": (full_answer(), lambda frame: fetch.FetchSession("k", 13).answer(frame)),
+    "fetch by name": (full_answer(), by_name),
+    "produce": (produced(), lambda frame: produce.answer(frame, 12)),
+    "produce by id": (produced(), lambda frame: produce.answer(frame, 13)),
+    "markers": (marked(), lambda frame: markers.answer(frame, 1)),
+    "log ends": (listed(), lambda frame: (log_end.answer(frame, 9), log_end.throttle_time_ms(frame))),
+    "topic ids": (described(10), topic_ids.answer),
+    "share offsets": (listed(), decode_described),
+    "share offsets set": (listed(), lambda frame: decode_altered(frame, [])),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@AMOUNTS
+def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
+    sound, decode = DECODERS[name]
+
+    def check(data: bytes) -> None:
+        with suppress(FrameError):
+            decode(memoryview(data))
+
+    explore(amount, spoiled([sound]) | st.binary(max_size=60), check)
+
+
+# -- over a connection -------------------------------------------------------------------------------------------------
+
+
+class Answering(Connection):
+    """A connection whose broker gives one answer, whatever it is asked."""
+
+    def __init__(self, config: ClientConfig = PLAIN) -> None:
+        ours, self._theirs = socket.socketpair()
+        super().__init__("there", 9092, config, ours)
+        self.api_versions = dict.fromkeys(range(100), (0, 100))
+        self.answer = b""
+
+    def exchange_frame(self, buffers: Any, correlation_id: int, timeout: float) -> memoryview:
+        return memoryview(self.answer)
+
+    def note_throttle(self, throttle_time_ms: int) -> None:
+        """Wait for nothing."""
+
+    def close(self) -> None:
+        super().close()
+        self._theirs.close()
+
+
+class OneBroker(ClusterClient):
+    """A client all of whose brokers are the same connection."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN)
+        self.broker = Answering()
+
+    def ask_any(self, message: Any, **how: Any) -> Any:
+        return self.broker.request(message, highest=how.get("highest"))
+
+
+@AMOUNTS
+def test_metadata_are_read_or_a_frame_error(amount: int) -> None:
+    client = OneBroker()
+
+    def check(data: bytes) -> None:
+        client.broker.answer = data
+        with suppress(FrameError, UnreachableError):
+            assert isinstance(client.metadata(["t"]), ClusterMetadata)
+
+    explore(amount, spoiled([described(12)]), check)
+    client.broker.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [("", 9092), (None, 9092), ("127.0.0.1", 0), ("127.0.0.1", -1), ("127.0.0.1", 1 << 16), ("a..b", 1), ("\0", 1)],
+)
+def test_an_address_that_is_none_is_a_broker_that_cannot_be_reached(address: tuple[Any, int]) -> None:
+    with pytest.raises(ConnectFailedError, match="cannot connect to"):
+        Connection.open(*address, PLAIN)
+
+
+def resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def test_a_frame_takes_memory_as_its_bytes_arrive_not_as_its_length_says() -> None:
+    ours, theirs = socket.socketpair()
+    before = resident_bytes()
+    stream = Stream(Connection("there", 1, PLAIN, ours), 100_000)
+    theirs.sendall(struct.pack(">i", 1 << 30) + bytes(50_000))
+    assert stream.receive() is None
+    connection = Connection("there", 1, PLAIN, theirs)
+    connection._largest_frame = 1 << 30
+    ours.setblocking(True)
+    ours.sendall(struct.pack(">i", 1 << 30) + bytes(50_000))
+    with pytest.raises(OutcomeUnknown, match="timed out"):
+        connection.exchange_frame([], 1, 0.05)
+    assert resident_bytes() - before < 100 << 20
+    stream.close()
+    connection.close()
+
+
+def test_a_throttle_of_weeks_is_asked_after_within_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    ours, theirs = socket.socketpair()
+    connection = Connection("there", 1, PLAIN, ours)
+    connection.note_throttle((1 << 31) - 1)
+    connection.wait_for_throttle()
+    assert [299 < seconds <= 300 for seconds in waits] == [True]
+    connection.close()
+    theirs.close()
+
+
+# -- logins ------------------------------------------------------------------------------------------------------------
+
+SCRAM = client_config(
+    {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="u" password="${env:PASSWORD}";',
+    },
+    {"PASSWORD": "secret"},
+)
+
+
+def logged_in(answers: Callable[[bytes], bytes | None]) -> int:
+    """Log in to a broker that answers so; `%n` stands for the client's nonce."""
+    asked: list[Any] = []
+
+    def exchange(request: Any, version: int, timeout: float) -> Any:
+        if request.name.startswith("SaslHandshake"):
+            return SaslHandshakeResponse(error_code=0, mechanisms=["SCRAM-SHA-256"])
+        asked.append(request)
+        nonce = asked[0].auth_bytes.partition(b"r=")[2]
+        return SaslAuthenticateResponse(
+            error_code=0, error_message=None, auth_bytes=answers(nonce), session_lifetime_ms=0
+        )
+
+    return authenticate(exchange, SCRAM, "there:9092")
+
+
+def refused(answer: bytes | None) -> UnreachableError:
+    with pytest.raises(UnreachableError) as error:
+        logged_in(lambda nonce: answer.replace(b"%n", nonce) if answer is not None else None)
+    assert "secret" not in str(error.value)
+    return error.value
+
+
+@AMOUNTS
+def test_a_broker_that_is_none_is_not_logged_in_to(amount: int) -> None:
+    def check(answer: bytes) -> None:
+        assert refused(answer).reason is Reason.AUTHENTICATION_FAILED
+
+    explore(amount, spoiled([b"r=%n99,s=c2FsdA==,i=4096"]) | st.binary(max_size=40), check)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, b"", b"r=%n9", b"r=%n9,s=c2FsdA==,i=-1", b"r=%n9,s=c2FsdA==,i=0", b"r=%n9,s=c2FsdA==,i=2147483647", b"\xff"],
+)
+def test_half_an_answer_to_a_login_is_a_refusal(answer: bytes | None) -> None:
+    assert "did not prove that it knows the password of u" in refused(answer).message
