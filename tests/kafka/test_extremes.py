@@ -61,7 +61,7 @@ def test_the_longest_names_go_through_every_verb(
     for name in names:
         make_topic(cluster_pair.source, name)
         produce(cluster_pair.source, name, ["1", "2"])
-    assert outcomes(add(destination, mirror, selector(*names))) == dict.fromkeys(names, "added")
+    assert outcomes(add(destination, mirror, selector(*names))) == dict.fromkeys(names, "DONE")
     rows = json.loads(typed(cluster, "describe", *of_mirror, "--json").stdout)
     assert sorted(row["topic"] for row in rows) == sorted(names)
     for name in names:

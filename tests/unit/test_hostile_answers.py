@@ -17,12 +17,10 @@ from kafka.protocol.metadata import MetadataResponse
 from kafka.protocol.producer import ProduceResponse, WriteTxnMarkersResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
-from kmirror.cluster.protocol import fetch, log_end, markers, produce, topic_ids
-from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, topic_ids
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.share_offsets import decode_altered, decode_described
 from kmirror.errors import OutcomeUnknown, Reason, UnreachableError
@@ -97,7 +95,9 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "produce": (produced(), lambda frame: produce.answer(frame, 12)),
     "produce by id": (produced(), lambda frame: produce.answer(frame, 13)),
     "markers": (marked(), lambda frame: markers.answer(frame, 1)),
-    "log ends": (listed(), lambda frame: (log_end.answer(frame, 9), log_end.throttle_time_ms(frame))),
+    "offsets": (listed(), lambda frame: list_offsets.answer(frame, 9)),
+    "metadata": (described(12), lambda frame: metadata.answer(frame, 12)),
+    "metadata without ids": (described(9), lambda frame: metadata.answer(frame, 9)),
     "topic ids": (described(10), topic_ids.answer),
     "share offsets": (listed(), decode_described),
     "share offsets set": (listed(), lambda frame: decode_altered(frame, [])),
@@ -117,50 +117,6 @@ def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
 
 
 # -- over a connection -------------------------------------------------------------------------------------------------
-
-
-class Answering(Connection):
-    """A connection whose broker gives one answer, whatever it is asked."""
-
-    def __init__(self, config: ClientConfig = PLAIN) -> None:
-        ours, self._theirs = socket.socketpair()
-        super().__init__("there", 9092, config, ours)
-        self.api_versions = dict.fromkeys(range(100), (0, 100))
-        self.answer = b""
-
-    def exchange_frame(self, buffers: Any, correlation_id: int, timeout: float) -> memoryview:
-        return memoryview(self.answer)
-
-    def note_throttle(self, throttle_time_ms: int) -> None:
-        """Wait for nothing."""
-
-    def close(self) -> None:
-        super().close()
-        self._theirs.close()
-
-
-class OneBroker(ClusterClient):
-    """A client all of whose brokers are the same connection."""
-
-    def __init__(self) -> None:
-        super().__init__(PLAIN)
-        self.broker = Answering()
-
-    def ask_any(self, message: Any, **how: Any) -> Any:
-        return self.broker.request(message, highest=how.get("highest"))
-
-
-@AMOUNTS
-def test_metadata_are_read_or_a_frame_error(amount: int) -> None:
-    client = OneBroker()
-
-    def check(data: bytes) -> None:
-        client.broker.answer = data
-        with suppress(FrameError, UnreachableError):
-            assert isinstance(client.metadata(["t"]), ClusterMetadata)
-
-    explore(amount, spoiled([described(12)]), check)
-    client.broker.close()
 
 
 @pytest.mark.parametrize(
