@@ -216,6 +216,23 @@ def test_a_batch_that_would_end_the_memory_waits_until_lost_requests_cannot_arri
     assert [batch.base_offset for batch in copying.send()] == [11]
 
 
+def test_a_lost_request_whose_numbers_would_fit_elsewhere_by_now_is_waited_for(copying: Shell) -> None:
+    copying.fetch(stored(10))
+    copying.send()
+    copying.lose_destination()
+    copying.now += 1
+    # the broker had forgotten us, and numbers began again: the lost batch could follow ours by its number
+    renumbered = facts(10, producer=remembered(4, EPOCH_MS))
+    assert renumbered.filled_offsets(0) == 6
+    copying.inspect(renumbered)
+    assert copying.status == "waiting"
+    copying.now += SETTLE
+    assert copying.copy.due_for_inspection(copying.now)
+    copying.inspect(renumbered)
+    copying.fetch(stored(10))
+    assert [sequence_of(batch) for batch in copying.send()] == [4]
+
+
 def test_the_log_end_counts_only_when_it_was_read_after_the_predecessors_end(succeeding: Shell) -> None:
     succeeding.now += 19
     succeeding.copy.begin_inspection(succeeding.now)

@@ -16,7 +16,7 @@ from kmirror.state.client import boottime
 from kmirror.state.records import EngineRecord, EngineState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 
-_STEP_S = 0.2
+_STEP_S = 0.1
 
 
 class Handover(Enum):

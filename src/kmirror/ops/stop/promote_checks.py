@@ -24,7 +24,7 @@ from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.stop.promote_readiness import Completeness
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
-from kmirror.state.records import TopicRecord
+from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.topic_settings import sync_settings
 from kmirror.work import Watch
@@ -53,7 +53,9 @@ def settings_trouble(
     known = [topic for name in topics if (topic := state.topic(mirror, name))]
     if not settings.sync_topic_configs_enabled or not known:
         return {}
-    if not dry_run:
+    trouble, is_recorded = _compare_settings(destination, record, known)
+    if not dry_run and (trouble or not is_recorded):
+        # only then: while producers are blocked, nobody can write
         job = SettingsSyncJob(mirror, destination.properties)
         try:
             list(job.run(JobView(record, settings, tuple(known), {}, {})))
@@ -63,17 +65,32 @@ def settings_trouble(
             job.close()
         state = destination.state()
         known = [topic for name in topics if (topic := state.topic(mirror, name))]
-    with source_client(record.source) as source:
-        there = topic_settings(source, [topic.source_topic for topic in known])
-    here = topic_settings(destination.client, [topic.topic for topic in known])
-    trouble = {}
-    for topic in known:
+        trouble, _ = _compare_settings(destination, record, known)
+    return trouble
+
+
+def _compare_settings(
+    destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
+) -> tuple[dict[str, str], bool]:
+    """Return by topic what differs, as a sentence, and whether all that a stop will apply is on record as it is now.
+
+    What the source's own source has is not looked at: such topics differ from what is on record.
+    """
+    with source_client(mirror.source) as source:
+        there = topic_settings(source, [topic.source_topic for topic in topics])
+    here = topic_settings(destination.client, [topic.topic for topic in topics])
+    left_out = stored_settings(mirror.settings).properties_left_out
+    trouble, is_recorded = {}, True
+    for topic in topics:
         wanted, present = there.get(topic.source_topic, 0), here.get(topic.topic, 0)
         if isinstance(wanted, int) or isinstance(present, int):
             trouble[topic.topic] = "settings: they cannot be read on both sides"
-        elif changes := sync_settings(topic, wanted, present, settings.properties_left_out).changes:
-            trouble[topic.topic] = f"settings: {', '.join(sorted(changes))} differ from the source's"
-    return trouble
+            continue
+        sync = sync_settings(topic, wanted, present, left_out)
+        is_recorded &= sync.record == topic and topic.first_source_seen_ms is None
+        if sync.changes:
+            trouble[topic.topic] = f"settings: {', '.join(sorted(sync.changes))} differ from the source's"
+    return trouble, is_recorded
 
 
 def rights_trouble(destination: Destination, topics: Sequence[str]) -> dict[str, str]:
