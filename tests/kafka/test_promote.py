@@ -22,6 +22,7 @@ from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.topics import alter_topic
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
 
@@ -50,8 +51,13 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
         copied_once(engine, destination, mirror)
         drill = promote(destination, PromoteRequest(mirror, idle_ms=500), dry_run=True)
         assert drill.result.exit_code == 0, drill.result
+        # what has changed since the last sync, some of it for the stop alone, is looked at by the promote itself
+        alter_topic(cluster_pair.source, first, compression_type="gzip")
+        alter_topic(cluster_pair.source, second, max_compaction_lag_ms="123456789")
         done = promote(destination, PromoteRequest(mirror, idle_ms=500, timeout_ms=60_000), views.append)
     assert done.result.exit_code == 0, done.result
+    assert settings_of(cluster_pair.destination, first)["compression.type"] == "gzip"
+    assert settings_of(cluster_pair.destination, second)["max.compaction.lag.ms"] == "123456789"
     assert {(r.topic, r.partition, r.result, r.last_mirrored_offset) for r in done.result.results} == {
         (topic, partition, Outcome.DONE, 0 if partition else 3) for topic in (first, second) for partition in range(2)
     }

@@ -15,30 +15,51 @@ from tests.support.frames import PLAIN
 from tests.support.partition_shell import Shell, facts, remembered, stored
 
 
+class Sending:
+    """A link with a batch to send, and room for one more request, until `deadline`; `theirs` is the broker's end."""
+
+    def __init__(self, deadline: float) -> None:
+        self.shell, today = Shell(), now_ms()
+        self.shell.inspect(facts(producer=remembered(0, today)))
+        self.shell.fetch(*(stored(number, timestamp=today) for number in range(2)))
+        self.shell.copy.may_send(today)
+        self.shell.copy.take()
+        self.shell.answer()
+        ours, self.theirs = socket.socketpair()
+        stream = Stream(Connection("there", 2, PLAIN, ours), 1000)
+        self.link = DestinationLink(2, stream, produce.HIGHEST_VERSION)
+        self.link.in_flight.extend(ProduceRequest(n, 0.0, [], 0, 0, False) for n in range(REQUESTS_IN_FLIGHT - 1))
+        self.link.ready[self.shell.copy] = None
+        self.work: Any = SimpleNamespace(
+            loop=SimpleNamespace(hang_up=lambda link: link.stream.close()),
+            destination_config=PLAIN,
+            control=SimpleNamespace(deadline=deadline),
+            destinations={2: self.link},
+            all=[self.shell.copy],
+            many_topics=False,
+            may_send=lambda _: True,
+        )
+
+    def pump(self) -> None:
+        others: Any = SimpleNamespace(collect=lambda: None, lose=lambda *_: None)
+        Appending(self.work, others, others).pump(self.link)
+
+
 def test_a_connection_that_breaks_under_the_last_request_that_may_be_sent_is_only_lost() -> None:
-    shell, today = Shell(), now_ms()
-    shell.inspect(facts(producer=remembered(0, today)))
-    shell.fetch(*(stored(number, timestamp=today) for number in range(2)))
-    shell.copy.may_send(today)
-    shell.copy.take()
-    shell.answer()
-    ours, theirs = socket.socketpair()
-    stream = Stream(Connection("there", 2, PLAIN, ours), 1000)
-    link = DestinationLink(2, stream, produce.HIGHEST_VERSION)
-    link.in_flight.extend(ProduceRequest(number, 0.0, [], 0, 0, False) for number in range(REQUESTS_IN_FLIGHT - 1))
-    link.ready[shell.copy] = None
-    theirs.close()
-    work: Any = SimpleNamespace(
-        loop=SimpleNamespace(hang_up=lambda link: link.stream.close()),
-        destination_config=PLAIN,
-        control=SimpleNamespace(deadline=float("inf")),
-        destinations={2: link},
-        all=[shell.copy],
-        many_topics=False,
-        may_send=lambda _: True,
-    )
-    others: Any = SimpleNamespace(collect=lambda: None, lose=lambda *_: None)
-    Appending(work, others, others).pump(link)
-    assert work.destinations == {}
-    assert len(link.in_flight) == REQUESTS_IN_FLIGHT
-    assert shell.status == "waiting"
+    sending = Sending(deadline=float("inf"))
+    sending.theirs.close()
+    sending.pump()
+    assert sending.work.destinations == {}
+    assert len(sending.link.in_flight) == REQUESTS_IN_FLIGHT
+    assert sending.shell.status == "waiting"
+
+
+def test_a_lane_whose_time_ends_while_it_makes_a_request_hangs_up_and_sends_no_byte() -> None:
+    sending = Sending(deadline=0.0)
+    sending.pump()
+    assert sending.work.destinations == {}
+    with sending.theirs as theirs:
+        assert theirs.recv(1) == b""
+    assert sending.shell.status == "waiting"
+    # it may have been sent, as far as the copy knows
+    assert sending.shell.copy.retry.trouble is not None
