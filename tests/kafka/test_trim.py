@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
+from kmirror.cluster import trim
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
@@ -38,6 +38,7 @@ from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
 from tests.support.real_logs import BUSY
+from tests.support.spawned import PROCESSES
 from tests.support.waiting import wait_until
 
 TRIMMED_SETTINGS = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -223,24 +224,24 @@ def test_when_deleting_fails_everything_is_put_back(
     assert bounds(client, partition) == (0, 100)
 
 
-CRASH = """
-import os, signal, sys
-from kmirror.cluster import trim
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+def trim_and_die(servers: str, topic: str, offset: int) -> None:
+    """Begin a trim, and die once settings are changed."""
+    really = trim._alter
 
-servers, topic, offset = sys.argv[1:]
-with ClusterClient(client_config({"bootstrap.servers": servers})) as client:
-    really, asked = trim._alter, []
-
-    def alter(*args):
-        really(*args)
+    def alter(*arguments: Any) -> None:
+        really(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    trim._alter = alter
-    trim.trim_compacted(client, {TopicPartition(topic, 0): int(offset)})
-"""
+    trim._alter = alter  # type: ignore[assignment]
+    with ClusterClient(client_config({"bootstrap.servers": servers})) as client:
+        trim_compacted(client, {TopicPartition(topic, 0): offset})
+
+
+def assert_dies(cluster: SandboxCluster, topic: str, offset: int) -> None:
+    dying = PROCESSES.Process(target=trim_and_die, args=(cluster.bootstrap_servers, topic, offset))
+    dying.start()
+    dying.join(60)
+    assert dying.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("own", OWN_SETTINGS)
@@ -253,8 +254,7 @@ def test_what_a_crash_in_the_middle_leaves_is_known_and_repaired(
     filled(cluster, topic, end=100, last=old)
     partition = TopicPartition(topic, 0)
     for repair in ("restore", "trim"):  # in one go: a repaired topic is like any other
-        arguments = [sys.executable, "-c", CRASH, cluster.bootstrap_servers, topic, "60"]
-        assert subprocess.run(arguments, check=False, timeout=60).returncode == -signal.SIGKILL
+        assert_dies(cluster, topic, 60)
         wait_until(lambda: unfinished_trims(client, [topic]) == [topic])
         assert own_settings(cluster, topic)["cleanup.policy"] == "compact,delete"
         assert bounds(client, partition) == (0, 105)
@@ -280,7 +280,6 @@ def test_a_policy_that_is_the_brokers_default_stays_that(make_cluster: MakeClust
         filled(cluster, topic, end=100)
         assert trim_compacted(client, {partition: 60}) == {partition: Trimmed(0, 60)}
         wait_until(lambda: own_settings(cluster, topic) == {})
-        arguments = [sys.executable, "-c", CRASH, cluster.bootstrap_servers, topic, "70"]
-        assert subprocess.run(arguments, check=False, timeout=60).returncode == -signal.SIGKILL
+        assert_dies(cluster, topic, 70)
         wait_until(lambda: restore_settings(client, [topic]) == [topic])
         wait_until(lambda: own_settings(cluster, topic) == {})
