@@ -338,8 +338,8 @@ class _WorldRun:
                 source.cluster.kill(broker.node_id)
         words = ("--topics", ",".join(names), "--yes", "--json")
         code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
+        source.heal()  # first, so that the load can end what it has begun
         self._end_load()
-        source.heal()
         if code:
             return [{"what": f"failover ended with {code}", "said": json.loads(said) if said else None}]
         found = self._judge(names, ends_of(said)) + self._overseer.judge_groups(names, quiet=False)
