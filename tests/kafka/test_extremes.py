@@ -106,6 +106,12 @@ def test_a_group_of_any_name_keeps_its_offsets(cluster_pair: ClusterPair, destin
         assert typed(cluster_pair.destination, "describe", "--mirror", scene.mirror, "--groups").returncode == 0
 
 
+def memory(what: str) -> int:
+    """Return how many bytes this process holds (VmRSS), or has held at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) << 10
+
+
 @pytest.mark.long
 def test_a_record_of_100_mb_is_copied_with_bounded_memory(make_cluster: MakeCluster) -> None:
     limits = {"message.max.bytes": "120000000", "socket.request.max.bytes": "150000000"}
@@ -116,8 +122,19 @@ def test_a_record_of_100_mb_is_copied_with_bounded_memory(make_cluster: MakeClus
             with Leader(mirror.source, topic) as leader:
                 for value in (b"small", bytes(100_000_000), b"small"):
                     assert leader.append_as_is(batch_of(value=value)).error_code == 0
-        lane = mirror.start()
-        mirror.wait_copied(lane, 120)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+        before = memory("VmRSS")
+        patient = {**cluster.client_properties(), "request.timeout.ms": "30000"}
+        lane = mirror.start(source_properties=patient, destination_properties=patient)
+
+        def is_copied() -> bool:
+            mirror.claim()  # an engine says now and then that it is there
+            return mirror.destination_ends() == mirror.source_ends()
+
+        mirror.wait(lane, is_copied, 120)
         mirror.stop(lane)
+        # one is received, and each partition's is held until it is appended
+        grown = memory("VmHWM") - before
+        assert grown < 400 << 20, grown
         for topic in topics:
             assert_same(mirror, topic)

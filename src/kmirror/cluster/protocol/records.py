@@ -104,7 +104,8 @@ def _in_room(decompress_into: Callable[[memoryview, bytearray], int], data: memo
     while True:
         room = bytearray(size)
         try:
-            return memoryview(room)[: decompress_into(data, room)].toreadonly()
+            filled = memoryview(room)[: decompress_into(data, room)]
+            return memoryview(bytes(filled)) if 2 * len(filled) < size else filled.toreadonly()
         except cramjam.DecompressionError as error:
             if str(error) != _NO_ROOM:
                 raise
