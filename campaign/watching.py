@@ -76,6 +76,8 @@ def wait_group(source: str, destination: str, group: str, places: Sequence[Place
         starts, stops = bounds(destination, places)
         logs = {place: (starts[place], stops[place]) for place in places}
         wrong = judge_group(here, there, logs, quiet=seconds > 0)
+        if seconds and not here:
+            wrong = ["it has committed nothing at the source"]
         if not wrong or time.monotonic() > deadline:
             return wrong
         time.sleep(1)
