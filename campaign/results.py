@@ -103,7 +103,7 @@ def _lines(found: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
         yield f"Done under their copies: {_counted(done)}."
     some = worlds + logs
     if some:
-        versions = sorted({" to ".join(one["versions"]) for one in some})
+        versions = sorted({" to ".join(one.get("versions") or one["ground"]["versions"]) for one in some})
         commits = sorted({one["commit"] for one in some})
         yield f"Kafka {', '.join(versions)}; kmirror at {', '.join(commits)}; {min(one['date'] for one in some)} to"
         yield f"{max(one['date'] for one in some)}. Seeds are in [campaign.json](results/campaign.json)."

@@ -16,7 +16,7 @@ from campaign.load import body
 from campaign.nemesis import ACTS
 from campaign.oracle import compare, compare_isolation
 from campaign.reading import LOG_APPEND_TIME, Record, Seen, is_whole
-from campaign.results import BEGIN, END, PAGE, Results, stored_tables, was_done
+from campaign.results import BEGIN, END, PAGE, Results, stored_tables, tables, was_done
 from campaign.world import Act, Ending, Kind, with_acts, world_of
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.records import read_records
@@ -226,6 +226,20 @@ def test_results_are_added_up(tmp_path: Path) -> None:
     assert stored["logs"][0]["violations"] == [{"what": "lacks", "count": 2}]
     assert stored["worlds"][0]["faults"] == {"pause": 2}
     assert Results(file).known_logs == {"7/0"}
+
+
+def test_the_tables_add_up_worlds_and_logs() -> None:
+    run = {"commit": "abc", "date": "2026-01-01", "seconds": 1800.0, "violations": []}
+    world = {**run, "ground": {"versions": ["3.9.2", "4.3.1"]}, "ending": "promote", "faults": {"pause": 2}}
+    seen = {"records": 9, "hiddenOffsets": 3, "cleanedOffsets": 1}
+    logs = {**run, **seen, "versions": ["4.3.1", "4.3.1"], "logs": 500, "faults": {"lane killed": 2}, "features": {}}
+    text = tables({"worlds": [world, world], "logs": [logs, {**logs, "violations": [{"what": "lacks"}]}]})
+    assert "| how many | 2 | 1,000 |" in text
+    assert "| faults | 4 | 4 |" in text
+    assert "| hours | 1.0 | 1.0 |" in text
+    assert "| runs with a violation | 0 | 1 |" in text
+    assert "18 records were judged" in text
+    assert "3.9.2 to 4.3.1, 4.3.1 to 4.3.1" in text
 
 
 def test_the_page_says_what_was_found() -> None:
