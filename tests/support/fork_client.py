@@ -18,10 +18,15 @@ def ask(
 ) -> tuple[socket.socket, int]:
     """Have a module run with arguments and these three streams; return what will tell its exit code, and its pid."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
+    connection.connect(socket_name(address))
     socket.send_fds(connection, [b"\n"], list(streams))
     connection.sendall(json.dumps([list(words), dict(environ), cwd]).encode() + b"\n")
     return connection, exit_code(connection)
+
+
+def socket_name(address: str) -> str:
+    """Return a name that no file has: it is gone with its server (unix(7), abstract sockets)."""
+    return f"\0{address}"
 
 
 def exit_code(connection: socket.socket) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kmirror
+from tests.support.fork_client import socket_name
 
 #: Modules that are programs, or need what is not installed.
 _LEFT_OUT = ("__main__", "kmirror.engine.spark.daemon")
@@ -54,7 +55,7 @@ def _serve(address: str) -> _Command | None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     running: dict[int, socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-        listener.bind(address)
+        listener.bind(socket_name(address))
         listener.listen(64)
         for place in (listener, hears, sys.stdin):
             selector.register(place, selectors.EVENT_READ)

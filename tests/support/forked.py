@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -104,19 +104,13 @@ def shell_command(module: str) -> str:
 @cache
 def _server() -> str:
     """Start the fork server of this process, and return its address."""
-    folder = Path(tempfile.mkdtemp(prefix="forks-"))
-    command = [sys.executable, "-m", "tests.support.fork_server", str(folder / "socket")]
+    address = f"kmirror-forks-{uuid.uuid4()}"
+    command = [sys.executable, "-m", "tests.support.fork_server", address]
     # in a session of its own: Ctrl-C is for the tests
     server = subprocess.Popen(
         command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert server.stdin is not None
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n", "the fork server did not start"
-
-    def end() -> None:
-        server.communicate("")
-        shutil.rmtree(folder)
-
-    atexit.register(end)
-    return str(folder / "socket")
+    atexit.register(server.communicate, "")
+    return address
