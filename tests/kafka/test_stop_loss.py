@@ -27,7 +27,7 @@ from tests.support.clusters import ClusterPair, freeze, unique_topic
 from tests.support.foreign import write_idempotently, write_plainly
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.mirrors import create_anew, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.waiting import wait_until
 
 
@@ -73,6 +73,21 @@ def test_what_the_source_took_since_the_last_look_is_known(cluster_pair: Cluster
         row = row_of(again)
         assert (row.result, row.reason, row.last_mirrored_offset, row.lag) == (Outcome.NOOP, Reason.FAILED_OVER, 3, 100)
         assert row.to_json()["rpoMs"] == 5000
+
+
+def test_the_end_of_another_topic_of_the_sources_name_is_not_told(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    create_anew(cluster_pair.source, topic)
+    produce(cluster_pair.source, topic, ["other"] * 9)
+    row = row_of(failover(destination, mirror).result)
+    assert (row.last_mirrored_offset, row.lag) == (3, 0)
+    assert "was deleted and created again: its current records were not copied" in str(row.message)
+    assert row.rpo_ms is None
 
 
 def test_a_failed_partition_says_why_and_counts(cluster_pair: ClusterPair, destination: Destination) -> None:

@@ -232,6 +232,13 @@ def test_the_log_ends_where_we_cannot_have_brought_it() -> None:
     made.unanswered()
     assert obstacle(looked(made, None, 2)) is Obstacle.TRUNCATED
     assert obstacle(plan(6, 5).step) is Obstacle.OVERSHOT
+    # also while it is not known which of our last requests was carried out
+    made = plan(3, 5)
+    for _ in range(2):
+        made.unanswered()
+        assert isinstance(looked(made, None, 3), Ask)
+    made.unanswered()
+    assert obstacle(looked(made, None, 6)) is Obstacle.OVERSHOT
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,12 @@ def test_a_number_of_now_needs_no_estimate() -> None:
     assert "estimate" not in str(fresh.message)
 
 
+def test_totals_are_as_old_as_their_oldest_row() -> None:
+    totals = totals_of([row(FRESH), row(replace(FRESH, source_as_of_ms=STOP - 60_000)), row(FRESH)], None)
+    assert totals.as_of_ms == STOP - 60_000
+    assert "1m before the stop; later records are lost too" in totals_told(totals)[0]
+
+
 def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_second_ago() -> None:
     known = found_at_stop(MirroredEnd(100), 100, None, Seen(ROW, STOP - 1000), STOP)
     assert known == replace(FRESH, source_answered=False)
