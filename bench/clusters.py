@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,7 +40,7 @@ _COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
 class Cluster:
     """One of the two clusters, with what the bench asks of it."""
 
-    def __init__(self, name: str, directory: Path, brokers: int = 1) -> None:
+    def __init__(self, name: str, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
         self.sandbox = SandboxCluster(
             name,
             directory,
@@ -48,6 +48,9 @@ class Cluster:
             heap=_HEAP,
             java_options=_JAVA_OPTIONS,
             properties=_PROPERTIES,
+            secured=users is not None,
+            authorizer=users is not None,
+            users=users,
             report=print,
         )
 
@@ -56,10 +59,10 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         self.bootstrap_servers = self.sandbox.bootstrap_servers
-        address = {"bootstrap.servers": self.bootstrap_servers}
+        config = client_config(self.sandbox.client_properties())
         # librdkafka would print that the brokers are gone when they are ended behind its back.
-        self._admin: Any = AdminClient({**address, "log_level": 0})
-        self._client = ClusterClient(client_config(address))
+        self._admin: Any = AdminClient({**config.librdkafka(), "log_level": 0})
+        self._client = ClusterClient(config)
 
     def close(self) -> None:
         """Let go of the connections, if there are any."""
@@ -126,11 +129,14 @@ class Cluster:
 
 
 class Pair:
-    """Source and destination: `with Pair(folder) as pair`; the brokers end with it."""
+    """Source and destination: `with Pair(folder) as pair`; the brokers end with it.
 
-    def __init__(self, directory: Path, brokers: int = 1) -> None:
-        self.source = Cluster("source", directory / "source", brokers)
-        self.destination = Cluster("destination", directory / "destination", brokers)
+    With `users`, by password, they speak TLS, and what users may do is said by ACLs.
+    """
+
+    def __init__(self, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
+        self.source = Cluster("source", directory / "source", brokers, users)
+        self.destination = Cluster("destination", directory / "destination", brokers, users)
 
     @property
     def pids(self) -> dict[str, int]:

@@ -1,0 +1,454 @@
+"""Drills with a clock: `python -m bench.drills`, or one part with its sizes, `--only failover --partitions 10`.
+
+* failover: under load the source is killed. How long from typing `failover` to the first write that the destination
+  takes (RTO), what had been acknowledged and is not there (RPO), and what `failover` told of that.
+* switchover: under load, with `--block-producers`. How long nobody can write, at either side.
+* failback: how much of a log is copied again when the old source becomes the mirror, against all of it.
+
+Each size has a fresh pair of clusters with TLS, logins and ACLs: only where writing is denied can it be seen when it is
+allowed again. Results go to docs/results/drills.json, and the tables of docs/drills.md are written of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.clusters import Pair
+from bench.drill_clients import Load, Waiting
+from bench.machine import describe_machine
+from bench.measure import CopyFailedError
+from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
+from kmirror.cluster.acls import await_acls, create_acls
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, Permission, ResourceType
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import client_config
+
+RESULTS = REPOSITORY / "docs" / "results" / "drills.json"
+PAGE = REPOSITORY / "docs" / "drills.md"
+BEGIN = "<!-- {}: written by: python -m bench.drills -->\n"
+END = "<!-- end -->\n"
+SIZES = {"failover": (10, 1_000, 5_000), "switchover": (100, 1_000), "failback": (10,)}
+#: How long nobody may be unable to write in a switchover, by partitions.
+AIMS_S = {100: 2.0, 1_000: 10.0}
+PARTITIONS_OF_A_TOPIC = 10
+_RATE = 1_000
+_LOADED_S = 20.0
+#: From the loss of the source until someone types the command.
+_NOTICED_S = 5.0
+#: Of so many topics at most it is watched when they take writes.
+_WATCHED = 20
+_TIMEOUT_S = 900.0
+_USERS = {"app": "app-secret"}
+#: Mirrors store no passwords, but where they are.
+_LOGIN = "KM_DRILL_LOGIN"
+_RECORDS_BEFORE, _RECORDS_SINCE = 100_000, 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverDrill:
+    """How a failover went whose source was killed under load, in seconds and records; unknown is None.
+
+    `lost_*` is the truth: what the source acknowledged, and the destination did not have when the command was typed;
+    the window is from the acknowledgement of the first of them to the kill. `told_*` is what the command said.
+    """
+
+    partitions: int
+    topics: int
+    records_per_second: int
+    first_write_seconds: float
+    last_write_seconds: float
+    command_seconds: float
+    lost_records: int
+    lost_window_seconds: float
+    lost_rpo_seconds: float
+    told_lost_records: int | None
+    told_more_records: int
+    told_rpo_seconds: float | None
+    told_source_answers: bool
+
+    @property
+    def is_honest(self) -> bool:
+        """Tell whether what was told is as alarming as the truth: an RPO that is unknown is."""
+        return self.told_rpo_seconds is None or (
+            self.told_rpo_seconds >= self.lost_rpo_seconds
+            and (self.told_lost_records or 0) + self.told_more_records >= self.lost_records
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchoverDrill:
+    """How a switchover with `--block-producers` went: how long no write was taken, by what was seen and was told."""
+
+    partitions: int
+    topics: int
+    records_per_second: int
+    median_seconds: float
+    longest_seconds: float
+    told_longest_seconds: float | None
+    command_seconds: float
+    steps: dict[str, float]
+    lost_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailbackDrill:
+    """What was copied at first, and what a failback copies again; each with the start of its engine."""
+
+    partitions: int
+    full_records: int
+    full_seconds: float
+    delta_records: int
+    copied_again_records: int
+    failback_seconds: float
+    delta_seconds: float
+
+
+class Site:
+    """Two clusters, a mirror `drill` from one to the other, and how commands reach them."""
+
+    def __init__(self, pair: Pair, folder: Path, partitions: int) -> None:
+        self.pair = pair
+        self.folder = folder
+        per_topic = min(PARTITIONS_OF_A_TOPIC, partitions)
+        self.topics = [f"drill-{number:04}" for number in range(partitions // per_topic)]
+        self.places = [TopicPartition(topic, p) for topic in self.topics for p in range(per_topic)]
+        step = max(1, -(-len(self.topics) // _WATCHED))
+        self.watched = [TopicPartition(topic, 0) for topic in {*self.topics[::step], self.topics[-1]}]
+        for cluster in (pair.source, pair.destination):
+            properties = cluster.sandbox.client_properties()
+            os.environ[_LOGIN] = properties["sasl.jaas.config"]
+            name = cluster.sandbox.name
+            self._write(f"{name}-admin", properties)
+            self._write(f"{name}-link", {**properties, "sasl.jaas.config": f"${{env:{_LOGIN}}}"})
+            with ClusterClient(client_config(properties)) as admin:
+                rule = (PatternType.LITERAL, "User:app", "*")
+                may = [
+                    AclBinding(ResourceType.TOPIC, "*", *rule, operation, Permission.ALLOW)
+                    for operation in (Operation.WRITE, Operation.READ)
+                ]
+                if set(create_acls(admin, may).values()) != {None} or not await_acls(admin, may):
+                    raise CopyFailedError("the applications' rights cannot be given")
+
+    def _write(self, name: str, properties: Mapping[str, str]) -> None:
+        text = "".join(f"{key}={value}\n" for key, value in properties.items())
+        (self.folder / f"{name}.properties").write_text(text, encoding="utf-8")
+
+    def app(self, name: str) -> dict[str, str]:
+        """Return the client properties of an application at one of the clusters."""
+        cluster = self.pair.source if name == "source" else self.pair.destination
+        return cluster.sandbox.client_properties("app")
+
+    def command(self, at: str, verb: str, *arguments: str) -> list[str]:
+        """Return a command line for a verb at one of the clusters."""
+        cluster = self.pair.source if at == "source" else self.pair.destination
+        config = str(self.folder / f"{at}-admin.properties")
+        here = ("--bootstrap-server", cluster.bootstrap_servers, "--command-config", config)
+        return kmirror(verb, "--mirror", "drill", *here, *arguments)
+
+    def link(self, to: str) -> str:
+        """Return the file that says how a mirror reaches a cluster."""
+        return str(self.folder / f"{to}-link.properties")
+
+    def mirror(self) -> None:
+        """Create the topics with a record in each partition, and a mirror of them."""
+        _create(self.pair, self.topics, len(self.places) // len(self.topics))
+        _produce(self.app("source"), self.places, len(self.places))
+        carry_out(self.command("destination", "create", "--mirror-config", self.link("source")))
+        carry_out(self.command("destination", "add", "--topics", "drill-.*"))
+
+    def run(self) -> Running:
+        """Start an engine, and return when all is copied."""
+        log = self.folder / "run.log"
+        running = Running([start(self.command("destination", "run"), log)], log, False)
+        try:
+            for condition in ("caught-up", "healthy"):
+                carry_out(self.command("destination", "wait", "--for", condition, "--timeout", f"{_TIMEOUT_S:g}s"))
+        except BaseException:
+            running.kill()
+            raise
+        return running
+
+    def timed(self, argv: Sequence[str]) -> tuple[float, dict[str, Any]]:
+        """Run a command that prints a document; return how long it takes, and the document."""
+        began = time.monotonic()
+        done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - began
+        if done.returncode:
+            raise CopyFailedError(f"`{' '.join(argv)}` ended with {done.returncode}: {done.stderr[-2000:]}")
+        return seconds, json.loads(done.stdout)
+
+
+def drill_failover(site: Site) -> FailoverDrill:
+    """Kill the source under load, and fail over."""
+    site.mirror()
+    running = site.run()
+    try:
+        with Load(site.app("source"), site.places, _RATE) as load:
+            time.sleep(_LOADED_S)
+            killed_at = time.monotonic()
+            for broker in site.pair.source.sandbox.brokers:
+                site.pair.source.sandbox.kill(broker.node_id)
+        time.sleep(max(0.0, killed_at + _NOTICED_S - time.monotonic()))
+        per_topic = len(site.places) // len(site.topics)
+        ends = {
+            TopicPartition(topic, p): end
+            for topic in site.topics
+            for p, end in enumerate(site.pair.destination.log_ends(topic, per_topic))
+        }
+        with Waiting(site.app("destination"), site.watched) as waiting:
+            typed_at = time.monotonic()
+            seconds, told = site.timed(site.command("destination", "failover", "--yes", "--json"))
+            accepted = waiting.wait(_NOTICED_S)
+    finally:
+        running.kill()
+    lost = {place: [one for one in ones if one.offset >= ends[place]] for place, ones in load.acknowledged.items()}
+    rpos = []
+    for place, ones in load.acknowledged.items():
+        if lost[place]:
+            copied = [one.timestamp_ms for one in ones if one.offset < ends[place]]
+            rpos.append(ones[-1].timestamp_ms - (copied[-1] if copied else ones[0].timestamp_ms))
+    first_lost = min((ones[0].at for ones in lost.values() if ones), default=killed_at)
+    totals = told["totals"]
+    wrong = [row for row in told["results"] if row["lastMirroredOffset"] != ends[_place_of(row)]]
+    if wrong:
+        raise CopyFailedError(f"of {len(wrong)} partitions a wrong end was told: {wrong[:3]}")
+    return FailoverDrill(
+        len(site.places),
+        len(site.topics),
+        _RATE,
+        round(min(accepted.values()) - typed_at, 2),
+        round(max(accepted.values()) - typed_at, 2),
+        round(seconds, 2),
+        sum(map(len, lost.values())),
+        round(max(0.0, killed_at - first_lost), 2),
+        round(max(rpos, default=0) / 1000, 2),
+        totals["knownLostRecords"],
+        totals["estimatedMoreRecords"],
+        None if totals["rpoMs"] is None else totals["rpoMs"] / 1000,
+        totals["sourceAnswers"],
+    )
+
+
+def _place_of(row: Mapping[str, Any]) -> TopicPartition:
+    return TopicPartition(row["topic"], row["partition"])
+
+
+def drill_switchover(site: Site) -> SwitchoverDrill:
+    """Move all producers under load, denying them to write while they move."""
+    site.mirror()
+    running = site.run()
+    report = site.folder / "switchover.json"
+    try:
+        with Load(site.app("source"), site.places, _RATE) as load:
+            time.sleep(_LOADED_S)
+            back = ("--mirror-config", site.link("destination"), "--timeout", f"{_TIMEOUT_S:g}s")
+            arguments = ("--block-producers", *back, "--yes", "--json", "--report", str(report))
+            with Waiting(site.app("destination"), site.watched) as waiting:
+                seconds, told = site.timed(site.command("destination", "switchover", *arguments))
+                accepted = waiting.wait(_NOTICED_S)
+    finally:
+        running.kill()
+    gaps = sorted(at - load.last_acknowledged(place.topic) for place, at in accepted.items())
+    durations = [row["durationMs"] for row in told["blockedProducers"]]
+    ends = {_place_of(row): row["lastMirroredOffset"] for row in told["results"] if row.get("lastMirroredOffset")}
+    lost = sum(one.offset >= ends.get(place, 0) for place, ones in load.acknowledged.items() for one in ones)
+    return SwitchoverDrill(
+        len(site.places),
+        len(site.topics),
+        _RATE,
+        round(gaps[len(gaps) // 2], 2),
+        round(gaps[-1], 2),
+        None if None in durations or not durations else round(max(durations) / 1000, 2),
+        round(seconds, 2),
+        {step["step"]: step["seconds"] for step in json.loads(report.read_text())["promote"]["steps"]},
+        lost,
+    )
+
+
+def drill_failback(site: Site) -> FailbackDrill:
+    """Move to the destination, write some records there, and make the old source its mirror."""
+    site.mirror()
+    _produce(site.app("source"), site.places, _RECORDS_BEFORE)
+    once = ("--until-caught-up", "--timeout", f"{_TIMEOUT_S:g}s")
+    full_seconds = _seconds(lambda: carry_out(site.command("destination", "run", *once)))
+    carry_out(site.command("destination", "promote", "--idle", "1s", "--timeout", f"{_TIMEOUT_S:g}s", "--yes"))
+    _produce(site.app("destination"), site.places, _RECORDS_SINCE)
+    report = site.folder / "failback.json"
+    arguments = ("--mirror-config", site.link("destination"), "--yes", "--json", "--report", str(report))
+    failback_seconds, _ = site.timed(site.command("source", "failback", *arguments))
+    delta_seconds = _seconds(lambda: carry_out(site.command("source", "run", *once)))
+    forks = json.loads(report.read_text())["forks"]
+    return FailbackDrill(
+        len(site.places),
+        _RECORDS_BEFORE + len(site.places),
+        full_seconds,
+        _RECORDS_SINCE,
+        sum(fork["offsetsToCopy"] for fork in forks),
+        round(failback_seconds, 2),
+        delta_seconds,
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return round(time.monotonic() - began, 2)
+
+
+def _create(pair: Pair, topics: Sequence[str], partitions: int) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({**client_config(pair.source.sandbox.client_properties()).librdkafka(), "log_level": 0})
+    for first in range(0, len(topics), 100):
+        new = [NewTopic(topic, partitions, 1) for topic in topics[first : first + 100]]
+        for created in admin.create_topics(new, operation_timeout=120, request_timeout=120).values():
+            created.result(_TIMEOUT_S)
+
+
+def _produce(properties: Mapping[str, str], places: Sequence[TopicPartition], count: int) -> None:
+    """Write records to all partitions in turn."""
+    from confluent_kafka import Producer
+
+    producer = Producer({**client_config(properties).librdkafka(), "log_level": 0, "linger.ms": 20})
+    for number in range(count):
+        place = places[number % len(places)]
+        producer.produce(place.topic, bytes(1000), partition=place.partition)
+        if number % 1000 == 0:
+            producer.poll(0.05)
+    if producer.flush(_TIMEOUT_S):
+        raise CopyFailedError("the records were not taken")
+
+
+DRILLS: dict[str, Callable[[Site], FailoverDrill | SwitchoverDrill | FailbackDrill]] = {
+    "failover": drill_failover,
+    "switchover": drill_switchover,
+    "failback": drill_failback,
+}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def tables(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the page shows of the results, by part."""
+    parts = {"machine": _machine, "failover": _failover, "switchover": _switchover, "failback": _failback}
+    is_known = {"machine": bool(results), **{name: name in results for name in DRILLS}}
+    return {
+        name: "".join(f"{line}\n" for line in part(results)) if is_known[name] else "Not measured yet.\n"
+        for name, part in parts.items()
+    }
+
+
+def _machine(results: Mapping[str, Any]) -> Iterator[str]:
+    for name in DRILLS:
+        if machine := results.get(name, {}).get("machine"):
+            yield (
+                f"- {name}: {machine['measured_at'][:10]}, {machine['cores']} cores of {machine['cpu']} for both"
+                f" clusters, the engine and the producers, {machine['memory_gigabytes']} GB; Kafka {machine['kafka']};"
+                f" load average before: {machine['load_average']}"
+            )
+
+
+def _failover(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| partitions | first write after | all after | lost in truth | told lost | RPO in truth | RPO told |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in results.get("failover", {}).get("drills", ()):
+        told = "unknown" if row["told_lost_records"] is None else f"{row['told_lost_records']:,}"
+        more = f" and about {row['told_more_records']:,} more" if row["told_more_records"] else ""
+        rpo = "unknown" if row["told_rpo_seconds"] is None else f"{row['told_rpo_seconds']:g} s"
+        yield (
+            f"| {row['partitions']:,} | {row['first_write_seconds']:g} s | {row['last_write_seconds']:g} s"
+            f" | {row['lost_records']:,} | {told}{more} | {row['lost_rpo_seconds']:g} s | {rpo} |"
+        )
+
+
+def _switchover(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| partitions | no write taken, median | longest | told | aim | records lost |"
+    yield "|---|---|---|---|---|---|"
+    for row in results.get("switchover", {}).get("drills", ()):
+        told = "unknown" if row["told_longest_seconds"] is None else f"at most {row['told_longest_seconds']:g} s"
+        aim = f"{AIMS_S[row['partitions']]:g} s" if row["partitions"] in AIMS_S else "–"
+        yield (
+            f"| {row['partitions']:,} | {row['median_seconds']:g} s | {row['longest_seconds']:g} s | {told} | {aim}"
+            f" | {row['lost_records']:,} |"
+        )
+
+
+def _failback(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| | records | seconds |"
+    yield "|---|---|---|"
+    for row in results.get("failback", {}).get("drills", ()):
+        yield f"| the first copy, with the start of its engine | {row['full_records']:,} | {row['full_seconds']:g} |"
+        yield f"| the command `failback` | – | {row['failback_seconds']:g} |"
+        yield f"| the copy after it, with the start of its engine | {row['copied_again_records']:,}" + (
+            f" | {row['delta_seconds']:g} |"
+        )
+
+
+def write_page(results: Mapping[str, Any]) -> None:
+    """Replace the tables of docs/drills.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables(results).items():
+        before, _, after = text.partition(BEGIN.format(name))
+        text = before + BEGIN.format(name) + table + END + after.partition(END)[2]
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def stored() -> dict[str, Any]:
+    """Return what was measured last, by part."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drill, and write what was measured; 1 where less was told than was lost, or an aim was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.drills", description="Drills with a clock.")
+    parser.add_argument("--only", choices=DRILLS, action="append", help="only this part; may be repeated")
+    parser.add_argument(
+        "--partitions", type=int, action="append", help="in place of the part's own sizes; may be repeated"
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, help="other parts in it are kept (%(default)s)")
+    parser.add_argument("--page", action="store_true", help="only write docs/drills.md from what is stored")
+    options = parser.parse_args(arguments)
+    results = stored()
+    if options.page:
+        write_page(results)
+        return 0
+    missed = False
+    for name in options.only or DRILLS:
+        rows: list[dict[str, Any]] = []
+        machine = None
+        for partitions in options.partitions or SIZES[name]:
+            with (
+                tempfile.TemporaryDirectory(prefix="kmirror-drill-") as folder,
+                Pair(Path(folder), users=_USERS) as pair,
+            ):
+                machine = machine or describe_machine(pair.source.sandbox.kafka_version)
+                drill = DRILLS[name](Site(pair, Path(folder), partitions))
+            print(json.dumps({name: asdict(drill)}), flush=True)
+            rows.append(asdict(drill))
+            missed |= isinstance(drill, FailoverDrill) and not drill.is_honest
+            if isinstance(drill, SwitchoverDrill):
+                missed |= bool(drill.lost_records) or drill.longest_seconds > AIMS_S.get(
+                    partitions, drill.longest_seconds
+                )
+        results[name] = {"machine": asdict(machine) if machine else None, "drills": rows}
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.output == RESULTS:
+        write_page(results)
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
