@@ -107,6 +107,9 @@ def moved(data: bytes, layout: str, position: int, value: int) -> bytes:
 CORPUS = {
     "records' times are beyond 64 bits": moved(batch((100, 105), 100, 105), ">q", 27, (1 << 63) - 2),
     "a sound batch and a negative length": batch(range(100, 110)) + struct.pack(">qi", 110, -60) + bytes(60),
+    "a snappy block without a length": bytes(
+        mended(bytearray(batch((100, 105), 100, 105, codec="snappy")[:77]) + bytes(3)),
+    ),
     "the offset after it is beyond 64 bits": moved(batch(range(100, 110)), ">q", 0, (1 << 63) - 5),
 }
 

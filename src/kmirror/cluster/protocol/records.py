@@ -94,7 +94,7 @@ def decompress(data: memoryview, compression_type: str, limit: int = MAX_SECTION
                 return _in_room(cramjam.zstd.decompress_into, data, limit)
             case _:
                 raise ValueError(f"unknown compression {compression_type}")
-    except cramjam.DecompressionError as error:
+    except (cramjam.DecompressionError, struct.error) as error:
         raise ValueError(str(error)) from None
 
 
