@@ -356,6 +356,11 @@ def test_a_stopped_partition_keeps_its_last_mirrored_offset_whatever_a_late_repo
     assert found.lag is None
 
 
+def test_an_end_that_is_not_known_is_no_lag_of_zero() -> None:
+    found = row(ENGINE, here=replace(HERE, log_end_offset={}))
+    assert (found.source_offset, found.destination_offset, found.lag, found.last_known_lag) == (100, None, None, None)
+
+
 def test_a_pause_is_under_way_until_the_engine_has_ended_it() -> None:
     paused = replace(TOPIC, desired=DesiredState.PAUSED)
     assert row(ENGINE, progress(), topic=paused).state is PartitionState.PAUSING
