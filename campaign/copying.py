@@ -2,7 +2,8 @@
 
 A lane can be killed at any moment, with requests under way; its successor is granted a later incarnation, and is told
 how long the one before may still write. `python -m campaign.copying` is the process: it reads what to copy from
-standard input, and writes a line whenever other partitions have FAILED, and how all stand when it ends.
+standard input, and writes a line whenever other partitions have FAILED or fewer are left to be looked at, and how all
+stand when it ends.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Copying:
         self._process: subprocess.Popen[str] | None = None
         #: What FAILED, with reason and message, as the lane last said.
         self.failures: Failures = {}
+        #: How many partitions do not begin yet where they are to, as the lane last said; None: it has said nothing.
+        self.unready: int | None = None
         self.stories: list[str] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -62,7 +65,7 @@ class Copying:
         """Start a lane in place of the one before, which was killed, unless it is the first."""
         with self._lock:
             self._generation += 1
-            self.failures = {}
+            self.failures, self.unready = {}, None
             self._claim_surely(settles=not is_first)
         if is_first:
             self._beats.start()
@@ -125,7 +128,7 @@ class Copying:
             if process is self._process:
                 told = json.loads(line)
                 self.failures = {(topic, index): (reason, text) for topic, index, reason, text in told["failed"]}
-                self.stories = told["stories"]
+                self.unready, self.stories = told["unready"], told["stories"]
 
     def _beat(self) -> None:
         from kmirror.errors import KmirrorError, OutcomeUnknown
@@ -182,6 +185,7 @@ def _copy(given: Mapping[str, Any]) -> int:
     """Run the lane to its end."""
     from kmirror.engine.lane.lane import Lane
     from kmirror.engine.lane.report import row_of
+    from kmirror.engine.lane.states import Status
     from kmirror.engine.spec import LaneSpec, own_producer_id
     from kmirror.state.assignment import Assignment
 
@@ -216,12 +220,14 @@ def _copy(given: Mapping[str, Any]) -> int:
     said: list[Any] = []
 
     def say(*, with_stories: bool = False) -> None:
-        rows = [row_of(partition) for partition in lane.partitions]
-        failed = [[row.topic, row.partition, str(row.reason), row.message] for row in rows if row.state == "FAILED"]
-        if failed != said or with_stories:
-            said[:] = failed
+        rows = [(partition, row_of(partition)) for partition in lane.partitions]
+        failed = [[row.topic, row.partition, str(row.reason), row.message] for _, row in rows if row.state == "FAILED"]
+        ready = sum(one.status is Status.COPYING and not one.is_to_be_trimmed for one, _ in rows)
+        news = [failed, len(assignments) - len(failed) - ready]
+        if news != said or with_stories:
+            said[:] = news
             stories = [_story(one) for one in lane.partitions if not one.caught_up] if with_stories else []
-            print(json.dumps({"failed": failed, "stories": stories[:20]}), flush=True)
+            print(json.dumps({"failed": failed, "unready": news[1], "stories": stories[:20]}), flush=True)
 
     def watch() -> None:
         while True:

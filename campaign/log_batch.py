@@ -249,11 +249,13 @@ class Batch:
             ends = bounds(self._destination.bootstrap_servers, places)[1]
             failed = self._copying.failures
             left = [place for place in places if ends[place] != wanted[place] and place not in failed]
-            if not left:
+            # a broker that is killed forgets what was trimmed lately; a lane that begins trims it again
+            if not left and self._copying.unready == 0:
                 return []
             if time.monotonic() > deadline or not self._copying.is_alive:
                 told = [[*place, ends[place], wanted[place]] for place in left[:10]]
-                return [{"what": "not copied", "count": len(left), "places": told}]
+                unready = self._copying.unready
+                return [{"what": "not copied", "count": len(left), "places": told, "unready": unready}]
             time.sleep(0.3)
 
     def _undeserved(self) -> list[dict[str, Any]]:
