@@ -13,7 +13,7 @@ from kmirror.ops.context import Destination, change, now_ms
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
 from tests.support.mirrors import properties_of
 from tests.support.waiting import wait_until
@@ -95,3 +95,35 @@ def test_mirrors_come_and_go(
         assert rows == [(None, "FAILED", "SOURCE_UNREACHABLE"), (second.topic, "DONE", None)]
         assert done.returncode == 4
         second.assert_equal()
+
+
+def test_of_several_named_mirrors_one_that_another_engine_had_is_taken_again(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    source, destination = cluster_pair.source, cluster_pair.destination
+    first, second = (Pair(source, destination, tmp_path, unique_topic(), partitions=1) for _ in range(2))
+    with closing(first), closing(second):
+        for pair in (first, second):
+            pair.create("copy.lanes=1")
+        engine = Engine(destination, first.mirror, tmp_path / "both.out", "--mirror", second.mirror, with_spark=False)
+        try:
+            for pair in (first, second):
+                pair.fill(10)
+                pair.wait_until_equal(engine)
+            rival = second.engine("--take-over", with_spark=False)
+            second.fill(10)
+            second.wait_until_equal(rival)
+            wait_until(lambda: f"{second.mirror} not copied by this engine" in engine.output)
+            assert rival.stop() == 0
+            for pair in (first, second):
+                pair.fill(10)
+                pair.wait_until_equal(engine)
+
+            # when nothing is left to copy it ends, and says why
+            for pair in (first, second):
+                failed_over = typed(destination, "failover", "--mirror", pair.mirror, "--yes")
+                assert failed_over.returncode == 0, failed_over
+            wait_until(lambda: engine.process.poll() is not None)
+            assert engine.process.returncode == 3, engine.output
+        finally:
+            engine.destroy()

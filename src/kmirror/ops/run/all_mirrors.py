@@ -1,5 +1,7 @@
 """`run --all`: every mirror of the destination has an engine, also one that comes later, until it goes.
 
+And where several are named: one whose engine has ended is taken again while others are copied.
+
 Each mirror is brought to its engine by a thread of its own, so that none waits for another. What keeps one from its
 engine is shown and tried again; a lease that another engine holds is taken once that one has ended or fallen silent.
 """
@@ -123,15 +125,22 @@ class _Member:
 class AllMirrors:
     """Bring every mirror to an engine; for one thread, which calls `tick` many times a second.
 
-    With `until_caught_up` these are the mirrors that are there at the start, and what cannot pass gives one up.
+    With `until_caught_up` these are the mirrors that are there at the start, and what cannot pass gives one up. Where
+    mirrors are `named` these are all, and have their engines; when none of them runs any more, that is the end.
     """
 
-    def __init__(self, destination: Destination, request: RunRequest, state: State) -> None:
+    def __init__(
+        self, destination: Destination, request: RunRequest, state: State, named: Sequence[MirrorEngine] | None = None
+    ) -> None:
         self._destination, self._request = destination, request
-        self._members = {name: _Member(record) for name, record in wanted_mirrors(state).items()}
-        self._unreadable = unreadable_mirrors(state)
+        self._named = None if named is None else {engine.mirror for engine in named}
+        self._members = {name: _Member(record) for name, record in self._wanted(state).items()}
+        for engine in named or ():
+            if (member := self._members.get(engine.mirror)) is not None:
+                member.engine, member.engine_since, member.had_lease = engine, now(), True
+        self._unreadable = unreadable_mirrors(state) if named is None else {}
         #: Those that may be taken from other engines: none that comes later, or is lost again.
-        self._taken_over = set(self._members) if request.take_over else set()
+        self._taken_over = set(self._members) if request.take_over and named is None else set()
         self._rivals = Rivals()
         self._notes: SimpleQueue[Note] = SimpleQueue()
         self._seen: State | None = state
@@ -156,6 +165,8 @@ class AllMirrors:
     def is_done(self) -> bool:
         """True when no other engine will come."""
         members = self._members.values()
+        if self._named is not None:
+            return all(member.engine is None and member.step is None for member in members)
         return self._request.until_caught_up and all(m.is_given_up or m.engine is not None for m in members)
 
     @property
@@ -211,8 +222,12 @@ class AllMirrors:
         text = f"which mirrors come and go is not seen any more: {error}"
         self._notes.put(Note(now_ms(), Level.ERROR, "*", text))
 
+    def _wanted(self, state: State) -> dict[str, MirrorRecord]:
+        found = wanted_mirrors(state)
+        return found if self._named is None else {name: found[name] for name in found if name in self._named}
+
     def _see(self, state: State, engines: Engines, at: float) -> None:
-        wanted = wanted_mirrors(state)
+        wanted = self._wanted(state)
         for name in wanted:
             self._rivals.see(name, state.engine(name), at)
         for member in self._members.values():
@@ -222,7 +237,8 @@ class AllMirrors:
                 member.is_given_up = self._request.until_caught_up
         if self._request.until_caught_up:
             return
-        self._unreadable = unreadable_mirrors(state)
+        if self._named is None:
+            self._unreadable = unreadable_mirrors(state)
         for name, record in wanted.items():
             if name not in self._members:
                 self._members[name] = _Member(record)
@@ -233,6 +249,9 @@ class AllMirrors:
             member = self._members[name]
             if member.step is not None:
                 continue  # first it arrives
+            if self._named is not None:
+                member.is_given_up = True  # its engine ends by itself, and says why
+                continue
             del self._members[name]
             if name not in self._unreadable:
                 self._note(name, "failed over as a whole: let go" if state.mirror(name) else "deleted: let go")

@@ -150,7 +150,7 @@ class _Run:
     snapshots: Snapshots
 
     def named(self, records: Sequence[MirrorRecord]) -> VerbResult:
-        """Copy these mirrors; what keeps one from its engine ends the run."""
+        """Copy these mirrors; what keeps one from its engine ends the run before it copies, and not later on."""
         request, patience = self.request, self.patience
         phase, at_once = _phase(request), request.gives_up_at_once
         with ExitStack() as stack:
@@ -191,7 +191,14 @@ class _Run:
                     for start in starts
                 ]
             )
-            ending = self._drive(runtime, engines, None)
+            again: AllMirrors | None = None
+            if len(starts) > 1 and not request.until_caught_up:
+                # who copies one of them has no reason to end, and nobody would bring it back
+                again = AllMirrors(self.destination, request, self.destination.state(), engines.running)
+                again.runtime = runtime
+                stack.callback(again.close)
+            ending = self._drive(runtime, engines, again)
+            patience.left_behind |= again is not None and again.is_under_way
         return self._ended(engines, ending, engines.apart)
 
     def all_mirrors(self, state: State) -> VerbResult:
