@@ -15,10 +15,10 @@ check: lint
 	@$(BIN)/pytest -q -m "not long and not slow" -n 2 --max-worker-restart 0 tests/unit tests/cli
 
 test: $(READY)
-	@$(BIN)/pytest -m "not long and not slow" -n 3 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not long and not slow" -n 4 $(PYTEST_ARGS)
 
 test-slow: $(READY)
-	@$(BIN)/pytest -m "slow and not long" -n 3 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "slow and not long" -n 4 $(PYTEST_ARGS)
 
 test-long: $(READY)
 	@$(BIN)/pytest -m "long or slow"
