@@ -113,7 +113,7 @@ class Place:
         """Write the file that the mirror's login refers to."""
         properties = self.clusters["source"].client_properties("kmirror")["sasl.jaas.config"]
         line = f"sasl.jaas.config={properties.replace('kmirror-secret', password)}"
-        self.login.write_text(f"{line}\nstore.password=store-secret\n")
+        replace_text(self.login, f"{line}\nstore.password=store-secret\n")
 
     def rights(self, side: str) -> list[AclBinding]:
         """Return what kmirror has there on what exists: on archives nothing is said before there is one."""
@@ -230,6 +230,13 @@ def without(place: Place, side: str, *rights: AclBinding) -> Iterator[None]:
     assert await_acls(place.admins[side], rights)
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Give a file that others read another content at one moment."""
+    (new := file.with_name(f"{file.name}.new")).write_text(text)
+    new.chmod(file.stat().st_mode if file.exists() else 0o600)
+    new.rename(file)
+
+
 def to_create(place: Place, resource_name: str) -> AclBinding:
     """Return the right to create topics of this name, or that begin with it."""
     wanted = Operation.CREATE, resource_name
@@ -314,7 +321,7 @@ def survives_another_password_at_the_destination(place: Place) -> None:
     where, file = place.clusters["destination"], place.command_config.with_name("command-login")
     line = file.read_text()
     place.set_password("rotated-secret", "destination")
-    file.write_text(line.replace("kmirror-secret", "rotated-secret"))
+    replace_text(file, line.replace("kmirror-secret", "rotated-secret"))
     place.admins["destination"].close()
     where.stop_broker(1)
     where.start_broker(1)
@@ -322,7 +329,7 @@ def survives_another_password_at_the_destination(place: Place) -> None:
     wait_until(place.is_copied)
     wait_until(partial(place.is_told, "ACTIVE", None, *TOPICS))
     place.set_password("kmirror-secret", "destination")
-    file.write_text(line)
+    replace_text(file, line)
 
 
 def survives_rights_that_are_taken_away(place: Place) -> None:
