@@ -111,11 +111,6 @@ class Engine:
         if not self.drivers():
             self.start()
 
-    def restart(self) -> None:
-        """Do as an operator does who finds a mirror without an engine."""
-        self.kill()
-        self.start()
-
     def _taken(self) -> list[subprocess.Popen[bytes]]:
         with self._lock:
             running, self._running = self._running, []

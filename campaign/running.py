@@ -224,10 +224,9 @@ class _WorldRun:
         deadline = time.monotonic() + _CAUGHT_UP_S
         while True:
             rows = self._describe(engine)
-            lacks_engine = len(engine.mirrors) > 1 and any(row["reason"] == "NO_ENGINE" for row in rows)
-            if lacks_engine and self._scene.halted and engine not in self._restarted:
-                # a stop of some topics takes a slow engine's lease: one with several mirrors then leaves this one alone
-                engine.restart()
+            if self._scene.halted and engine not in self._restarted and not engine.drivers():
+                # a stop of some topics takes the lease of an engine that only starts: who supervises it starts it again
+                engine.start()
                 self._restarted.append(engine)
             failed = [row for row in rows if row["state"] == "FAILED"]
             undeserved = [row for row in failed if not self._is_deserved(row)]

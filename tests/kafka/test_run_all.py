@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -127,3 +128,30 @@ def test_of_several_named_mirrors_one_that_another_engine_had_is_taken_again(
             assert engine.process.returncode == 3, engine.output
         finally:
             engine.destroy()
+
+
+def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_has_ended(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    source, destination = cluster_pair.source, cluster_pair.destination
+    copied, stopped = (Pair(source, destination, tmp_path, unique_topic(), partitions=1) for _ in range(2))
+    with closing(copied), closing(stopped):
+        copied.create("copy.lanes=1")
+        added = typed(destination, "add", "--mirror", copied.mirror, "--topics", stopped.topic)
+        assert added.returncode == 0, added
+        engine = copied.engine(with_spark=False)
+        copied.fill(10)
+        copied.wait_until_equal(engine)
+        engine.process.send_signal(signal.SIGSTOP)
+        failover = typed(destination, "failover", "--mirror", copied.mirror, "--topics", stopped.topic, "--yes")
+        assert failover.returncode == 0, failover
+        copied.fill(10)
+        engine.process.send_signal(signal.SIGCONT)
+        copied.wait_until_equal(engine)
+        assert f"no longer in charge of mirror '{copied.mirror}': a command, process" in engine.output
+
+        # another engine that takes over keeps it
+        rival = copied.engine("--take-over", with_spark=False)
+        assert engine.wait(60) == 3, engine.output
+        copied.fill(10)
+        copied.wait_until_equal(rival)

@@ -66,6 +66,8 @@ def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key:
 
 def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
     rivals = Rivals()
+    assert not rivals.has_left("m", 0.0), "nobody has looked"
+    rivals.see("m", None, 0.0)
     assert rivals.has_left("m", 0.0)
     rivals.see("m", ENGINE, 10.0)
     rivals.see("m", replace(ENGINE, last_seen_ms=5), 14.0)

@@ -69,6 +69,10 @@ class EngineIdentity:
         return cls(socket.gethostname(), _boot_id(), pid, _start_time(pid) or 0, application_id, master)
 
 
+class FencedByCommandError(RefusedError):
+    """A command has taken the lease, not another engine: the mirror is free again when that has ended."""
+
+
 class Lease:
     """Being in charge of one mirror; made by `acquire` or `standby`, used by one thread at a time.
 
@@ -393,6 +397,13 @@ def has_ended(found: EngineRecord) -> bool | None:
 def _in_charge(found: EngineRecord) -> RefusedError:
     spark = f", Spark application {found.application_id}" if found.application_id else ""
     age = (_now_ms() - found.last_seen_ms) / 1000
+    if found.is_of_command:
+        return FencedByCommandError(
+            f"a command is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}, "
+            f"since {_clock(found.since_ms)}",
+            "try again when it has ended",
+            Reason.FENCED,
+        )
     return RefusedError(
         f"an engine is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}{spark}, "
         f"since {_clock(found.since_ms)}, last heartbeat {max(age, 0.0):.1f} s ago",
@@ -406,6 +417,13 @@ def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
         return RefusedError(
             f"this engine is no longer in charge of mirror {mirror!r}: its lease is gone",
             "`kmirror list` shows whether the mirror still exists",
+            Reason.FENCED,
+        )
+    if found.is_of_command:
+        return FencedByCommandError(
+            f"this engine is no longer in charge of mirror {mirror!r}: a command, process {found.pid} on {found.host}, "
+            f"took over at {_clock(found.since_ms)}",
+            "`kmirror list` shows whether an engine copies it",
             Reason.FENCED,
         )
     spark = f", Spark application {found.application_id}" if found.application_id else ""

@@ -450,6 +450,11 @@ class EngineRecord:
         return ("engine", self.mirror)
 
     @property
+    def is_of_command(self) -> bool:
+        """Tell whether a command holds the lease for a moment, to shut out an engine that does not answer."""
+        return self.master is None
+
+    @property
     def name(self) -> str:
         """Return it for people: the host, and Spark's application there or the process."""
         return f"{self.host}/{self.application_id or self.pid}"

@@ -1,6 +1,7 @@
 """`run --all`: every mirror of the destination has an engine, also one that comes later, until it goes.
 
-And where several are named: one whose engine has ended is taken again while others are copied.
+And of those that are named: one whose lease a command has taken, to shut out an engine that was slow, is taken again
+when that command has ended; any other whose engine has ended is taken again while others are copied.
 
 Each mirror is brought to its engine by a thread of its own, so that none waits for another. What keeps one from its
 engine is shown and tried again; a lease that another engine holds is taken once that one has ended or fallen silent.
@@ -29,7 +30,7 @@ from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, may_pass
 from kmirror.ops.run.request import RunRequest
 from kmirror.ops.stop.stop import require_not_failed_over
-from kmirror.state.lease import has_ended
+from kmirror.state.lease import FencedByCommandError, has_ended
 from kmirror.state.records import DesiredState, EngineRecord, MirrorRecord
 from kmirror.state.snapshot import State
 
@@ -79,9 +80,15 @@ class Rivals:
         if mirror not in self._seen or self._seen[mirror][0] != record:
             self._seen[mirror] = record, at
 
+    def forget(self, mirror: str) -> None:
+        """Take nothing for known that was seen until now."""
+        self._seen.pop(mirror, None)
+
     def has_left(self, mirror: str, at: float) -> bool:
-        """Tell whether the mirror may be taken."""
-        record, since = self._seen.get(mirror, (None, at))
+        """Tell whether the mirror may be taken; not before somebody has looked."""
+        if mirror not in self._seen:
+            return False
+        record, since = self._seen[mirror]
         return record is None or has_ended(record) is True or at - since > record.ttl_ms / 1000
 
 
@@ -117,6 +124,8 @@ class _Member:
     again_at: float = 0.0
     #: Another engine holds its lease.
     is_held: bool = False
+    #: The holder is a command, which gives it back.
+    awaits_command: bool = False
     is_given_up: bool = False
     is_being_stopped: bool = False
     had_lease: bool = False
@@ -126,7 +135,8 @@ class AllMirrors:
     """Bring every mirror to an engine; for one thread, which calls `tick` many times a second.
 
     With `until_caught_up` these are the mirrors that are there at the start, and what cannot pass gives one up. Where
-    mirrors are `named` these are all, and have their engines; when none of them runs any more, that is the end.
+    mirrors are `named` these are all, and have their engines; when none of them runs any more, and none is waited for,
+    that is the end.
     """
 
     def __init__(
@@ -166,7 +176,10 @@ class AllMirrors:
         """True when no other engine will come."""
         members = self._members.values()
         if self._named is not None:
-            return all(member.engine is None and member.step is None for member in members)
+            return all(
+                member.engine is None and member.step is None and (member.is_given_up or not member.awaits_command)
+                for member in members
+            )
         return self._request.until_caught_up and all(m.is_given_up or m.engine is not None for m in members)
 
     @property
@@ -213,6 +226,8 @@ class AllMirrors:
     def _follow(self) -> None:
         """Read again and again which mirrors there are."""
         while not self._closing.wait(_LOOK_S):
+            if self._named is not None and all(member.engine is not None for member in self._members.values()):
+                continue  # nothing is to be taken
             try:
                 self._seen = self._destination.state()
             except (KmirrorError, OutcomeUnknown):
@@ -313,6 +328,7 @@ class AllMirrors:
             return
         member.is_given_up = self._request.until_caught_up
         member.engine = None
+        self._rivals.forget(member.record.name)
         if at - member.engine_since > _LONG_S:
             member.failures = 0
         self._failed(member, why, at)
@@ -320,6 +336,8 @@ class AllMirrors:
     def _failed(self, member: _Member, error: Exception, at: float) -> None:
         member.apart = apart_by(error, self._request)
         member.is_held = member.apart.reason is Reason.FENCED
+        passes = not member.is_held and may_pass(error)
+        member.awaits_command = isinstance(error, FencedByCommandError) or (member.awaits_command and passes)
         member.is_given_up |= gives_up(error, self._request)
         member.again_at = at + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(member.failures, 10))
         member.failures += 1

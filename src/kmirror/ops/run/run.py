@@ -97,7 +97,7 @@ def run(open_destination: Callable[[], Destination], request: RunRequest, watche
             try:
                 if request.all_mirrors:
                     return run_them.all_mirrors(started.state)
-                return run_them.named(started.records)
+                return run_them.named(started)
             finally:
                 if not patience.left_behind:
                     started.destination.close()
@@ -149,9 +149,9 @@ class _Run:
     patience: Patience
     snapshots: Snapshots
 
-    def named(self, records: Sequence[MirrorRecord]) -> VerbResult:
-        """Copy these mirrors; what keeps one from its engine ends the run before it copies, and not later on."""
-        request, patience = self.request, self.patience
+    def named(self, started: _Started) -> VerbResult:
+        """Copy the named mirrors; what keeps one from its engine ends the run before it copies, and not later on."""
+        request, patience, records = self.request, self.patience, started.records
         phase, at_once = _phase(request), request.gives_up_at_once
         with ExitStack() as stack:
             self.watcher(_view(request, self.began, phase))
@@ -192,9 +192,9 @@ class _Run:
                 ]
             )
             again: AllMirrors | None = None
-            if len(starts) > 1 and not request.until_caught_up:
-                # who copies one of them has no reason to end, and nobody would bring it back
-                again = AllMirrors(self.destination, request, self.destination.state(), engines.running)
+            if not request.until_caught_up:
+                # a command that took a mirror for a moment does not bring it back
+                again = AllMirrors(self.destination, request, started.state, engines.running)
                 again.runtime = runtime
                 stack.callback(again.close)
             ending = self._drive(runtime, engines, again)
