@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
-from cryptography.x509 import load_pem_x509_certificates
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, derive_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    pkcs12,
+)
+from cryptography.x509 import (
+    Certificate,
+    CertificateBuilder,
+    Name,
+    NameAttribute,
+    NameOID,
+    load_pem_x509_certificates,
+)
 
 STORE_PASSWORD, OWN_KEY_PASSWORD = "store-password", "own-key-password"
 #: keytool's options for what Java 8 wrote.
@@ -63,6 +78,37 @@ def pkcs12_of(pem: bytes, password: str) -> bytes:
     assert isinstance(key, EllipticCurvePrivateKey)
     encryption = BestAvailableEncryption(password.encode())
     return pkcs12.serialize_key_and_certificates(b"client", key, certificate, above, encryption)
+
+
+def unprotected_pkcs12() -> list[bytes]:
+    """Return PKCS #12 stores without a digest, which any spoilt byte would contradict; the same ones each time.
+
+    The second is encrypted with STORE_PASSWORD, and the same but for its salts; the third holds no key.
+    """
+    key, issuer = derive_private_key(7, SECP256R1()), Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+    def certificate(name: str) -> Certificate:
+        names = [Name([NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, "root")]
+        begun = CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key.public_key())
+        times = begun.not_valid_before(datetime(2020, 1, 1)).not_valid_after(datetime(2040, 1, 1))
+        return times.serial_number(7).sign(issuer, None)
+
+    encryption = PrivateFormat.PKCS12.encryption_builder().kdf_rounds(1).build(STORE_PASSWORD.encode())
+    own, root = certificate("client"), certificate("root")
+    stores = [
+        pkcs12.serialize_key_and_certificates(b"client", key, own, [root], NoEncryption()),
+        pkcs12.serialize_key_and_certificates(b"client", key, own, [root], encryption),
+        pkcs12.serialize_key_and_certificates(None, None, None, [root], NoEncryption()),
+    ]
+    return [_without_digest(store) for store in stores]
+
+
+def _without_digest(store: bytes) -> bytes:
+    """Leave out the last part of a store, its MAC; each length that matters has two bytes."""
+    # 30 82 …, the version (three bytes), 30 82 …
+    version_at, content_at = 4, 7
+    end = content_at + 4 + int.from_bytes(store[content_at + 2 : content_at + 4], "big")
+    return b"\x30\x82" + (end - version_at).to_bytes(2, "big") + store[version_at:end]
 
 
 def _type(name: str) -> str:

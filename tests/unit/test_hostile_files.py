@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from kmirror.cluster.security import pkcs12
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.jks import MAGIC, key_entry, trusted_certificates
 from kmirror.cluster.security.keystores import KeyEntry, StoreError
@@ -24,6 +25,7 @@ from kmirror.state.events import Event, decode_event, encode_event
 from kmirror.state.records import MirrorRecord, Removed, Unknown, decode, encode
 from kmirror.state.snapshot import State
 from tests.support.hostile import AMOUNTS, explore, spoiled
+from tests.support.key_stores import STORE_PASSWORD, unprotected_pkcs12
 
 # -- state -------------------------------------------------------------------------------------------------------------
 
@@ -186,6 +188,57 @@ def test_a_key_store_is_read_or_refused(amount: int) -> None:
                 assert isinstance(key_entry(data, "pw", None), KeyEntry | None)
 
     explore(amount, spoiled([STORE]), check)
+
+
+def overwritten(store: bytes) -> st.SearchStrategy[bytes]:
+    """Return the store with one byte of another value."""
+    byte = st.tuples(st.integers(0, len(store) - 1), st.binary(min_size=1, max_size=1))
+    return byte.map(lambda at: store[: at[0]] + at[1] + store[at[0] + 1 :])
+
+
+def check_pkcs12(data: bytes) -> None:
+    for read in (pkcs12.trusted_certificates, pkcs12.key_entry):
+        with suppress(StoreError):
+            read(data, STORE_PASSWORD)
+    with suppress(StoreError):
+        pkcs12.trusted_certificates(data, None)
+
+
+@AMOUNTS
+def test_a_pkcs12_store_is_read_or_refused(amount: int) -> None:
+    stores = unprotected_pkcs12()
+    for store in stores[:2]:
+        found = pkcs12.key_entry(store, STORE_PASSWORD)
+        assert found is not None
+        assert len(found.chain) == 2
+    explore(amount, spoiled(stores), check_pkcs12)
+    # the same lengths: the inside is reached
+    explore(amount, st.sampled_from(stores).flatmap(overwritten), check_pkcs12)
+
+
+@pytest.mark.parametrize(
+    ("sound", "spoilt", "why"),
+    [
+        pytest.param("a003020102", "a00302010b", "a certificate in it is damaged", id="no version of X.509"),
+        pytest.param(
+            "310d300b06035504030c04", "310d300b06035504031d04", "a certificate in it is damaged", id="no name"
+        ),
+        pytest.param("0201010420", "0201010466", "a key in it is damaged", id="a key that is too long"),
+    ],
+)
+def test_a_pkcs12_store_that_is_damaged_inside_is_refused(sound: str, spoilt: str, why: str) -> None:
+    store = unprotected_pkcs12()[0]
+    assert bytes.fromhex(sound) in store
+    with pytest.raises(StoreError, match=why):
+        pkcs12.key_entry(store.replace(bytes.fromhex(sound), bytes.fromhex(spoilt)), STORE_PASSWORD)
+
+
+def test_a_pkcs12_store_in_ber_is_read_without_a_word() -> None:
+    store = unprotected_pkcs12()[0]
+    # of indefinite length, as BER may have it
+    assert pkcs12.key_entry(b"\x30\x80" + store[4:] + bytes(2), STORE_PASSWORD) == pkcs12.key_entry(
+        store, STORE_PASSWORD
+    )
 
 
 @pytest.mark.parametrize(

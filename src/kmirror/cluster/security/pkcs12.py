@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
@@ -24,9 +27,10 @@ def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]
     """
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    found = _loaded(data, password)
-    certificates = ([found.cert] if found.cert is not None else []) + found.additional_certs
-    return tuple(one.certificate.public_bytes(Encoding.DER) for one in certificates)
+    with _refusals():
+        found = _loaded(data, password)
+        certificates = ([found.cert] if found.cert is not None else []) + found.additional_certs
+        return tuple(one.certificate.public_bytes(Encoding.DER) for one in certificates)
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry | None:
@@ -39,25 +43,42 @@ def key_entry(data: bytes, password: str) -> KeyEntry | None:
 
     if (keys := data.count(_KEY_BAG)) > 1:
         raise SeveralKeysError(keys)
-    found = _loaded(data, password)
-    if found.key is None:
-        return None
-    chain = [found.cert.certificate] if found.cert is not None else []
-    others = [one.certificate for one in found.additional_certs]
-    while chain and (above := next((one for one in others if one.subject == chain[-1].issuer), None)) is not None:
-        others.remove(above)
-        chain.append(above)
-    key = found.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    return KeyEntry(key, tuple(one.public_bytes(Encoding.DER) for one in chain))
+    with _refusals():
+        found = _loaded(data, password)
+        if found.key is None:
+            return None
+        chain = [found.cert.certificate] if found.cert is not None else []
+        others = [one.certificate for one in found.additional_certs]
+        while chain and (above := next((one for one in others if one.subject == chain[-1].issuer), None)) is not None:
+            others.remove(above)
+            chain.append(above)
+        key = found.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        return KeyEntry(key, tuple(one.public_bytes(Encoding.DER) for one in chain))
 
 
 def _loaded(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12
 
+    with warnings.catch_warnings():
+        # BER, which some tools write, is read as well
+        warnings.filterwarnings("ignore", "PKCS#12 bundle could not be parsed as DER", UserWarning)
+        try:
+            return load_pkcs12(data, password.encode() if password is not None else None)
+        except ValueError:
+            raise WrongPasswordError from None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise StoreError for what the library says of a store that is damaged inside, where no digest is checked."""
+    from cryptography.exceptions import InternalError, UnsupportedAlgorithm
+    from cryptography.x509 import InvalidVersion
+
     try:
-        return load_pkcs12(data, password.encode() if password is not None else None)
-    except ValueError:
-        raise WrongPasswordError from None
+        yield
     except UnsupportedAlgorithm as error:
         raise StoreError(f"it is encrypted in a way that is not supported: {error}") from None
+    except (ValueError, InvalidVersion):
+        raise StoreError("a certificate in it is damaged") from None
+    except InternalError:
+        raise StoreError("a key in it is damaged") from None
