@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
 from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, topic_ids
-from kmirror.cluster.protocol.wire import FrameError
+from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.share_offsets import decode_altered, decode_described
@@ -65,19 +67,22 @@ def listed() -> bytes:
     return encoded(ListOffsetsResponse(topics=[topic(name="t", partitions=[part])]), 9)
 
 
-def described(version: int) -> bytes:
+def described(version: int, partitions: int = 1) -> bytes:
     broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="there", port=9092, rack="r")
     topic = MetadataResponse.MetadataResponseTopic
-    part = topic.MetadataResponsePartition(
-        error_code=0,
-        partition_index=0,
-        leader_id=1,
-        leader_epoch=3,
-        replica_nodes=[1, 2],
-        isr_nodes=[1],
-        offline_replicas=[],
-    )
-    topics = [topic(error_code=0, name="t", topic_id=ID, is_internal=False, partitions=[part])]
+    parts = [
+        topic.MetadataResponsePartition(
+            error_code=0,
+            partition_index=number,
+            leader_id=1,
+            leader_epoch=3,
+            replica_nodes=[1, 2],
+            isr_nodes=[1],
+            offline_replicas=[],
+        )
+        for number in range(partitions)
+    ]
+    topics = [topic(error_code=0, name="t", topic_id=ID, is_internal=False, partitions=parts)]
     answer = MetadataResponse(brokers=[broker], cluster_id="c", controller_id=1, topics=topics)
     return encoded(answer, version)
 
@@ -114,6 +119,39 @@ def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
             decode(memoryview(data))
 
     explore(amount, spoiled([sound]) | st.binary(max_size=60), check)
+
+
+def test_ten_thousand_partitions_in_one_answer_take_a_moment_and_some_times_its_size() -> None:
+    frame = memoryview(described(12, 10_000))
+    before = time.process_time()
+    found, _ = metadata.answer(frame, 12)
+    assert time.process_time() - before < 0.3  # 0.03 as measured
+    assert found.topics["t"].partitions.keys() == set(range(10_000))
+    tracemalloc.start()
+    try:
+        metadata.answer(frame, 12)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(frame)
+        # a count that lies takes what is there, not what it says
+        tracemalloc.reset_peak()
+        counted = bytes(frame).replace(b"\x00" + unsigned_varint(10_001), b"\x00" + unsigned_varint((1 << 32) - 1), 1)
+        assert counted != frame
+        with pytest.raises(FrameError):
+            metadata.answer(memoryview(counted), 12)
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(frame)
+    finally:
+        tracemalloc.stop()
+
+
+@AMOUNTS
+def test_a_large_answer_is_read_or_a_frame_error(amount: int) -> None:
+    # the beginning is what is spoiled; what follows it is long
+    sound = described(12, 10_000)
+
+    def check(data: bytes) -> None:
+        with suppress(FrameError):
+            metadata.answer(memoryview(data + sound[200:]), 12)
+
+    explore(amount, spoiled([sound[:200]]), check)
 
 
 # -- over a connection -------------------------------------------------------------------------------------------------
