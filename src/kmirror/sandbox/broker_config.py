@@ -17,7 +17,7 @@ CERTIFICATE_LISTENER = "SSL"
 #: What is in the tokens of a cluster whose clients log in with OAUTHBEARER.
 TOKEN_ISSUER, TOKEN_AUDIENCE = "sandbox", "kafka"
 
-_BACKSLASH = "\\"
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 _LOG4J2 = """\
 status = error
@@ -99,8 +99,22 @@ def jaas_quoted(value: str) -> str:
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
-    """Return settings as the text of a Java properties file."""
-    return "".join(f"{key}={value.replace(_BACKSLASH, _BACKSLASH * 2)}\n" for key, value in settings.items())
+    """Return settings as the text of a Java properties file; what Java or a line would take otherwise is escaped."""
+    return "".join(f"{_escaped(key, ' :=#!')}={_escaped(value, '')}\n" for key, value in settings.items())
+
+
+def _escaped(text: str, separators: str) -> str:
+    def written(position: int, character: str) -> str:
+        if character in _ESCAPES:
+            return _ESCAPES[character]
+        if character in separators or (character == " " and position == 0):
+            return f"\\{character}"
+        if " " <= character <= "~":
+            return character
+        units = character.encode("utf-16-be")
+        return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+    return "".join(written(position, character) for position, character in enumerate(text))
 
 
 def _with_kraft(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:
