@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kmirror.engine.lane import report
@@ -79,3 +81,51 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
     assert row(130, 60, 10, 1400).offsets_per_second is None, "the destination lost its tail"
     copy.status = Status.FAILED
     assert row(140, 60, 60, 1400).caught_up_ms == behind.caught_up_ms
+
+
+def test_a_partition_at_rest_is_looked_at_when_something_has_happened_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copies = [PartitionCopy(replace(ASSIGNMENT, partition=number)) for number in range(3)]
+    for copy in copies:
+        copy.status, copy.progress.is_aligned = Status.COPYING, True
+        copy.source.last_stable_offset = copy.progress.acknowledged = 10
+    answered_at: float | None = None
+    reports = Reports(lambda _: answered_at or clock, lambda: answered_at or clock)
+
+    def look(*moved: PartitionCopy, partitions: list[PartitionCopy] = copies) -> list[int]:
+        nonlocal clock
+        clock += 1.0
+        return sorted(place.partition for place in reports.look(list(partitions), moved).changed)
+
+    assert look() == [0, 1, 2], "the first look is at all"
+    for _ in range(10):
+        look()
+    # a change that nobody tells of is what a partition at rest does not have
+    copies[0].source.last_stable_offset = copies[1].source.last_stable_offset = 11
+    assert look() == []
+    assert look(copies[1]) == [1]
+    copies[1].progress.acknowledged = 11
+    assert look() == [1], "one that is not at rest is looked at without a word"
+    # other orders: all are looked at
+    assert look(partitions=copies[:1]) == [0]
+    copies[0].progress.acknowledged = 11
+    for _ in range(10):
+        look(partitions=copies[:1])
+    # where the source does not answer, rows age by themselves
+    answered_at = clock
+    clock += 10.0
+    assert look(partitions=copies[:1]) == [0]
+
+
+def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copy = PartitionCopy(ASSIGNMENT)
+    copy.status, copy.progress.is_aligned = Status.COPYING, True
+    copy.source.last_stable_offset = copy.progress.acknowledged = 10
+    copy.put_off(is_put_off=True)
+    reports = Reports(lambda _: 100.0, lambda: clock)
+    reports.look([copy], [copy])
+    clock = 120.0
+    assert told(reports, copy).source_seen_ms is not None

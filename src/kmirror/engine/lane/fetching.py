@@ -195,7 +195,7 @@ class Fetching:
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
         """Have what comes next of a partition be part of the next request, unless others come first."""
-        partition.source.is_put_off = self._must_wait(partition)
+        partition.put_off(is_put_off=self._must_wait(partition))
         if partition.source.is_put_off:
             link.session.forget(key)
             return

@@ -214,13 +214,12 @@ class Lane:
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
         self._was_caught_up = caught_up
-        for partition in [p for p in work.restless if p.is_at_rest]:
-            del work.restless[partition]
+        work.let_rest()
         took = now() - at
         self._look_at = at + max(_LOOK_AROUND_SECONDS, _LOOK_AROUND_RATIO * took)
 
     def _news(self) -> News:
-        return self._reports.look(self._work.all)
+        return self._reports.look(self._work.all, self._work.take_moved())
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:

@@ -266,6 +266,12 @@ class PartitionCopy:
         elif self.caught_up:
             self._got_on()
 
+    def put_off(self, *, is_put_off: bool) -> None:
+        """Note whether other topics come first."""
+        if self.source.is_put_off is not is_put_off:
+            self._stir()
+            self.source.is_put_off = is_put_off
+
     def ends_seen(self, answer: FetchedPartition) -> None:
         """Take where the source ends, from a part of a Fetch answer."""
         self._stir()

@@ -1,11 +1,11 @@
 """What a lane says of its partitions: one row each, with the rates since the last time. For one thread at a time.
 
-Most partitions of a wide mirror stand still: of those it is only looked whether anything has changed.
+Most partitions of a wide mirror stand still: those are not looked at before something happens with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -87,34 +87,50 @@ class Reports:
         self._seen_at = seen_at
         self._answered_at = answered_at
         self._known: dict[PartitionCopy, _Known] = {}
+        #: Those whose row changes by itself, as time passes.
+        self._unsettled: set[PartitionCopy] = set()
         #: By place, the copy that is reported on: of two copies of one partition only the later one.
         self._copies: dict[TopicPartition, PartitionCopy] = {}
+        self._partitions: Sequence[PartitionCopy] = ()
         #: When it was last looked, and what `answered_at` said then.
         self._looked_at = self._answered_then = 0.0
         #: What the clock of moments has to be moved by to tell the time, in milliseconds.
         self._epoch_ms = now_ms() - now() * 1000
 
-    def look(self, partitions: Iterable[PartitionCopy]) -> News:
-        """Return what is new; of two copies of one partition only the later one counts."""
-        at, copies = now(), {partition.assignment.destination: partition for partition in partitions}
-        changed: dict[TopicPartition, ProgressRow] = {}
+    def look(self, partitions: Sequence[PartitionCopy], moved: Collection[PartitionCopy] | None = None) -> News:
+        """Return what is new; of two copies of one partition only the later one counts.
+
+        Nothing has happened since the last look with those that are not `moved`; None: that is not known.
+        """
+        at, copies, known = now(), self._copies, self._known
         # a broker that is silent makes its partitions' rows old, one by one
         answered_at = min(at, self._answered_at())
         may_rest = at - answered_at < FRESH_SECONDS
-        known = self._known
-        for place, partition in copies.items():
+        is_same = partitions == self._partitions
+        if not is_same:
+            copies = {partition.assignment.destination: partition for partition in partitions}
+        if is_same and may_rest and moved is not None:
+            some = self._unsettled.union(moved)
+            looked_at = {place: one for one in some if copies.get(place := one.assignment.destination) is one}
+        else:
+            looked_at = copies
+        changed: dict[TopicPartition, ProgressRow] = {}
+        for place, partition in looked_at.items():
             before, made_of = known.get(partition), _made_of(partition)
             if may_rest and before is not None and before.is_settled and before.made_of == made_of:
                 continue
             now_known = known[partition] = self._look_at(partition, before, made_of, at)
+            (self._unsettled.discard if now_known.is_settled else self._unsettled.add)(partition)
             if before is None or before.row != now_known.row or self._copies.get(place) is not partition:
                 changed[place] = now_known.row
-        gone = self._copies.keys() - copies.keys()
+        gone = frozenset(() if is_same else self._copies.keys() - copies.keys())
         if len(known) > len(copies):
             current = set(copies.values())
             self._known = {partition: one for partition, one in known.items() if partition in current}
-        self._copies, self._looked_at, self._answered_then = copies, at, answered_at
-        return News(changed, frozenset(gone))
+            self._unsettled &= current
+        self._copies, self._partitions = copies, partitions
+        self._looked_at, self._answered_then = at, answered_at
+        return News(changed, gone)
 
     def _look_at(self, partition: PartitionCopy, before: _Known | None, made_of: _Print, at: float) -> _Known:
         if before is not None and before.is_settled:
@@ -134,7 +150,7 @@ class Reports:
             caught_up_ms=None if is_caught_up or caught_up_at is None else self._epoch(caught_up_at),
         )
         is_still = speed.bytes_per_second == 0 == row.records_per_second == row.offsets_per_second
-        is_settled = is_still and is_caught_up and is_fresh
+        is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_put_off
         return _Known(made_of, row, speed, source_growth, growth, caught_up_at, is_settled)
 
     def _since_last_look(self, known: _Known) -> _Known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Sequence
 
 from kmirror.cluster.security.client_config import ClientConfig
@@ -51,13 +53,30 @@ class Work:
         #: What is copied, and what is being released: replaced, never changed, because other threads read them.
         self.partitions: list[PartitionCopy] = []
         self.leaving: list[PartitionCopy] = []
-        #: Those of `partitions` that have to be looked at now and then; the sending thread's alone.
+        #: Those of `partitions` that have to be looked at now and then; changed by the sending thread alone.
         self.restless: dict[PartitionCopy, None] = {}
+        #: Those that came to rest since `take_moved` was last called.
+        self._rested: queue.SimpleQueue[PartitionCopy] = queue.SimpleQueue()
 
     @property
     def all(self) -> list[PartitionCopy]:
         """The partitions that are being released, and then those that are copied."""
         return [*self.leaving, *self.partitions]
+
+    def let_rest(self) -> None:
+        """Look no more at the partitions that have come to rest."""
+        for partition in [p for p in self.restless if p.is_at_rest]:
+            self._rested.put(partition)
+            del self.restless[partition]
+
+    def take_moved(self) -> list[PartitionCopy]:
+        """Return all with which anything may have happened since this was last called; for one other thread."""
+        # what comes to rest meanwhile is in both, never in neither
+        moved = [*self.leaving, *self.restless]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                moved.append(self._rested.get_nowait())
+        return moved
 
     def may_send(self, at: float) -> bool:
         """Tell whether anything may be sent to the destination: this lane's time is not over, and it knows its work."""
