@@ -65,6 +65,7 @@ class ClusterClient:
         self._connections: dict[int, Connection] = {}
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
+        self._topics = metadata_codec.Topics()
 
     def __enter__(self) -> ClusterClient:
         return self
@@ -161,7 +162,7 @@ class ClusterClient:
             metadata_codec.LOWEST_VERSION,
             metadata_codec.HIGHEST_VERSION,
             partial(metadata_codec.request, topics=wanted),
-            metadata_codec.answer,
+            partial(metadata_codec.answer, before=self._topics),
         )
         found: ClusterMetadata = self.ask_any(request, timeout=timeout)
         if not found.brokers:

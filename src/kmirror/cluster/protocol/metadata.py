@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ _TOPIC_IDS = _CLUSTER_OPERATIONS = 10
 _INT16 = struct.Struct(">h")
 _PARTITION = struct.Struct(">hiii")
 _NO_TAGS = b"\x00"
+#: What is said of topics is remembered when it is longer.
+_WORTH_BYTES = 16 << 10
 #: Lists of integers by what their length is encoded as: one more than their count, and 0 for none.
 _LISTS = tuple(struct.Struct(f">{max(0, count - 1)}i") for count in range(16))
 
@@ -114,19 +116,30 @@ def request(correlation_id: int, version: int, client_id: str, topics: Collectio
     return bytes(out)
 
 
-def answer(frame: memoryview, version: int) -> tuple[ClusterMetadata, int]:
+@dataclass(slots=True)
+class Topics:
+    """What an answer said of many topics: as long as a cluster says the same of them, it is taken apart only once."""
+
+    #: Its version, and its bytes from the topics on.
+    said: bytes = b""
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
+
+
+def answer(frame: memoryview, version: int, before: Topics | None = None) -> tuple[ClusterMetadata, int]:
     """Decode one frame (from its correlation id on), and for how many milliseconds the broker asks for silence.
+
+    `before` is what another answer said of topics; it is replaced where this one says something else of many.
 
     Raises:
         FrameError: not such an answer.
     """
     try:
-        return _decode(frame, version)
+        return _decode(frame, version, before)
     except (struct.error, IndexError):
         raise FrameError("a Metadata answer ends too early") from None
 
 
-def _decode(frame: memoryview, version: int) -> tuple[ClusterMetadata, int]:
+def _decode(frame: memoryview, version: int, before: Topics | None) -> tuple[ClusterMetadata, int]:
     position = skip_tagged_fields(frame, 4)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)
     count, position = read_unsigned_varint(frame, position + 4)
@@ -140,12 +153,22 @@ def _decode(frame: memoryview, version: int) -> tuple[ClusterMetadata, int]:
         brokers[node_id] = Broker(node_id, host or "", port)
     cluster_id, position = read_compact_string(frame, position)
     (controller,) = INT32.unpack_from(frame, position)
-    count, position = read_unsigned_varint(frame, position + 4)
+    topics = _topics(frame, position + 4, version, before)
+    return ClusterMetadata(cluster_id, controller if controller >= 0 else None, brokers, topics), throttle_time_ms
+
+
+def _topics(frame: memoryview, position: int, version: int, before: Topics | None) -> Mapping[str, TopicMetadata]:
+    said = bytes([version]) + frame[position:] if len(frame) - position >= _WORTH_BYTES else b""
+    if said and before is not None and said == before.said:
+        return before.topics
+    count, position = read_unsigned_varint(frame, position)
     topics = {}
     for _ in range(count - 1):
         topic, position = _topic(frame, position, has_id=version >= _TOPIC_IDS)
         topics[topic.name] = topic
-    return ClusterMetadata(cluster_id, controller if controller >= 0 else None, brokers, topics), throttle_time_ms
+    if said and before is not None:
+        before.said, before.topics = said, topics
+    return topics
 
 
 def _topic(frame: memoryview, position: int, *, has_id: bool) -> tuple[TopicMetadata, int]:
