@@ -203,7 +203,9 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
         (row(end=50)._replace(source_offset=None), False),
     ):
         assert known.take_report(place, record, report, 5.0)
-        assert known.are_quiet is is_quiet, report
+        assert known.are_quiet is known.is_at_rest(place) is is_quiet, report
+    assert known.take_report(place, record, row(end=50)._replace(reason=Reason.AUTHENTICATION_FAILED), 5.0)
+    assert known.are_refused
     assert known.take_report(other, record, ProgressRow("pay", 0, 1, 1, 0, 1, None, PartitionState.MIRRORING), 5.0)
     known.take_source_ends({place: 50, other: 1}, 5.0)
     assert (known.take_moved(), known.take_moved()) == ({"orders", "pay"}, set())
@@ -211,5 +213,5 @@ def test_an_engine_knows_when_nothing_is_left_to_copy_and_forgets_a_topic_as_a_w
     known.forget_targets("orders")
     known.replace("orders", [BEFORE])
     assert (set(known.rows), set(known.records), known.targets) == ({other}, {place, other}, {other: 1})
-    assert known.are_quiet
+    assert (known.are_quiet, known.are_refused, known.is_at_rest(place)) == (True, False, False)
     assert (known.take_moved(), health.reported) == ({"orders"}, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -150,7 +150,7 @@ class MirrorEngine:
             self.partitions.copied_up_to,
             self._topics.record.source_cluster_id,
             lambda: self._health.wants_ends,
-            self._is_followed,
+            self._followed,
         )
         guarded_thread(self._follow, "kmirror-follow", self._heard.put).start()
         guarded_thread(
@@ -158,9 +158,10 @@ class MirrorEngine:
         ).start()
         self._side_jobs.start(self._stop_threads, self._heard.put)
 
-    def _is_followed(self, partition: TopicPartition) -> bool:
-        """Tell whether a lane reports where a partition's source ends, and where it is to get is known; any thread."""
-        return partition in (self.partitions.targets or ()) and self._health.is_seen(partition, now())
+    def _followed(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Return those of which a lane reports where the source ends, once their targets are known; any thread."""
+        targets, at = self.partitions.targets or {}, now()
+        return {place for place in partitions if place in targets and self._health.is_seen(place, at)}
 
     def _view(self) -> JobView:
         """Return what jobs beside the copy are shown; from any thread."""
@@ -170,9 +171,8 @@ class MirrorEngine:
 
     def _is_refused(self) -> bool:
         """Tell whether the source refuses the login, its monitor's or a lane's; from any thread."""
-        seen, rows = self.source.trouble, self.partitions.rows.copy().values()
-        refused = Reason.AUTHENTICATION_FAILED
-        return (seen is not None and seen.reason is refused) or any(row.reason is refused for row in rows)
+        seen = self.source.trouble
+        return (seen is not None and seen.reason is Reason.AUTHENTICATION_FAILED) or self.partitions.are_refused
 
     def renew_login(self) -> None:
         """Log in to the source anew, with what its secrets are now; from any thread."""
@@ -404,10 +404,12 @@ class MirrorEngine:
         wanted = [place for places in self.places().values() for place in places]
         idle = sum(self._topics.partition_count(topic) for topic in self._topics.idle())
         rows, at_ms = self.partitions.rows, now_ms()
-        troubled = {partition: found[0] for partition in wanted if (found := self.trouble(partition)) is not None}
-        lags = {partition: self.lag(partition) for partition in wanted}
+        is_steady = self.steady_since_ms(len(wanted)) is not None
+        suspects = () if is_steady else wanted
+        troubled = {p: found[0] for p in suspects if (found := self.trouble(p)) is not None}
+        lags = {p: 0 if is_steady and self.partitions.is_at_rest(p) else self.lag(p) for p in wanted}
         time_lags = [
-            time_lag(lag, row.last_timestamp_ms, self._caught_up_ms(partition, row), at_ms, at_ms)
+            lag and time_lag(lag, row.last_timestamp_ms, self._caught_up_ms(partition, row), at_ms, at_ms)
             for partition, lag in lags.items()
             if (row := rows.get(partition)) is not None and partition not in troubled
         ]

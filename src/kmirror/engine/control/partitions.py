@@ -13,6 +13,7 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.control.health import Health
 from kmirror.engine.control.journal import Journal, Level
 from kmirror.engine.control.stored_partition import alignment_note, given_up, remember
+from kmirror.errors import Reason
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
 
@@ -57,6 +58,8 @@ class MirrorPartitions:
         self.lost_records = 0
         #: The partitions that are behind or were being copied when their lanes last reported on them.
         self._busy: set[TopicPartition] = set()
+        #: Those whose lanes said last that a login is refused.
+        self._refused: set[TopicPartition] = set()
         #: The topics whose rows have changed; see `take_moved`.
         self._moved: set[str] = set()
         #: By topic, the partitions that anything is known of.
@@ -81,8 +84,7 @@ class MirrorPartitions:
         self._health.take_report(partition, record, row, at)
         is_news = self.rows.get(partition) != row
         if is_news:
-            self.rows[partition] = row
-            (self._busy.add if _is_busy(row) else self._busy.discard)(partition)
+            self._keep(partition, row)
             self._note(partition)
             self._remember(partition, row)
         return is_news
@@ -93,8 +95,12 @@ class MirrorPartitions:
         if row.begun and row.destination_offset is not None:
             self._known_ends[partition] = row.destination_offset
         if partition in self.rows:
-            self.rows[partition] = row
-            (self._busy.add if _is_busy(row) else self._busy.discard)(partition)
+            self._keep(partition, row)
+
+    def _keep(self, partition: TopicPartition, row: ProgressRow) -> None:
+        self.rows[partition] = row
+        (self._busy.add if _is_busy(row) else self._busy.discard)(partition)
+        (self._refused.add if row.reason is Reason.AUTHENTICATION_FAILED else self._refused.discard)(partition)
 
     def take_source_ends(self, ends: Mapping[TopicPartition, int], seen_at: float) -> None:
         """Take where the source ended at a moment; the first time that is also what is to be reached."""
@@ -104,10 +110,9 @@ class MirrorPartitions:
             self.targets.setdefault(partition, end)
             self._health.take_end(partition, end, seen_at)
             self._note(partition)
-        for partition, row in self.rows.items():
             # a partition that does not move reports nothing new, but may have been at its end when it last did
-            kept = self.records.get(partition)
-            if kept is not None and not kept.initial_copy_complete and self.reached(partition):
+            kept, row = self.records.get(partition), self.rows.get(partition)
+            if kept is not None and row is not None and not kept.initial_copy_complete and self.reached(partition):
                 self._remember(partition, row)
 
     def stored(self, records: Iterable[PartitionRecord]) -> None:
@@ -126,6 +131,7 @@ class MirrorPartitions:
             place = TopicPartition(topic.topic, partition)
             before, row = self.records.get(place), self.rows.pop(place, None)
             self._busy.discard(place)
+            self._refused.discard(place)
             self._note(place)
             record = given_up(before, topic, partition, row, now_ms())
             if record != before:
@@ -140,6 +146,7 @@ class MirrorPartitions:
         """
         known = self._of_topic.pop(topic, set())
         self._busy -= known
+        self._refused -= known
         self._health.forget(known)
         for some in (self.records, self.changed, self.rows, self._aligned_to, self._known_ends, self._again):
             for partition in known & some.keys():
@@ -160,6 +167,7 @@ class MirrorPartitions:
         for partition in self._of_topic[topic]:
             if self.failed(partition):
                 del self.rows[partition]
+                self._refused.discard(partition)
 
     # -- state of partitions --------------------------------------------------------------------------------------
 
@@ -184,6 +192,16 @@ class MirrorPartitions:
     def are_quiet(self) -> bool:
         """True while lanes have nothing to copy, and have copied nothing just now."""
         return not self._busy
+
+    @property
+    def are_refused(self) -> bool:
+        """True while a lane says that its login is refused; from any thread."""
+        return bool(self._refused)
+
+    def is_at_rest(self, partition: TopicPartition) -> bool:
+        """Tell whether a lane has said, as the last it knows, that nothing is left to copy of a partition."""
+        row = self.rows.get(partition)
+        return row is not None and row.destination_offset is not None and partition not in self._busy
 
     def left_to_copy(self) -> dict[TopicPartition, int]:
         """Return how many offsets are left to copy where that is known."""

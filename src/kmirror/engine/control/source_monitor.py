@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -31,8 +31,8 @@ _LONGEST_PAUSE = 5.0
 #: How often its ends are asked for while lanes do not report them, and how long it may take to answer.
 _ENDS_SECONDS = 3.0
 _STEP_SECONDS = 0.5
-#: At most a hundredth of a core is used for looking.
-_PAUSE_PER_WORK = 100.0
+#: At most a two-hundredth of a core is used for looking.
+_PAUSE_PER_WORK = 200.0
 #: Log starts are followed after a delay, of which the time between two looks is a part: a minute of an hour.
 _LOOKS_A_DELAY = 60
 
@@ -57,8 +57,8 @@ class _DestinationSilent(Exception):  # noqa: N818 - no failure of what is looke
 class SourceMonitor:
     """Look at one mirror's source. `topics` are those that are copied, `ends` how far they are.
 
-    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else. Of a
-    partition that `is_followed` the engine knows the end.
+    While `ends_are_wanted`, because the lanes do not report them, its ends are asked for more often than all else. Of
+    partitions that are `followed` the engine knows the ends.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SourceMonitor:
         ends: Callable[[], Mapping[TopicPartition, int]],
         source_cluster_id: str | None = None,
         ends_are_wanted: Callable[[], bool] = lambda: False,
-        is_followed: Callable[[TopicPartition], bool] = lambda _: False,
+        followed: Callable[[Iterable[TopicPartition]], Collection[TopicPartition]] = lambda _: (),
     ) -> None:
         self._current_settings = settings
         self._login = login
@@ -79,7 +79,7 @@ class SourceMonitor:
         self._ends = ends
         self._source_cluster_id = source_cluster_id
         self._ends_are_wanted = ends_are_wanted
-        self._is_followed = is_followed
+        self._followed = followed
         self._log_starts = LogStarts(settings().follow_log_start_delay_ms / 1000)
         #: Between two looks, in seconds: longer where there is much to look at.
         self._least_pause = 0.0
@@ -161,37 +161,49 @@ class SourceMonitor:
             return SourceReport()
         found = source.metadata({t.source_topic for t in topics})
         require_cluster(self._source_cluster_id, found.cluster_id)
-        with _destination():
-            here = destination.metadata({t.topic for t in topics})
-        # another topic of the name is not ours, on either side
-        same = {t.topic for t in topics if _is_the_one_added(t, found) and _is_the_mirror_topic(t, here)}
-        there = {
+        counts = {
             t.topic: len(found.topics[t.source_topic].partitions) for t in topics if t.source_topic in found.topics
         }
-        known = {t.topic: t.partitions for t in topics}
-        counts = {topic: n if topic in same else min(n, known[topic]) for topic, n in there.items()}
-        grown = {t.topic: counts[t.topic] for t in topics if t.topic in same and counts[t.topic] > t.partitions}
-        missing = {topic: count for topic, count in grown.items() if len(here.topics[topic].partitions) < count}
-        if missing:
-            with _destination():
-                destination.create_partitions(missing)
-        places = {
-            TopicPartition(t.source_topic, p): TopicPartition(t.topic, p)
-            for t in topics
-            for p in range(counts.get(t.topic, 0))
-        }
+        grown = self._grow(destination, [t for t in topics if _is_the_one_added(t, found)], counts)
+        counts = {t.topic: grown.get(t.topic, min(counts[t.topic], t.partitions)) for t in topics if t.topic in counts}
+        places = [TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)]
+        sources = {t.topic: t.source_topic for t in topics}
+        followed = self._followed(places)
         seen_at = now()
-        offsets = _ends(source, {p: to for p, to in places.items() if not self._is_followed(to)}, found)
+        offsets = _ends(
+            source, {TopicPartition(sources[p.topic], p.partition): p for p in places if p not in followed}, found
+        )
         trouble = None
         delay = self._current_settings().follow_log_start_delay_ms / 1000
         if self._current_settings().follow_log_start and seen_at - self._starts_seen_at >= delay / _LOOKS_A_DELAY:
-            starts = source.list_offsets(dict.fromkeys(places, EARLIEST), metadata=found)
+            same = self._ours(destination, [t for t in topics if _is_the_one_added(t, found)])
+            wanted = {TopicPartition(sources[p.topic], p.partition): p for p in places if p.topic in same}
+            starts = source.list_offsets(dict.fromkeys(wanted, EARLIEST), metadata=found)
             self._starts_seen_at = seen_at
-            seen = {places[p]: a.offset for p, a in starts.items() if a.offset is not None and places[p].topic in same}
             self._log_starts.delay = delay
-            self._log_starts.seen(seen, now())
-            trouble = self._follow_log_starts(destination, same)
-        return SourceReport({t: n for t, n in counts.items() if t in same}, offsets, seen_at, log_start_trouble=trouble)
+            self._log_starts.seen({wanted[p]: a.offset for p, a in starts.items() if a.offset is not None}, now())
+            trouble = self._follow_log_starts(destination, same.keys())
+        return SourceReport(grown, offsets, seen_at, log_start_trouble=trouble)
+
+    def _grow(
+        self, destination: ClusterClient, topics: Sequence[TopicRecord], counts: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Give mirror topics the partitions that were added at the source; return those topics' counts."""
+        more = [t for t in topics if counts[t.topic] > t.partitions]
+        if not more:
+            return {}
+        here = self._ours(destination, more)
+        missing = {topic: counts[topic] for topic, count in here.items() if count < counts[topic]}
+        if missing:
+            with _destination():
+                destination.create_partitions(missing)
+        return {topic: counts[topic] for topic in here}
+
+    def _ours(self, destination: ClusterClient, topics: Sequence[TopicRecord]) -> dict[str, int]:
+        """Return the partition counts of mirror topics; another topic of the name is not ours."""
+        with _destination():
+            here = destination.metadata({t.topic for t in topics})
+        return {t.topic: len(here.topics[t.topic].partitions) for t in topics if _is_the_mirror_topic(t, here)}
 
     def _follow_log_starts(self, destination: ClusterClient, topics: Collection[str]) -> KmirrorError | None:
         """Delete in the mirror what the source has deleted long enough ago; return why that failed, if it did."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: At most a hundredth of a core for each job.
-_PAUSE_PER_WORK = 100.0
+#: At most a two-hundredth of a core for each job.
+_PAUSE_PER_WORK = 200.0
 
 
 class Pace:
