@@ -36,7 +36,7 @@ _SETTLED_S, _IDLE_S, _BUSY_S = 60.0, 60.0, 30.0
 _RATE = 200
 _TIMEOUT_S = 900.0
 #: More partitions than one broker may have files open.
-_MOST_OF_A_BROKER = 7_000
+_MOST_OF_A_BROKER = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,29 @@ def _fill(source: str, names: list[str]) -> None:
         new = [NewTopic(name, PARTITIONS_OF_A_TOPIC, 1) for name in names[first : first + _TOPICS_AT_ONCE]]
         for created in admin.create_topics(new, operation_timeout=120, request_timeout=120).values():
             created.result(_TIMEOUT_S)
+    _await_topics(source, names)
     producer = Producer({"bootstrap.servers": source, "log_level": 0})
+    refused: list[object] = []
     for name in names:
         for partition in range(PARTITIONS_OF_A_TOPIC):
-            producer.produce(name, bytes(100), partition=partition)
+            producer.produce(name, bytes(100), partition=partition, on_delivery=lambda error, _: refused.append(error))
         producer.poll(0)
-    if producer.flush(_TIMEOUT_S):
+    if producer.flush(_TIMEOUT_S) or any(refused):
         raise CopyFailedError("the source did not take the records")
+
+
+def _await_topics(source: str, names: list[str]) -> None:
+    """Wait until all brokers know the topics and their leaders: with thousands that takes a while."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    with ClusterClient(client_config({"bootstrap.servers": source})) as client:
+        brokers = client.metadata([]).brokers.values()
+    for broker in brokers:
+        with ClusterClient(client_config({"bootstrap.servers": f"{broker.host}:{broker.port}"})) as client:
+            places = [TopicPartition(name, index) for name in names for index in range(PARTITIONS_OF_A_TOPIC)]
+            while not all(map(client.metadata(names).leader, places)):
+                if time.monotonic() > deadline:
+                    raise CopyFailedError("the source's brokers do not know all topics")
+                time.sleep(1)
 
 
 def _run(destination: str, log: Path) -> Running:
