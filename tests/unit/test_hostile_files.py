@@ -233,12 +233,13 @@ def test_a_pkcs12_store_that_is_damaged_inside_is_refused(sound: str, spoilt: st
         pkcs12.key_entry(store.replace(bytes.fromhex(sound), bytes.fromhex(spoilt)), STORE_PASSWORD)
 
 
-def test_a_pkcs12_store_in_ber_is_read_without_a_word() -> None:
+def test_a_pkcs12_store_that_is_odd_is_read_without_a_word() -> None:
     store = unprotected_pkcs12()[0]
+    entry = pkcs12.key_entry(store, STORE_PASSWORD)
     # of indefinite length, as BER may have it
-    assert pkcs12.key_entry(b"\x30\x80" + store[4:] + bytes(2), STORE_PASSWORD) == pkcs12.key_entry(
-        store, STORE_PASSWORD
-    )
+    assert pkcs12.key_entry(b"\x30\x80" + store[4:] + bytes(2), STORE_PASSWORD) == entry
+    # certificates whose number is 0
+    assert pkcs12.key_entry(store.replace(bytes.fromhex("020107300506"), bytes.fromhex("020100300506")), STORE_PASSWORD)
 
 
 @pytest.mark.parametrize(

@@ -59,23 +59,25 @@ def key_entry(data: bytes, password: str) -> KeyEntry | None:
 def _loaded(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12
 
-    with warnings.catch_warnings():
-        # BER, which some tools write, is read as well
-        warnings.filterwarnings("ignore", "PKCS#12 bundle could not be parsed as DER", UserWarning)
-        try:
-            return load_pkcs12(data, password.encode() if password is not None else None)
-        except ValueError:
-            raise WrongPasswordError from None
+    try:
+        return load_pkcs12(data, password.encode() if password is not None else None)
+    except ValueError:
+        raise WrongPasswordError from None
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise StoreError for what the library says of a store that is damaged inside, where no digest is checked."""
+    """Raise StoreError for what the library says of a store that is damaged inside, where no digest is checked.
+
+    Its warnings of what it reads all the same (BER, odd certificates) are for its callers' authors, not for operators.
+    """
     from cryptography.exceptions import InternalError, UnsupportedAlgorithm
     from cryptography.x509 import InvalidVersion
 
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except UnsupportedAlgorithm as error:
         raise StoreError(f"it is encrypted in a way that is not supported: {error}") from None
     except (ValueError, InvalidVersion):
