@@ -1,4 +1,7 @@
-"""A Spark Structured Streaming job keeps its checkpoint while its topic moves and comes back."""
+"""A Spark Structured Streaming job keeps its checkpoint while its topic moves and comes back.
+
+A twin of it reads a topic that stays where it is and is given the same records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import artifact_jars
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.installed_logs import create_topics
-from tests.support.journeys import Journey, send, values, values_lost
+from tests.support.journeys import Journey, Lost, send, values, values_lost
 
 PARTITIONS = 2
 #: The newest that is published; it runs on later Sparks, too. What else comes with it, Spark has.
@@ -26,10 +29,14 @@ OF_CONNECTOR = ("commons-pool2-", "kafka-clients-", "spark-sql-kafka-", "spark-t
 
 
 class Job:
-    """The job (tests/apps/spark_stream.py), and records for it; one Spark for the `with` block."""
+    """The job (tests/apps/spark_stream.py), and records for it; one Spark for the `with` block.
 
-    def __init__(self, folder: Path) -> None:
-        self.topic, self.folder = unique_topic("events"), folder
+    What is written to its topic, wherever that is, is written to the `unmoved` one of its home, too.
+    """
+
+    def __init__(self, folder: Path, home: SandboxCluster) -> None:
+        self.home = home
+        self.topic, self.unmoved, self.folder = unique_topic("events"), unique_topic("unmoved"), folder
         self.written = 0
         found = artifact_jars("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, 60, os.environ).directory
         jars = ",".join(str(jar) for jar in found.glob("*.jar") if jar.name.startswith(OF_CONNECTOR))
@@ -49,12 +56,17 @@ class Job:
         self._process.communicate(timeout=60)
 
     def run(
-        self, cluster: SandboxCluster, *, checkpoint: str = "first", starting: Mapping[str, Any] | None = None
+        self,
+        cluster: SandboxCluster,
+        *,
+        topic: str | None = None,
+        checkpoint: str = "first",
+        starting: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run it to the end of the topic; return the values in its files, or its error."""
         order = {
             "bootstrap": cluster.bootstrap_servers,
-            "topic": self.topic,
+            "topic": topic or self.topic,
             "checkpoint": str(self.folder / f"checkpoint-{checkpoint}"),
             "files": str(self.folder / f"files-{checkpoint}"),
             "starting": json.dumps(starting) if starting else "earliest",
@@ -65,39 +77,81 @@ class Job:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
+    def unmoved_values(self) -> Counter[str]:
+        """Have the twin read on, and return the values in its files."""
+        return Counter(self.run(self.home, topic=self.unmoved, checkpoint="unmoved"))
+
     def write(self, cluster: SandboxCluster, records: int = 200) -> None:
         """Write records, each with a number of its own."""
         for partition in range(PARTITIONS):
-            send(cluster, self.topic, [str(self.written + number) for number in range(records)], partition)
+            text = [str(self.written + number) for number in range(records)]
+            send(cluster, self.topic, text, partition)
+            send(self.home, self.unmoved, text, partition)
             self.written += records
+
+    def has_read_beyond(self, ends: Mapping[tuple[str, int], Lost]) -> bool:
+        """Tell whether the checkpoint is ahead of the copy, from its newest file."""
+        offsets = (self.folder / "checkpoint-first" / "offsets").glob("[0-9]*")
+        newest = max(offsets, key=lambda path: int(path.name)).read_text()
+        read = json.loads(newest.splitlines()[-1])[self.topic]
+        return any(offset > ends[self.topic, int(partition)].begin for partition, offset in read.items())
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_checkpoint_stays_good(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     a, b = cluster_pair.source, cluster_pair.destination
-    with Job(tmp_path) as job:
-        create_topics(a, {job.topic: {}}, PARTITIONS)
+    with Job(tmp_path, a) as job:
+        create_topics(a, {job.topic: {}, job.unmoved: {}}, PARTITIONS)
         job.write(a)
+        assert len(job.run(a)) == job.written
         with Journey(a, b, tmp_path, [job.topic]) as journey:
+            # planned, there and back: records are left to read
+            for here, there in ((a, b), (b, a)):
+                job.write(here)
+                journey.promote()
+                journey.failback()
+                job.write(there)
+                assert Counter(job.run(there)) == job.unmoved_values() == values(there, job.topic, PARTITIONS)
+
+            # unplanned, and the job had read no more than what was copied: its checkpoint stays good there and back
+            job.write(a)
+            journey.wait()
             assert len(job.run(a)) == job.written
-            journey.promote()
+            journey.kill_engine()
+            job.write(a)
+            lost = journey.failover()
+            gone = values_lost(a, job.topic, lost)
+            assert gone.total() == PARTITIONS * 200
+            assert not job.has_read_beyond(lost)
             job.write(b)
-            assert Counter(job.run(b)) == values(b, job.topic, PARTITIONS)
+            assert Counter(job.run(b)) == job.unmoved_values() - gone == values(b, job.topic, PARTITIONS)
+            journey.failback("--recreate")
+            job.write(b)
+            journey.promote()
             journey.failback()
+            job.write(a)
+            assert Counter(job.run(a)) == job.unmoved_values() - gone == values(a, job.topic, PARTITIONS)
             journey.wait()
 
-            # unplanned: the checkpoint is ahead of what is left of the topic, and Spark says so instead of going on
+            # unplanned, and the checkpoint is ahead of what is left: Spark says so instead of going on
             journey.kill_engine()
-            job.write(b)
-            before = Counter(job.run(b))
+            job.write(a)
+            before = Counter(job.run(a))
             lost = journey.failover()
-            told = values_lost(b, job.topic, lost)
-            assert told.total() == PARTITIONS * 200
-            assert "Some data may have been lost" in job.run(a)["error"]
+            gone_too = values_lost(a, job.topic, lost)
+            assert gone_too.total() == PARTITIONS * 200
+            assert job.has_read_beyond(lost)
+            assert "Some data may have been lost" in job.run(b)["error"]
 
-        # with a checkpoint that begins where the copy ends, all that was not lost is read once
-        job.write(a)
-        begin = {job.topic: {str(partition): loss.begin for (_, partition), loss in lost.items()}}
-        after = Counter(job.run(a, checkpoint="second", starting=begin))
-        assert before - told + after == values(a, job.topic, PARTITIONS)
+            # with a checkpoint that begins where the copy ends, all that was not lost is read once, there and back
+            job.write(b)
+            begin = {job.topic: {str(partition): loss.begin for (_, partition), loss in lost.items()}}
+            after = Counter(job.run(b, checkpoint="second", starting=begin))
+            assert before - gone_too + after == values(b, job.topic, PARTITIONS)
+            journey.failback("--recreate")
+            journey.promote()
+            job.write(a)
+            after = Counter(job.run(a, checkpoint="second"))
+            unmoved = job.unmoved_values() - gone - gone_too
+            assert before - gone_too + after == unmoved == values(a, job.topic, PARTITIONS)
