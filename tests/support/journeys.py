@@ -40,6 +40,12 @@ def values(cluster: SandboxCluster, topic: str, partitions: int = 1) -> Counter[
     return Counter((record.value or b"").decode() for record in records)
 
 
+def values_in_order(cluster: SandboxCluster, topic: str, partitions: int = 1) -> list[list[str]]:
+    """Return what consumers of a topic are shown, by partition: what an application and its unmoved twin share."""
+    parts = (shown(cluster, topic, partition) for partition in range(partitions))
+    return [[(record.value or b"").decode() for record in records] for records in parts]
+
+
 def values_lost(cluster: SandboxCluster, topic: str, lost: Mapping[tuple[str, int], Lost]) -> Counter[str]:
     """Return what an old primary has of a topic where the copy lacks it, as a failover has reported."""
     return Counter(
