@@ -1,4 +1,7 @@
-"""Kafka Connect, distributed, with a source and a sink of files: its topics move with the records, and come back."""
+"""Kafka Connect, distributed, with a source and a sink of files: its topics move with the records, and come back.
+
+A twin of it stays where it is and is given the same lines: its sink's file, and its topic, are what is to come out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from kmirror.sandbox.ports import LOOPBACK, free_ports
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.java_programs import JavaProgram
-from tests.support.journeys import Journey, values, values_lost
+from tests.support.journeys import Journey, values, values_in_order, values_lost
 from tests.support.waiting import wait_until
 
 _FILES = "org.apache.kafka.connect.file.FileStream"
@@ -85,9 +88,14 @@ class Connect:
         return Counter(self._in.read_text().splitlines())
 
     @property
+    def text_out(self) -> str:
+        """What came out in the other file, in its order."""
+        return self._out.read_text()
+
+    @property
     def lines_out(self) -> Counter[str]:
         """The lines that came out in the other file."""
-        return Counter(self._out.read_text().splitlines())
+        return Counter(self.text_out.splitlines())
 
     def wait_until_all_is_out(self) -> None:
         """Wait until each line has come out."""
@@ -108,37 +116,48 @@ class Connect:
 @pytest.mark.timeout(900)
 def test_a_source_and_a_sink_move_and_come_back(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     a, b = cluster_pair.source, cluster_pair.destination
-    connect = Connect(tmp_path)
-    create_topics(a, {connect.topic: {}})
+    connect, twin = Connect(tmp_path / "moved"), Connect(tmp_path / "unmoved")
+    create_topics(a, {connect.topic: {}, twin.topic: {}})
     patterns = (connect.topic, f"{connect.name}-.*")
-    with connect.program, Journey(a, b, tmp_path, patterns, "groups.exclude=console-consumer-.*") as journey:
-        connect.start(a)
-        connect.deploy()
+
+    def write() -> None:
         connect.write()
+        twin.write()
+
+    with (
+        connect.program,
+        twin.program,
+        Journey(a, b, tmp_path, patterns, "groups.exclude=console-consumer-.*") as journey,
+    ):
+        for one in (connect, twin):
+            one.start(a)
+            one.deploy()
+        write()
         connect.wait_until_all_is_out()
         journey.wait_for_topics(connect.topic, *connect.own_topics)
         for there in (b, a):
             # planned: what is written while no worker runs is read at the other cluster
-            connect.write()
+            write()
             connect.program.stop()
-            connect.write()
+            write()
             journey.promote()
             journey.failback()
             connect.start(there)
-            connect.write()
-            connect.wait_until_all_is_out()
-            assert values(there, connect.topic) == connect.lines_in
-            assert connect.lines_out == connect.lines_in
+            write()
+            for one in (connect, twin):
+                one.wait_until_all_is_out()
+            assert values_in_order(there, connect.topic) == values_in_order(a, twin.topic)
+            assert connect.text_out == twin.text_out
 
         # unplanned: the source's offsets and its lines end at different points
-        connect.write()
+        write()
         journey.kill_engine()
-        connect.write()
+        write()
         connect.wait_until_all_is_out()
         connect.program.kill()
         lost = journey.failover()
         connect.start(b)
-        connect.write()
+        write()
         told = values_lost(a, connect.topic, lost).keys()
         wait_until(lambda: values(b, connect.topic).keys() | told >= connect.lines_in.keys(), 120)
         connect.wait_until_all_is_out()
@@ -147,6 +166,8 @@ def test_a_source_and_a_sink_move_and_come_back(cluster_pair: ClusterPair, tmp_p
         journey.failback("--recreate")
         journey.promote()
         connect.start(a)
-        connect.write()
-        connect.wait_until_all_is_out()
-        assert values(a, connect.topic).keys() | told >= connect.lines_in.keys()
+        write()
+        for one in (connect, twin):
+            one.wait_until_all_is_out()
+        assert values(a, connect.topic).keys() | told == values(a, twin.topic).keys()
+        assert connect.lines_out.keys() == twin.lines_out.keys()
