@@ -1,4 +1,4 @@
-"""The engine of a world as its operators start it, and the verbs they type: processes of their own."""
+"""The engine of a world as its operators start it, the verbs they type, and the load: processes of their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from campaign.world import Host, World
+
 _VERB_S = 120.0
 _GRACE_S = 20.0
+_LOAD_S = 90.0
+#: Where Python finds what makes it believe that it is on another host.
+_ELSEWHERE = Path(__file__).parent / "elsewhere"
 _OF_ALL = frozenset({"describe", "list"})
 
 
@@ -50,12 +55,37 @@ class Typed:
         return code, said
 
 
+class Load:
+    """The applications of a world, in a process of their own (`campaign.load`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, servers: str, acks: Path, topics: Sequence[str] = ()) -> None:
+        """Begin to write to all topics of the world, or to these, and to read them."""
+        words = [str(self._folder / "world.json"), servers, str(acks), *topics]
+        with (self._folder / "load.log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "campaign.load", *words], stdout=log, stderr=log)
+
+    def end(self) -> None:
+        """Let it end what it has begun."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_LOAD_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
 class Engine:
     """`kmirror run` for some mirrors of a destination; started again by whoever killed it."""
 
-    def __init__(self, mirrors: Sequence[str], login: Path, folder: Path) -> None:
+    def __init__(self, mirrors: Sequence[str], login: Path, folder: Path, world: World) -> None:
         """Take the mirrors' names, and the file with the destination's address and what to log in with."""
-        self.mirrors, self._folder = tuple(mirrors), folder
+        self.mirrors, self._folder, self._world = tuple(mirrors), folder, world
         servers = next(line for line in login.read_text(encoding="utf-8").splitlines() if line.startswith("bootstrap"))
         self._destination = ("--bootstrap-server", servers.partition("=")[2], "--command-config", str(login))
         self.name = self.mirrors[0]
@@ -73,7 +103,12 @@ class Engine:
         mirrors = () if verb in _OF_ALL and mirror is None else (mirror or self.name,)
         command = self.command(verb, *arguments, mirrors=mirrors)
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=_environ(self._world.operator_host),
         )
         words = " ".join((verb, *mirrors, *arguments))
         return Typed(process, self._folder / "verbs.log", words, time.time())
@@ -85,17 +120,17 @@ class Engine:
     def start(self) -> None:
         """Start the engine."""
         with self._lock:
-            self._running.append(self._run())
+            self._running.append(self._run(self._world.engine_host))
 
-    def _run(self) -> subprocess.Popen[bytes]:
+    def _run(self, host: Host) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             log.write(f"--- started at {time.strftime('%H:%M:%S')}\n".encode())
             command = self.command("run", mirrors=self.mirrors)
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=_environ(host))
 
     def start_second(self) -> Callable[[], None]:
         """Start another engine beside it, which is to be refused or to wait; return what ends it."""
-        second = self._run()
+        second = self._run(self._world.operator_host)
 
         def undo() -> None:
             second.terminate()
@@ -144,6 +179,13 @@ class Engine:
                 if name.startswith("python"):
                     found += [pid for pid, _ in _children(daemon)]
         return found
+
+
+def _environ(host: Host) -> dict[str, str]:
+    if not host.name:
+        return dict(os.environ)
+    path = os.pathsep.join(filter(None, (str(_ELSEWHERE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "CAMPAIGN_HOST": host.name, "CAMPAIGN_CLOCK_S": str(host.clock_s)}
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

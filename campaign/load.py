@@ -1,8 +1,8 @@
-"""The applications of a world's source: a process of its own, `python -m campaign.load WORLD.json SERVERS ACKS`.
+"""The applications of a world: a process of its own, `python -m campaign.load WORLD.json SERVERS ACKS [TOPIC...]`.
 
 Each record says what it is: its topic, a number that no other record has, and a checksum of the whole. What the source
 acknowledged is written to the file ACKS, a line a record: topic, partition, offset, checksum. Records of a transaction
-are written there once it is committed. A group reads all topics, and commits now and then, always forward. SIGTERM
+are written there once it is committed. A group reads the topics, and commits now and then, always forward. SIGTERM
 ends it: what is under way is settled first.
 """
 
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -140,10 +141,10 @@ class Application:
 
 
 class Reader:
-    """Read all topics of a world as a group does, in a thread of its own."""
+    """Read topics of a world as a group does, in a thread of its own."""
 
-    def __init__(self, servers: str, world: World) -> None:
-        self._topics = [topic.name for topic in world.topics]
+    def __init__(self, servers: str, world: World, topics: Sequence[Topic]) -> None:
+        self._topics = [topic.name for topic in topics]
         self._chance = random.Random(f"{world.seed}/reader")
         self._settings = {
             "bootstrap.servers": servers,
@@ -174,17 +175,18 @@ def group_of(world: World) -> str:
 
 def main() -> int:
     """Write and read until SIGTERM."""
-    world_file, servers, acks_file = sys.argv[1:4]
+    world_file, servers, acks_file, *names = sys.argv[1:]
     stored = json.loads(Path(world_file).read_text(encoding="utf-8"))
     world: World = world_of(stored["seed"], stored["seconds"], stored["most_faults"])
+    topics = [topic for topic in world.topics if not names or topic.name in names]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     lock = threading.Lock()
     with open(acks_file, "a", encoding="utf-8") as acks:
         applications: list[Application | Reader] = [
-            Application(servers, topic, world.seed, acks, lock) for topic in world.topics
+            Application(servers, topic, world.seed, acks, lock) for topic in topics
         ]
-        applications.append(Reader(servers, world))
+        applications.append(Reader(servers, world, topics))
         threads = [threading.Thread(target=one.run, args=(stop,), daemon=True) for one in applications]
         for thread in threads:
             thread.start()

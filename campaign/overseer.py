@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ Violations = list[dict[str, Any]]
 
 
 class Overseer:
-    """Watches the first mirror of a scene, and judges what is told of its topics."""
+    """Watches the mirrors of a scene, and judges what is told of their topics."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._source, self._destination = scene.source.direct, scene.destination.direct
-        mirror = scene.world.mirrors[0]
-        names = scene.world.names(mirror)
-        verb = partial(scene.engine.verb, mirror=mirror)
-        self._watcher = Watcher(verb, self._source, self._destination, lambda: self._places(names))
+        names = [topic.name for topic in scene.world.topics]
+        self._watcher = Watcher(scene.engine.verb, self._source, self._destination, lambda: self._places(names))
 
     def start(self) -> None:
         """Begin to watch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,13 +15,14 @@ from typing import Any
 
 from confluent_kafka.admin import NewTopic
 
-from campaign.acts.scene import Ends, Scene, ends_of
+from campaign.acts.scene import Ends, Scene
 from campaign.clusters import Side
-from campaign.engine import Engine, Typed
+from campaign.engine import Engine, Load, Typed
+from campaign.finale import Finale
 from campaign.logins import admin
 from campaign.nemesis import Nemesis
 from campaign.overseer import Overseer
-from campaign.world import DESERVED, Act, Ending, Kind, World
+from campaign.world import DESERVED, Act, Kind, World
 
 _CAUGHT_UP_S = 180.0
 _LANES_S = 30.0
@@ -63,6 +63,7 @@ def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int)
         "ending": world.ending,
         "mirrors": len(world.mirrors),
         "topics": [topic.kind for topic in world.topics],
+        "clocks": [world.engine_host.clock_s, world.operator_host.clock_s],
         "faults": run.nemesis.done,
         "seconds": round(time.monotonic() - began, 1),
         "phases": run.phases,
@@ -80,16 +81,17 @@ class _WorldRun:
         self._world, self._folder = world, folder
         source, destination, *third = sides
         login = destination.write_client_properties(folder / "destination.properties", world.client)
-        engine = Engine(world.mirrors, login, folder)
+        engine = Engine(world.mirrors, login, folder, world)
         behind = None
         if third:
             login = third[0].write_client_properties(folder / "third.properties", world.client)
-            behind = Engine([f"behind{world.seed}"], login, folder)
+            behind = Engine([f"behind{world.seed}"], login, folder, world)
         self._scene = Scene(world, source, destination, engine, behind, third[0] if third else None)
         self.nemesis = Nemesis(self._scene)
         self._overseer = Overseer(self._scene)
-        self._load: subprocess.Popen[bytes] | None = None
+        self._load = Load(folder)
         self._acks, self._no_acks = folder / "acks", folder / "no-acks"
+        self._finale = Finale(self._scene, self._overseer, self._load, folder, self._judge, self._wait_caught_up)
         self._agreed: set[tuple[str, str]] = set()
         #: Those that an operator had to start again after a stop.
         self._restarted: list[Engine] = []
@@ -109,7 +111,7 @@ class _WorldRun:
     def close(self) -> None:
         """End what runs, and let the mirrors' topics go."""
         self._overseer.stop()
-        self._end_load()
+        self._load.end()
         for engine in self._scene.engines():
             engine.kill()
         for side in self._scene.sides():
@@ -130,7 +132,7 @@ class _WorldRun:
         self._overseer.start()
         self.nemesis.run()
         self._phase("faults")
-        self._end_load()
+        self._load.end()
         for engine in self._scene.engines():
             engine.ensure()
         scene = self._scene
@@ -146,7 +148,10 @@ class _WorldRun:
         found = found or self._overseer.judge_groups(whole, quiet=True)
         self._phase("judged")
         found = found or self._judge_chain()
-        found = found or self._end()
+        for mirror in self._world.mirrors:
+            names = [name for name in self._copied(lossy=False) if name in self._world.names(mirror)]
+            if names and not found:
+                found = self._finale.play(mirror, names)
         self._phase("ended")
         return found
 
@@ -166,7 +171,7 @@ class _WorldRun:
             made.result(30)
         self._acks.touch()
         self._no_acks.touch()
-        self._begin_load()
+        self._load.begin(scene.source.direct, self._acks)
         properties = scene.source.write_client_properties(self._folder / "source.properties", world.client)
         self._mirror(scene.engine, properties, {mirror: world.names(mirror) for mirror in world.mirrors})
         if scene.behind is not None:
@@ -188,21 +193,6 @@ class _WorldRun:
         for code, said in [one.end() for one in typed]:
             if code:
                 raise RuntimeError(f"a verb ended with {code}: {said}")
-
-    def _begin_load(self) -> None:
-        words = [str(self._folder / "world.json"), self._scene.source.direct, str(self._acks)]
-        with (self._folder / "load.log").open("ab") as log:
-            self._load = subprocess.Popen([sys.executable, "-m", "campaign.load", *words], stdout=log, stderr=log)
-
-    def _end_load(self) -> None:
-        if self._load is not None:
-            self._load.send_signal(signal.SIGTERM)
-            try:
-                self._load.wait(90)
-            except subprocess.TimeoutExpired:
-                self._load.kill()
-                self._load.wait()
-            self._load = None
 
     def _wait_for_lanes(self) -> None:
         """Wait until something is copied, so that faults do not hit an engine that only starts."""
@@ -305,70 +295,6 @@ class _WorldRun:
         if scene.behind is None or scene.third is None:
             return []
         names = [topic.name for topic in self._world.topics if not self._marks(topic.name)]
+        names = [name for name in names if name not in scene.halted]  # partitions that its source has none of
         found = self._wait_caught_up(scene.behind, names)
         return found or self._judge(names, {}, self._no_acks, (scene.destination, scene.third))
-
-    def _end(self) -> Violations:
-        found: Violations = []
-        for mirror in self._world.mirrors:
-            names = [name for name in self._copied(lossy=False) if name in self._world.names(mirror)]
-            if names and not found:
-                found = (
-                    self._promote(mirror, names) if self._world.ending is Ending.PROMOTE else self._fail(mirror, names)
-                )
-        return found
-
-    def _promote(self, mirror: str, names: Sequence[str]) -> Violations:
-        words = ("--topics", ",".join(names), "--idle", "1s", "--timeout", "60s", "--yes", "--json")
-        code, said = self._scene.engine.verb("promote", *words, mirror=mirror)
-        if code:
-            return [{"what": f"promote ended with {code}", "said": json.loads(said) if said else None}]
-        return self._judge(names, ends_of(said))
-
-    def _fail(self, mirror: str, names: Sequence[str]) -> Violations:
-        ending, source = self._world.ending, self._scene.source
-        if ending is not Ending.FAILOVER:
-            self._begin_load()
-            time.sleep(2)
-        known, size = self._overseer.source_ends(names), self._acks.stat().st_size
-        if ending is Ending.FAILOVER_SOURCE_DEAD:
-            known = None
-            for broker in source.cluster.brokers:
-                source.cluster.kill(broker.node_id)
-        words = ("--topics", ",".join(names), "--yes", "--json")
-        code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
-        source.heal()  # first, so that the load can end what it has begun
-        self._end_load()
-        if code:
-            return [{"what": f"failover ended with {code}", "said": json.loads(said) if said else None}]
-        found = self._judge(names, ends_of(said)) + self._overseer.judge_groups(names, quiet=False)
-        found += self._overseer.judge_stop(said, known, self._acks, size)
-        totals = json.loads(said)["totals"]
-        if ending is Ending.FAILOVER and totals["knownLostRecords"]:
-            found.append({"what": "told a loss where nothing is lost", "totals": totals})
-        if ending is Ending.FAILBACK and not found:
-            found = self._fail_back(mirror, names)
-        return found
-
-    def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
-        """Make the source a mirror of the destination, by a verb that is killed once on its way."""
-        scene = self._scene
-        login = scene.source.write_client_properties(self._folder / "back.properties", self._world.client)
-        back = Engine([mirror], login, self._folder)
-        properties = str(self._folder / "destination.properties")
-        words = ("--mirror-config", properties, "--topics", ",".join(names), "--recreate", "--yes", "--json")
-        first = back.type("failback", *words)
-        time.sleep(self._world.faults[0].draw % 50 / 10)
-        first.kill()
-        deadline = time.monotonic() + 90
-        while (done := back.verb("failback", *words))[0]:
-            if time.monotonic() > deadline:
-                return [{"what": f"failback ended with {done[0]}", "said": done[1][-2000:]}]
-        back.start()
-        try:
-            found = self._wait_caught_up(back, names)
-        finally:
-            back.kill()
-        found = found or self._judge(names, {}, self._no_acks, (scene.destination, scene.source))
-        back.verb("remove", "--topics", ".*", "--yes")
-        return found

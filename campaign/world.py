@@ -106,6 +106,7 @@ class Ending(StrEnum):
     FAILOVER_UNDER_LOAD = "failover-under-load"
     FAILOVER_SOURCE_DEAD = "failover-source-dead"
     FAILBACK = "failback"
+    SWITCHOVER = "switchover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """Where processes of kmirror seem to run: a host without a name is this one, and its clock is right."""
+
+    name: str = ""
+    clock_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """All that a seed decides."""
 
@@ -192,6 +201,9 @@ class World:
     settings: Mapping[str, str]
     client: Mapping[str, str]
     seconds: float
+    #: Of the engine, and of who types verbs.
+    engine_host: Host
+    operator_host: Host
 
     @property
     def mirrors(self) -> tuple[str, ...]:
@@ -246,4 +258,10 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     }
     # holes that are longer than a request's patience, and shorter ones
     client = chance.choice(({}, {"request.timeout.ms": "3000"}))
-    return World(seed, ground, topics, tuple(made), chance.choice(list(Ending)), settings, client, seconds)
+    ending = chance.choice(list(Ending))
+    hosts = (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines"), _host(chance, "operators"))
+    return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts)
+
+
+def _host(chance: random.Random, name: str) -> Host:
+    return Host(name, chance.choice((0.0, 0.0, 15.0, -15.0, 3 * 3600.0, -26 * 3600.0)))

@@ -1,0 +1,136 @@
+"""How a world ends: its mirrors are promoted, failed over, failed back or switched over, and judged at each step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from campaign.acts.scene import Scene, ends_of
+from campaign.engine import Engine, Load
+from campaign.overseer import Overseer
+from campaign.world import Ending
+
+#: For so long applications write to the new primary before anything is done there.
+_WRITES_S = 2.0
+_RETURNS_S = 90.0
+
+Violations = list[dict[str, Any]]
+
+
+class Finale:
+    """Ends mirrors of a scene as its seed has it, and goes on from there."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        overseer: Overseer,
+        load: Load,
+        folder: Path,
+        judge: Callable[..., Violations],
+        wait_caught_up: Callable[[Engine, Sequence[str]], Violations],
+    ) -> None:
+        self._scene, self._overseer, self._load, self._folder = scene, overseer, load, folder
+        self._judge, self._wait_caught_up = judge, wait_caught_up
+        self._world = scene.world
+        #: What the source acknowledged, and what the destination did as the new primary.
+        self._acks, self._back_acks = folder / "acks", folder / "back-acks"
+
+    def play(self, mirror: str, names: Sequence[str]) -> Violations:
+        """End the mirror of these topics; return what is wrong."""
+        match self._world.ending:
+            case Ending.PROMOTE:
+                return self._promote(self._scene.engine, mirror, names)
+            case Ending.SWITCHOVER:
+                return self._switch_over(mirror, names)
+            case Ending.FAILBACK:
+                return self._fail_over(mirror, names) or self._fail_back(mirror, names)
+            case _:
+                return self._fail_over(mirror, names)
+
+    def _promote(self, engine: Engine, mirror: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
+        words = ("--topics", ",".join(names), "--idle", "1s", "--timeout", "60s", "--yes", "--json")
+        code, said = engine.verb("promote", *words, mirror=mirror)
+        return self._of_stop("promote", code, said, names, is_back=is_back)
+
+    def _of_stop(self, verb: str, code: int, said: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
+        """Judge copies by what a verb said of their ends."""
+        if code:
+            return [{"what": f"{verb} ended with {code}", "said": json.loads(said) if said else None}]
+        scene = self._scene
+        if is_back:
+            return self._judge(names, ends_of(said), self._back_acks, (scene.destination, scene.source))
+        return self._judge(names, ends_of(said))
+
+    def _fail_over(self, mirror: str, names: Sequence[str]) -> Violations:
+        ending, source = self._world.ending, self._scene.source
+        if ending is not Ending.FAILOVER:
+            self._load.begin(source.direct, self._acks)
+            time.sleep(_WRITES_S)
+        known, size = self._overseer.source_ends(names), self._acks.stat().st_size
+        if ending is Ending.FAILOVER_SOURCE_DEAD:
+            known = None
+            for broker in source.cluster.brokers:
+                source.cluster.kill(broker.node_id)
+        words = ("--topics", ",".join(names), "--yes", "--json")
+        code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
+        source.heal()  # first, so that the load can end what it has begun
+        self._load.end()
+        found = self._of_stop("failover", code, said, names)
+        if code:
+            return found
+        found += self._overseer.judge_groups(names, quiet=False)
+        found += self._overseer.judge_stop(said, known, self._acks, size)
+        totals = json.loads(said)["totals"]
+        if ending is Ending.FAILOVER and totals["knownLostRecords"]:
+            found.append({"what": "told a loss where nothing is lost", "totals": totals})
+        return found
+
+    def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
+        """Make the source a mirror of the destination under load, by a verb that is killed once on its way."""
+        words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--recreate", "--yes", "--json")
+        self._load.begin(self._scene.destination.direct, self._back_acks, names)
+        back = self._to_source(mirror)
+        first = back.type("failback", *words)
+        time.sleep(self._world.faults[0].draw % 50 / 10)
+        first.kill()
+        deadline = time.monotonic() + _RETURNS_S
+        while (done := back.verb("failback", *words))[0]:
+            if time.monotonic() > deadline:
+                return [{"what": f"failback ended with {done[0]}", "said": done[1][-2000:]}]
+        return self._return(back, mirror, names)
+
+    def _switch_over(self, mirror: str, names: Sequence[str]) -> Violations:
+        words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--timeout", "60s", "--yes")
+        code, said = self._scene.engine.verb("switchover", *words, "--json", mirror=mirror)
+        found = self._of_stop("switchover", code, said, names)
+        if found:
+            return found
+        self._load.begin(self._scene.destination.direct, self._back_acks, names)
+        return self._return(self._to_source(mirror), mirror, names)
+
+    @property
+    def _destination(self) -> str:
+        return str(self._folder / "destination.properties")
+
+    def _to_source(self, mirror: str) -> Engine:
+        path = self._folder / "back.properties"
+        login = self._scene.source.write_client_properties(path, self._world.client)
+        return Engine([mirror], login, self._folder, self._world)
+
+    def _return(self, back: Engine, mirror: str, names: Sequence[str]) -> Violations:
+        """Copy to the source what applications write to the destination, and promote it there."""
+        back.start()
+        try:
+            time.sleep(_WRITES_S)
+            self._load.end()
+            found = self._wait_caught_up(back, names)
+            between = self._scene.destination, self._scene.source
+            found = found or self._judge(names, {}, self._back_acks, between)
+            found = found or self._promote(back, mirror, names, is_back=True)
+        finally:
+            back.kill()
+        back.verb("remove", "--topics", ".*", "--yes")
+        return found
