@@ -39,6 +39,7 @@ TOOLS = {
     "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
     "kafka-share-groups.sh": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
     "kafka-streams-application-reset.sh": "org.apache.kafka.tools.StreamsResetter",
+    "kafka-streams-groups.sh": "org.apache.kafka.tools.streams.StreamsGroupCommand",
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
 }
 _JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF"]
