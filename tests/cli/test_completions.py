@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import string
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ FILES = {"bash": "kmirror.bash", "zsh": "_kmirror", "fish": "kmirror.fish"}
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 STUBS = 'kmirror() { printf \'RAN:%s:END\\n\' "$*"; }; function kafka-mirrors { kmirror "$@"; }'
 
+#: Every character that a name may have, as often as it may have characters.
+LONG_NAME = ("Z" + string.ascii_letters + string.digits + "._-" * 70)[:249]
+
 TYPED = [
     ("kmirror desc\t", "describe"),
     ("kmirror sandbox sta\t", "sandbox status"),
@@ -39,6 +43,7 @@ TYPED = [
     ("kmirror failover --topics clicks,pay\t", "failover --topics clicks,payments.eu"),
     ("kmirror describe --mirror users-mirror --topics ord\t", "describe --mirror users-mirror --topics ord"),
     ("kmirror describe --mirror=users-mirror --topics \t", "describe --mirror=users-mirror --topics users"),
+    ("kmirror describe --topics Zab\t", f"describe --topics {LONG_NAME}"),
     ("kmirror wait --for hea\t", "wait --for healthy"),
     ("kmirror create --mirror-c\tsour\t", "create --mirror-config source.properties"),
     ("kmirror truncate-logs --log-dir fol\t", "truncate-logs --log-dir folder"),
@@ -51,7 +56,12 @@ TYPED = [
 def home(tmp_path: Path) -> Path:
     """Return a home where names were remembered: of one destination with two mirrors, and of another."""
     folder = names_folder({"XDG_CACHE_HOME": str(tmp_path / ".cache")})
-    topics = [("orders-mirror", "orders"), ("orders-mirror", "clicks"), ("users-mirror", "users")]
+    topics = [
+        ("orders-mirror", "orders"),
+        ("orders-mirror", LONG_NAME),
+        ("orders-mirror", "clicks"),
+        ("users-mirror", "users"),
+    ]
     write_names(folder, "one", lines_of(["orders-mirror", "users-mirror"], topics))
     write_names(folder, "two", lines_of(["far-mirror"], [("far-mirror", "payments.eu"), ("far-mirror", "clicks")]))
     (tmp_path / "source.properties").write_text("", encoding="utf-8")
