@@ -7,7 +7,9 @@ from functools import partial
 from itertools import islice
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
+from kmirror.cluster.protocol import topic_configs
+from kmirror.cluster.protocol.exchange import Exchange
+from kmirror.cluster.protocol.topic_setting import TopicSettings
 
 _TOPIC = 2
 _DYNAMIC_TOPIC_CONFIG = 1
@@ -27,22 +29,19 @@ def topic_settings(
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.admin import DescribeConfigsRequest
-
-    resource = partial(
-        DescribeConfigsRequest.DescribeConfigsResource,
-        resource_type=_TOPIC,
-        configuration_keys=None if keys is None else list(keys),
-    )
     found: dict[str, TopicSettings | int] = {}
     rest = iter(topics)
     while some := list(islice(rest, _TOPICS_AT_ONCE)):
-        request = DescribeConfigsRequest(resources=[resource(resource_name=name) for name in some])
-        for result in cluster.ask_any(request, highest=_HIGHEST, timeout=timeout).results:
-            found[result.resource_name] = result.error_code or {
-                entry.name: TopicSetting(entry.value, entry.config_source == _DYNAMIC_TOPIC_CONFIG)
-                for entry in result.configs
-            }
+        request = Exchange(
+            topic_configs.API_KEY,
+            "DescribeConfigs",
+            topic_configs.VERSION,
+            topic_configs.VERSION,
+            partial(topic_configs.request, topics=some, keys=keys),
+            topic_configs.answer,
+        )
+        for topic, code, settings in cluster.ask_any(request, timeout=timeout):
+            found[topic] = code or settings
     return found
 
 
