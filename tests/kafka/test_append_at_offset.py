@@ -14,14 +14,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import LATEST, ClusterClient
@@ -34,7 +26,6 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, HistoriesDifferError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.acls import create_in_force
 from tests.support.clusters import unique_topic
 from tests.support.kafka_versions import EVERY_VERSION
 from tests.support.late_wire import Fate, LateWire
@@ -206,36 +197,6 @@ def test_who_was_shut_out_writes_nothing(cluster: SandboxCluster, client: Cluste
             out.append(records(3 + hole, 5 + hole))
         assert caught.value.reason is Reason.FENCED
         assert leader.log_end == 4
-
-
-# -- rights -----------------------------------------------------------------------------------------------------------
-
-
-def test_filling_needs_a_right_on_the_cluster_and_appending_does_not(guarded_cluster: SandboxCluster) -> None:
-    secured = guarded_cluster
-    admin = AdminClient(client_config(secured.client_properties()).librdkafka())
-    topic = create_topic(secured)
-
-    def grant(kind: ResourceType, name: str, *operations: str) -> None:
-        rules = [
-            AclBinding(
-                kind, name, ResourcePatternType.LITERAL, "User:kmirror", "*", AclOperation[one], AclPermissionType.ALLOW
-            )
-            for one in operations
-        ]
-        create_in_force(admin, rules)
-
-    grant(ResourceType.TOPIC, topic, "WRITE", "READ", "DESCRIBE")
-    with ClusterClient(client_config(secured.client_properties("kmirror"))) as client:
-        with appender(client, topic) as out:
-            assert out.append(records(0, 2)) == 2
-            with pytest.raises(RefusedError, match="no right to write markers") as caught:
-                out.append(records(5, 6))
-            assert caught.value.reason is Reason.NOT_AUTHORIZED
-            assert end_of(client, topic) == 2
-        grant(ResourceType.BROKER, "kafka-cluster", "ALTER")
-        with appender(client, topic) as out:
-            assert out.append(records(5, 6)) == 6
 
 
 # -- over a network that loses requests -------------------------------------------------------------------------------

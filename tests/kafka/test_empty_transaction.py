@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.empty_transaction import EmptyTransactions
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError
 from kmirror.sandbox.cluster import SandboxCluster
-from tests.support.acls import create_in_force
 from tests.support.clusters import unique_topic
 from tests.support.late_wire import Fate, LateWire
 from tests.support.leader import Leader, batch_of, create_topic
@@ -155,32 +145,3 @@ def test_a_partition_that_is_not_there(
     assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
     transactions.settle()
     assert ends(client, [place]) == [0]
-
-
-def test_the_rights_needed_are_write_on_the_id_and_on_the_topic(guarded_cluster: SandboxCluster) -> None:
-    secured = guarded_cluster
-    admin = AdminClient(client_config(secured.client_properties()).librdkafka())
-    topic, name = create_topic(secured), unique_topic("mirror")
-
-    def grant(kind: ResourceType, resource: str, *operations: str) -> None:
-        literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        rules = [
-            AclBinding(kind, resource, literal, "User:kmirror", "*", AclOperation[one], allow) for one in operations
-        ]
-        create_in_force(admin, rules)
-
-    places = places_of(topic, 1)
-    grant(ResourceType.TOPIC, topic, "DESCRIBE")
-    with ClusterClient(client_config(secured.client_properties("kmirror"))) as client:
-        transactions = EmptyTransactions(client, name)
-        with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-            transactions.settle()
-        grant(ResourceType.TRANSACTIONAL_ID, name, "WRITE")
-        transactions.settle()
-        with pytest.raises(BrokerError) as caught:
-            transactions.fill_once(places)
-        assert caught.value.code == Code.TOPIC_AUTHORIZATION_FAILED
-        grant(ResourceType.TOPIC, topic, "WRITE")
-        transactions.settle()
-        transactions.fill_once(places)
-        assert ends(client, places) == [1]

@@ -1,0 +1,172 @@
+"""What it takes to fill offsets on a cluster with ACLs: markers, transactions without them, neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.empty_transaction import EmptyTransactions
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.records import Record
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.control import STATE_PARTITION
+from kmirror.engine.spec import filling_transactional_id
+from kmirror.errors import BrokerError, Reason, RefusedError
+from kmirror.sandbox.cluster import SandboxCluster
+from tests.support.acls import create_in_force
+from tests.support.clusters import unique_topic
+from tests.support.holes import FEW, assert_alike, write_holes
+from tests.support.lane import Mirror
+from tests.support.leader import OWN_ID, create_topic, young
+from tests.support.waiting import wait_until
+
+
+def allow(cluster: SandboxCluster, kind: ResourceType, name: str, *operations: str) -> None:
+    """Give rights to the user `kmirror`."""
+    admin = AdminClient(client_config(cluster.client_properties()).librdkafka())
+    rules = [
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.LITERAL,
+            "User:kmirror",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    create_in_force(admin, rules)
+
+
+# -- by themselves -----------------------------------------------------------------------------------------------------
+
+
+def test_markers_need_a_right_on_the_cluster_and_appending_does_not(guarded_cluster: SandboxCluster) -> None:
+    topic = create_topic(guarded_cluster)
+    place = TopicPartition(topic, 0)
+    allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE", "READ", "DESCRIBE")
+    with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
+        with OffsetAppender(client, place, producer_id=OWN_ID) as out:
+            assert out.append(records(0, 2)) == 2
+            with pytest.raises(RefusedError, match="no right to write markers") as caught:
+                out.append(records(5, 6))
+            assert caught.value.reason is Reason.NOT_AUTHORIZED
+            assert client.list_offsets({place: LATEST}, log_end=True)[place].offset == 2
+        allow(guarded_cluster, ResourceType.BROKER, "kafka-cluster", "ALTER")
+        with OffsetAppender(client, place, producer_id=OWN_ID) as out:
+            assert out.append(records(5, 6)) == 6
+
+
+def records(start: int, end: int) -> list[Record]:
+    """Return records at these offsets."""
+    return [Record(offset, young(), b"k", b"v") for offset in range(start, end)]
+
+
+def test_empty_transactions_need_write_on_the_id_and_on_the_topic(guarded_cluster: SandboxCluster) -> None:
+    topic, name = create_topic(guarded_cluster), unique_topic("mirror")
+    place = TopicPartition(topic, 0)
+    allow(guarded_cluster, ResourceType.TOPIC, topic, "DESCRIBE")
+    with ClusterClient(client_config(guarded_cluster.client_properties("kmirror"))) as client:
+        transactions = EmptyTransactions(client, name)
+        with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+            transactions.settle()
+        allow(guarded_cluster, ResourceType.TRANSACTIONAL_ID, name, "WRITE")
+        transactions.settle()
+        with pytest.raises(BrokerError) as refused:
+            transactions.fill_once([place])
+        assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED
+        allow(guarded_cluster, ResourceType.TOPIC, topic, "WRITE")
+        transactions.settle()
+        transactions.fill_once([place])
+        assert client.list_offsets({place: LATEST}, log_end=True)[place].offset == 1
+
+
+# -- in a lane ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restricted(guarded_cluster: SandboxCluster) -> Iterator[Mirror]:
+    """Return a mirror written by the user `kmirror`, who may not write markers."""
+    guarded = guarded_cluster
+    properties: dict[str, Any] = {"destination_properties": {**guarded.client_properties("kmirror")}}
+    with closing(Mirror(guarded, guarded, **properties, retry_timeout_ms=1500)) as made:
+        allow(guarded, ResourceType.TOPIC, STATE_PARTITION.topic, "READ", "WRITE")
+        yield made
+
+
+def topic_of(mirror: Mirror, partitions: int) -> str:
+    topic = mirror.topic(partitions)
+    allow(mirror.destination, ResourceType.TOPIC, mirror.mirror_of(topic), "READ", "WRITE")
+    for partition in range(partitions):
+        write_holes(mirror.source, topic, partition, stretches=FEW)
+    return topic
+
+
+def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(restricted: Mirror) -> None:
+    topic = topic_of(restricted, 2)
+    allow(
+        restricted.destination,
+        ResourceType.TRANSACTIONAL_ID,
+        filling_transactional_id(restricted.name, 0),
+        "WRITE",
+        "DESCRIBE",
+    )
+    lane = restricted.start()
+    restricted.wait(lane, lambda: any(record.fills_by_transactions for record in restricted.progress()))
+    restricted.wait_copied(lane, 120)
+    assert restricted.stop(lane).clean
+    assert_alike(restricted, topic, 2)
+    # whoever comes next ends first what this one may have left open
+    write_holes(restricted.source, topic, stretches=FEW)
+    lane = restricted.start(unsettled_lanes=(0,))
+    restricted.wait_copied(lane, 120)
+    restricted.stop(lane)
+    assert_alike(restricted, topic, 2)
+
+
+def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_log(restricted: Mirror) -> None:
+    """Its successor ends the transaction before it looks at any log."""
+    topic = topic_of(restricted, 1)
+    name = filling_transactional_id(restricted.name, 0)
+    allow(restricted.destination, ResourceType.TRANSACTIONAL_ID, name, "WRITE", "DESCRIBE")
+    with ClusterClient(client_config(restricted.destination.client_properties("kmirror"))) as client:
+        died = EmptyTransactions(client, name)
+        died.settle()
+        assert died._producer is not None
+        died._add(died._producer, [TopicPartition(restricted.mirror_of(topic), 0)], time.monotonic() + 30)
+    lane = restricted.start(unsettled_lanes=(0,))
+    restricted.wait_copied(lane, 120)
+    restricted.stop(lane)
+    assert_alike(restricted, topic)
+
+
+def test_with_neither_right_the_partition_fails_and_says_what_is_missing(restricted: Mirror) -> None:
+    topic_of(restricted, 1)
+    lane = restricted.start()
+    wait_until(lambda: lane.partitions[0].retry.failure, 30)
+    failure = lane.partitions[0].retry.failure
+    assert failure is not None
+    assert failure.reason is Reason.NOT_AUTHORIZED
+    for words in (
+        "ALTER on the cluster",
+        "WRITE on the transactional id",
+        filling_transactional_id(restricted.name, 0),
+    ):
+        assert words in failure.message
+    assert restricted.rows_at_stop(lane)[0].state == "FAILED"
