@@ -24,10 +24,12 @@ from tests.support.clusters import (
     source_cluster,
 )
 from tests.support.file_scheduling import (
+    COMPILED,
     DURATIONS_FILE,
     LongestFileFirst,
     Measured,
     file_of,
+    files_for_worker,
     kill_what_is_left_of,
     known_durations,
     record_durations,
@@ -102,8 +104,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    if not hasattr(config, "workerinput"):
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
         config.pluginmanager.register(RunReport(config), "kmirror-run-report")
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and not COMPILED.exists():
+        config.args = files_for_worker(worker["workerid"], worker["workercount"])
+        config.pluginmanager.register(InOneOrder())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,6 +121,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> LongestFileFirst:
 def pytest_testnodedown(node: WorkerController, error: object) -> None:
     if error:
         kill_what_is_left_of(node)
+
+
+class InOneOrder:
+    """Put the tests into the order of their files, in whatever order these were collected."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: file_of(item.nodeid))
 
 
 class RunReport:

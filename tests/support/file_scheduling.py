@@ -21,6 +21,8 @@ from xdist.workermanage import WorkerController
 
 #: How long each file took, and which shared clusters it used. `pytest --record-durations` writes it; CI does not.
 DURATIONS_FILE = Path(__file__).parent.parent / "durations.json"
+#: Where pytest puts what it has compiled of most of the tests; a fresh clone has none.
+COMPILED = DURATIONS_FILE.parent / "kafka" / "__pycache__"
 #: A process starts a test when it knows the next one: what that does not need is torn down between them.
 _ALWAYS_KNOWN = 2
 
@@ -28,6 +30,16 @@ _ALWAYS_KNOWN = 2
 def file_of(nodeid: str) -> str:
     """Return a test's file, below `tests`."""
     return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def files_for_worker(worker: str, workers: int) -> list[str]:
+    """Return all test files, from another one on for each process (`gw0`, `gw1`, …).
+
+    A fresh clone's files are compiled as they are collected: what one process has compiled, the others find.
+    """
+    files = sorted(str(path) for path in DURATIONS_FILE.parent.rglob("test_*.py"))
+    first = int(worker.removeprefix("gw")) % workers * len(files) // workers
+    return files[first:] + files[:first]
 
 
 class Measured(NamedTuple):
@@ -143,13 +155,20 @@ class LongestFileFirst:
         return died_of
 
     def _files(self) -> list[list[int]]:
-        """Return each file's tests; a file that was never measured comes first."""
+        """Return each file's tests; a file that was never measured comes first.
+
+        Before all others come files that share several clusters: last, each would start all of them where it runs.
+        """
         files: dict[str, list[int]] = {}
         for index, nodeid in enumerate(self._collection or ()):
             files.setdefault(file_of(nodeid), []).append(index)
         never_run = Measured(float("inf"))
-        longest_first = sorted(files, key=lambda file: -self._durations.get(file, never_run).seconds)
-        return [files[file] for file in longest_first]
+
+        def place(file: str) -> tuple[bool, float]:
+            measured = self._durations.get(file, never_run)
+            return len(measured.clusters) < 2, -measured.seconds
+
+        return [files[file] for file in sorted(files, key=place)]
 
     def _clusters_of(self, tests: Sequence[int]) -> set[str]:
         assert self._collection is not None

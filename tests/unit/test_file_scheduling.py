@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.file_scheduling import LongestFileFirst, Measured
+from tests.support.file_scheduling import LongestFileFirst, Measured, files_for_worker
 from tests.support.processes import tree
 from tests.support.waiting import wait_until
 
@@ -135,6 +135,22 @@ def test_files_that_share_a_cluster_go_to_the_process_that_has_it_while_there_ar
     again = scheduled(pytestconfig, one, other, durations=durations, tests=[*tests[:4]])
     assert again.tests_finished is False
     assert (one.given[-1], other.given[-1]) == ([0, 1], [2, 3])
+
+
+def test_a_file_that_shares_several_clusters_comes_first(pytestconfig: pytest.Config) -> None:
+    node = Process()
+    durations = {"long.py": Measured(9, ("c",)), "both.py": Measured(1, ("c", "d")), "short.py": Measured(2)}
+    scheduler = scheduled(pytestconfig, node, durations=durations, tests=[f"tests/{file}::x" for file in durations])
+    assert node.given == [[1], [0]]
+    scheduler.mark_test_complete(node, 1)
+    assert node.given[2:] == [[2]]
+
+
+def test_processes_that_compile_begin_with_different_files_and_agree_on_the_order() -> None:
+    each = [files_for_worker(f"gw{number}", 4) for number in range(4)]
+    assert {tuple(sorted(files)) for files in each} == {tuple(each[0])}
+    assert len({files[0] for files in each}) == 4
+    assert all(len(set(files[: len(files) // 4]) & set(each[0][: len(files) // 4])) == 0 for files in each[1:])
 
 
 def test_processes_that_have_collected_different_tests_are_told_apart(pytestconfig: pytest.Config) -> None:
