@@ -41,7 +41,7 @@ def produce_live(pair: Pair, codec: str, stop: threading.Event) -> int:
             for value in VALUES:
                 for headers in HEADERS:
                     number += 1
-                    large = number % 250 == 0
+                    large = number % 2_000 == 250
                     producer.produce(
                         pair.topic,
                         key=key,

@@ -22,7 +22,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.sandbox.ports import LOOPBACK, free_ports
-from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, MakeCluster, made_clusters
+from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, UNHARMED, MakeCluster, made_clusters
 from tests.support.installed_logs import install
 from tests.support.late_wire import LateWire
 from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
@@ -111,6 +111,7 @@ def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
         advertised = {"PLAINTEXT": port, "WIRE": wire.port, "LATE": late_wire.port}
         properties = {
             **FORGETFUL,
+            **UNHARMED,
             "listeners": _listeners({**listeners, "CONTROLLER": controller}),
             "advertised.listeners": _listeners(advertised),
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*listeners, "CONTROLLER")),
@@ -131,27 +132,27 @@ def installed_logs(forgetful: ForgetfulCluster) -> dict[str, BuiltLog]:
 def busy_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start a cluster whose cleaner and retention are never idle."""
     with made_clusters(clusters_directory) as make:
-        yield make("busy", heap=SMALL_HEAP, properties=BUSY)
+        yield make("busy", heap=SMALL_HEAP, properties={**BUSY, **UNHARMED})
 
 
 @pytest.fixture(scope="session")
 def started_guarded_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start the secured cluster; tests ask for `guarded_cluster` or `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make("guarded", **_GUARDED, properties=SHORT_SESSIONS)
+        yield make("guarded", **_GUARDED, properties={**SHORT_SESSIONS, **UNHARMED})
 
 
 @pytest.fixture(scope="session")
 def started_guarded_source(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start a second secured cluster; tests ask for `guarded_pair`."""
     with made_clusters(clusters_directory) as make:
-        yield make("guarded-source", **_GUARDED)
+        yield make("guarded-source", **_GUARDED, properties=UNHARMED)
 
 
 @pytest.fixture(scope="session")
 def started_lenient_cluster(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start a secured cluster where all may do what no ACL speaks of; tests ask for `lenient_cluster`."""
-    properties = {"allow.everyone.if.no.acl.found": "true"}
+    properties = {"allow.everyone.if.no.acl.found": "true", **UNHARMED}
     with made_clusters(clusters_directory) as make:
         yield make(
             "lenient", heap=SMALL_HEAP, secured=True, authorizer=True, users=GUARDED_USERS, properties=properties
