@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kmirror.engine.lane import report
+from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.report import Reports
 from kmirror.engine.lane.states import Status
+from kmirror.engine.lane.work import Work
 from kmirror.state.assignment import Assignment
 from kmirror.state.records import ProgressRow
 
@@ -124,8 +128,32 @@ def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> No
     copy = PartitionCopy(ASSIGNMENT)
     copy.status, copy.progress.is_aligned = Status.COPYING, True
     copy.source.last_stable_offset = copy.progress.acknowledged = 10
+    put_off_at: float | None = None
+    reports = Reports(lambda _: put_off_at or clock, lambda: clock)
+    for _ in range(20):
+        clock += 1.0
+        reports.look([copy])
+    put_off_at = clock
     copy.put_off(is_put_off=True)
-    reports = Reports(lambda _: 100.0, lambda: clock)
-    reports.look([copy], [copy])
-    clock = 120.0
-    assert told(reports, copy).source_seen_ms is not None
+    assert not reports.look([copy], [copy]).changed
+    clock += 20.0
+    (row,) = reports.look([copy], []).changed.values()
+    assert row.source_seen_ms is not None
+
+
+def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:
+    work = Work(*cast("Any", (None, None, None, SimpleNamespace(counts=Counts()), None, None)))
+    copy, other, leaving = (
+        PartitionCopy(replace(ASSIGNMENT, partition=number), restless=work.restless) for number in range(3)
+    )
+    work.leaving = [leaving]
+    leaving.leave(0.0)
+    copy.status, copy.source.last_stable_offset, copy.progress.acknowledged = Status.COPYING, 10, 10
+    assert (set(work.take_moved()), set(work.take_moved())) == ({copy, other, leaving}, {copy, other, leaving})
+    work.let_rest()
+    assert set(work.restless) == {other}
+    assert (set(work.take_moved()), set(work.take_moved())) == ({copy, other, leaving}, {other, leaving})
+    copy.put_off(is_put_off=False)
+    assert copy not in work.take_moved()
+    copy.put_off(is_put_off=True)
+    assert copy in work.take_moved()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 from collections.abc import Sequence
 
 from kmirror.cluster.security.client_config import ClientConfig
@@ -56,7 +54,7 @@ class Work:
         #: Those of `partitions` that have to be looked at now and then; changed by the sending thread alone.
         self.restless: dict[PartitionCopy, None] = {}
         #: Those that came to rest since `take_moved` was last called.
-        self._rested: queue.SimpleQueue[PartitionCopy] = queue.SimpleQueue()
+        self._rested: dict[PartitionCopy, None] = {}
 
     @property
     def all(self) -> list[PartitionCopy]:
@@ -66,16 +64,15 @@ class Work:
     def let_rest(self) -> None:
         """Look no more at the partitions that have come to rest."""
         for partition in [p for p in self.restless if p.is_at_rest]:
-            self._rested.put(partition)
+            self._rested[partition] = None
             del self.restless[partition]
 
     def take_moved(self) -> list[PartitionCopy]:
         """Return all with which anything may have happened since this was last called; for one other thread."""
         # what comes to rest meanwhile is in both, never in neither
         moved = [*self.leaving, *self.restless]
-        with contextlib.suppress(queue.Empty):
-            while True:
-                moved.append(self._rested.get_nowait())
+        while self._rested:
+            moved.append(self._rested.popitem()[0])
         return moved
 
     def may_send(self, at: float) -> bool:
