@@ -64,19 +64,21 @@ class Load:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("with_spark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
     mortal_cluster: SandboxCluster,
     forgetful: ForgetfulCluster,
     make_pair: MakePair,
     chance: random.Random,
     tmp_path: Path,
+    with_spark: bool,
 ) -> None:
     """The records are 30 days old: the destination forgets at once who wrote them."""
     source, destination = mortal_cluster, forgetful.cluster
     pair = make_pair(source, destination, partitions=4)
     pair.fill(RECORDS, timestamp_ms=pair.days_ago(30))
     pair.create()
-    engine = pair.engine()
+    engine = pair.engine(with_spark=with_spark)
     load = Load(pair)
     pair.wait_until_copying(engine)
     with Destination.open(properties_of(destination)) as opened:
