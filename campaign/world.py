@@ -98,6 +98,11 @@ _WEIGHTS = dict.fromkeys(Act, 4) | {
 _DURATIONS = (0.5, 2.0, 5.0, 8.0, 14.0)
 
 
+#: Seconds by which clocks are off.
+_CLOSE_CLOCKS = (0.0, 0.0, 8.0, -8.0)
+_CLOCKS = (0.0, 0.0, 15.0, -15.0, 3 * 3600.0, -26 * 3600.0)
+
+
 class Ending(StrEnum):
     """Name how a world ends."""
 
@@ -259,9 +264,13 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     # holes that are longer than a request's patience, and shorter ones
     client = chance.choice(({}, {"request.timeout.ms": "3000"}))
     ending = chance.choice(list(Ending))
-    hosts = (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines"), _host(chance, "operators"))
+    # a promote waits for an engine whose clock is behind until that says a time after its topics were added
+    clocks = _CLOSE_CLOCKS if ending in (Ending.PROMOTE, Ending.SWITCHOVER, Ending.FAILBACK) else _CLOCKS
+    hosts = (
+        (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))
+    )
     return World(seed, ground, topics, tuple(made), ending, settings, client, seconds, *hosts)
 
 
-def _host(chance: random.Random, name: str) -> Host:
-    return Host(name, chance.choice((0.0, 0.0, 15.0, -15.0, 3 * 3600.0, -26 * 3600.0)))
+def _host(chance: random.Random, name: str, clocks: Sequence[float]) -> Host:
+    return Host(name, chance.choice(clocks))

@@ -247,6 +247,12 @@ OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW 
             "h1/app-1 last reported 10s ago; check process 7 on h1, or `kmirror run --mirror m --take-over`",
             id="silent",
         ),
+        pytest.param(
+            replace(ENGINE, last_seen_ms=NOW + 11_000),
+            Reason.ENGINE_SILENT,
+            "from a clock that is ahead of this host's: whether it still runs is unknown; set the clocks",
+            id="from the future",
+        ),
         pytest.param(NO_LANE_YET, Reason.NO_WORKERS, "h1/app-1 has not started a worker for it yet", id="no lane yet"),
         pytest.param(
             SILENT_LANE,

@@ -12,7 +12,7 @@ from kmirror.cluster.client import ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.context import Destination
+from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote import PromoteRequest
 from kmirror.ops.stop.promote_checks import LastLook
@@ -20,6 +20,8 @@ from kmirror.ops.stop.promote_readiness import Completeness, after_the_stop
 from kmirror.ops.stop.work import Stopping
 from kmirror.state.records import (
     DesiredState,
+    EngineRecord,
+    EngineState,
     MirrorRecord,
     PartitionRecord,
     PartitionState,
@@ -95,6 +97,22 @@ def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
     # where producers may go on, a report is always a moment old
     assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("off_ms", "told"), [(-26 * 3600_000, "1d1h behind"), (9_030_000, "2h30m ahead of"), (9_000, None)]
+)
+def test_an_engine_that_seems_to_confirm_nothing_because_of_its_clock_is_told(off_ms: int, told: str | None) -> None:
+    source, destination = Ends(10, 10), Ends(10, 10)
+    completeness = Completeness(cast(Destination, destination), UNKNOWN_SOURCE, 0)
+    said, first_ms = [], now_ms() + off_ms
+    for heartbeat_ms in (first_ms, first_ms + 1_000, first_ms + 1_000):
+        engine = EngineRecord("m", "L", EngineState.RUNNING, "h9", "b", 1, 2, None, "local", 3, heartbeat_ms, 5_000)
+        state = State.of([UNKNOWN_SOURCE, TOPIC, *RECORDS, engine])
+        (missing,) = completeness.look(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
+        said.append(str(missing.what).partition(": ")[2])
+    clock = f"the clock of its host, h9, is {told} this one's" if told else ""
+    assert said == ["", clock, clock]
 
 
 def last_look(source: Ends, destination: Ends, arriving: int) -> LastLook:

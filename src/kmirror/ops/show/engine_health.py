@@ -1,7 +1,8 @@
 """What an engine's record says of the copy: is the engine there, and do workers report to it? Pure: no I/O, no clock.
 
 The engine judges its lanes and its source itself (`engine/health`), and writes that into its record with each
-heartbeat; here it is only asked how old that is. Ages are told by the clocks of two machines.
+heartbeat; here it is only asked how old that is. Ages are told by the clocks of two machines: what one says that is
+ahead may be as old as it likes, so its engine counts as silent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from kmirror.engine.control.health import no_workers_text
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import EngineRecord, EngineState, ProgressRecord
+from kmirror.words import at_time
 
 #: An engine that is at work writes its record every second.
 ENGINE_SILENCE_MS = 10_000
@@ -47,13 +49,21 @@ class EngineHealth:
         """Return the sentence for the reason, with what to do."""
         if self.reason is None or self.problem is not None:
             return self.problem
-        last = f"{self.record.name} last reported {_ago(self.age_ms)}" if self.record else ""
+        last = f"{self.record.name} last reported {self._when()}" if self.record else ""
         if self.reason is Reason.ENGINE_SILENT and self.record is not None:
             process = f"process {self.record.pid} on {self.record.host}"
+            if self.age_ms is None:
+                ahead = ", from a clock that is ahead of this host's: whether it still runs is unknown"
+                return f"the engine cannot be judged: {last}{ahead}; set the clocks, and check {process}"
             take_over = f"`kmirror run --mirror {self.mirror} --take-over` replaces it"
             return f"the engine does not report: {last}; check {process}, or {take_over}"
         told = f" ({last})" if last else ""
         return f"no engine copies mirror {self.mirror}{told}; `kmirror run --mirror {self.mirror}` starts one"
+
+    def _when(self) -> str:
+        if self.age_ms is not None:
+            return f"{format_duration(self.age_ms // 1000 * 1000)} ago"
+        return f"at {at_time(self.last_seen_ms)}" if self.last_seen_ms is not None else "at an unknown time"
 
 
 def engine_health(
@@ -62,13 +72,23 @@ def engine_health(
     """Judge an engine by its last record; `has_ended` tells whether its process is gone, None for not known."""
     if record is None:
         return EngineHealth(mirror, None, None, Reason.NO_ENGINE)
-    age_ms = max(0, now_ms - record.last_seen_ms)
+    ahead_ms = record.last_seen_ms - now_ms
+    age_ms = None if ahead_ms > ENGINE_SILENCE_MS else max(0, -ahead_ms)
     reason = None
-    if record.state is EngineState.RELEASED or has_ended or (has_ended is None and age_ms >= ENGINE_GONE_MS):
+    if record.state is EngineState.RELEASED or has_ended or (has_ended is None and (age_ms or 0) >= ENGINE_GONE_MS):
         reason = Reason.NO_ENGINE
-    elif age_ms >= ENGINE_SILENCE_MS:
+    elif age_ms is None or age_ms >= ENGINE_SILENCE_MS:
         reason = Reason.ENGINE_SILENT
     return EngineHealth(mirror, record, age_ms, reason)
+
+
+def clock_trouble(record: EngineRecord, now_ms: int) -> str | None:
+    """Return how far the clock of an engine that just wrote its record is off from the one that says `now_ms`."""
+    ahead_ms = record.last_seen_ms - now_ms
+    if abs(ahead_ms) <= ENGINE_SILENCE_MS:
+        return None
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    return f"the clock of its host, {record.host}, is {format_duration(abs(ahead_ms) // 1000 * 1000)} {way} this one's"
 
 
 def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
@@ -95,7 +115,3 @@ def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: in
         return None
     since_ms = min(engine.silent_lanes.values())
     return Reason.NO_WORKERS, no_workers_text(engine.silent_lanes, max(0, now_ms - since_ms), engine.master)
-
-
-def _ago(age_ms: int | None) -> str:
-    return "at an unknown time" if age_ms is None else f"{format_duration(age_ms // 1000 * 1000)} ago"

@@ -337,7 +337,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
     ),
     Column(
         "engineAgeMs",
-        DURATION.null_when("no engine ever ran"),
+        DURATION.null_when("no engine ever ran, or its clock is ahead"),
         "how long ago that was",
         lambda row: row.engine_age_ms,
     ),
@@ -513,7 +513,7 @@ MIRRORS: Table[MirrorRow] = Table(
         ),
         Column(
             "engineAgeMs",
-            DURATION.null_when("no engine ever ran"),
+            DURATION.null_when("no engine ever ran, or its clock is ahead"),
             "how long ago that was",
             lambda row: row.engine_age_ms,
             "HEARTBEAT-AGE",

@@ -10,8 +10,9 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, naming_cluster, source_client
+from kmirror.ops.context import Destination, naming_cluster, now_ms, source_client
 from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.show.engine_health import clock_trouble
 from kmirror.ops.stop.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import Seen, last_seen
 from kmirror.ops.stop.work import Stopping
@@ -78,10 +79,14 @@ class Completeness:
         self._idle_ms = idle_ms
         self._ends: dict[TopicPartition, _End] = {}
         self._goals: dict[TopicPartition, Goal] = {}
+        #: The engine's last heartbeat, and how far its clock is off where that was seen to move.
+        self._heartbeat_ms: int | None = None
+        self._clock_trouble: str | None = None
 
     def look(self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord]) -> Look:
         """Look at both clusters; say what each topic lacks."""
         look = Look()
+        self._see_clock(state)
         try:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 self.see_ends(source, waiting.values())
@@ -114,6 +119,15 @@ class Completeness:
             else:
                 look.missing[name] = self._missing(state, topic, ends, seen)
         return look
+
+    def _see_clock(self, state: State) -> None:
+        """Find out whether the engine's reports seem older than they are, and so older than what they are about."""
+        engine = state.engine(self._mirror.name)
+        if engine is None or engine.last_seen_ms == self._heartbeat_ms:
+            return
+        if self._heartbeat_ms is not None:
+            self._clock_trouble = clock_trouble(engine, now_ms())
+        self._heartbeat_ms = engine.last_seen_ms
 
     def see_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
         """Look where these topics end at the source. Raises UnreachableError."""
@@ -174,6 +188,7 @@ class Completeness:
         elif doubtful:
             passes = True
             what = f"the engine has not yet confirmed that everything is copied ({counted(len(doubtful), 'partition')})"
+            what += f": {self._clock_trouble}" if self._clock_trouble else ""
         is_close = follows and not unknown and not incomplete
         return Missing(topic.topic, None if unknown else lag, what, passes, is_close)
 
