@@ -725,10 +725,18 @@ MUTANTS = (
     Mutant(
         "call an engine healthy that does not report",
         "ops/show/engine_health.py",
-        "    elif age_ms >= ENGINE_SILENCE_MS:\n",
-        "    elif age_ms < 0:\n",
+        "    elif age_ms is None or age_ms >= ENGINE_SILENCE_MS:\n",
+        "    elif age_ms is None:\n",
         "nothing is copied, and every light is green",
         ("tests/unit/test_ops_rows.py", "tests/unit/test_ops_wait.py", "tests/unit/test_report.py"),
+    ),
+    Mutant(
+        "call an engine healthy whose clock is ahead",
+        "ops/show/engine_health.py",
+        "    elif age_ms is None or age_ms >= ENGINE_SILENCE_MS:\n",
+        "    elif age_ms is not None and age_ms >= ENGINE_SILENCE_MS:\n",
+        "an engine that is dead would look well until the time that its clock said",
+        ("tests/unit/test_ops_rows.py",),
     ),
     Mutant(
         "believe the lanes of an earlier engine",
