@@ -1,74 +1,101 @@
-"""Make the certificates of a secured sandbox cluster with the JDK's keytool.
+"""Make the certificates of a secured sandbox cluster.
 
 One authority, one key for all nodes, and one for each user who logs in with a certificate.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from kmirror.errors import KmirrorError, RefusedError
+from kmirror.sandbox.ports import LOOPBACK
 from kmirror.sandbox.spec import BROKER_PRINCIPAL
 
-_VALID_DAYS = "3650"
-_PASSWORD_VARIABLE = "KMIRROR_SANDBOX_STORE_PASSWORD"
-_OWN_PASSWORD_VARIABLE = "KMIRROR_SANDBOX_OWN_STORE_PASSWORD"
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate
+
+_VALID_FOR = timedelta(days=3650)
 
 
-def make_certificates(java: Path, directory: Path, password: str, users: Mapping[str, str]) -> None:
+class _Identity(NamedTuple):
+    """A key, its certificate, and the certificate of who signed that."""
+
+    key: EllipticCurvePrivateKey
+    certificate: Certificate
+    authority: Certificate
+
+
+def make_certificates(directory: Path, password: str, users: Mapping[str, str]) -> None:
     """Write `ca.pem` (what clients trust) and `node.p12` (key and certificate for localhost and 127.0.0.1).
 
     For each of `users`, with the password of the store, write `USER.p12`: key and certificate in the user's name.
-
-    Raises RefusedError when this Java has no keytool.
     """
+    from cryptography.hazmat.primitives.serialization import Encoding
+
     directory.mkdir(mode=0o700)
-    keytool = _keytool(java)
-    both = directory / "authority.p12"
-    new_key: list[str | Path] = ["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-validity", _VALID_DAYS]
-    store: list[str | Path] = ["-keystore", both, "-storetype", "PKCS12", "-storepass:env", _PASSWORD_VARIABLE]
-    authority = ["-ext", "bc:critical=ca:true", "-ext", "ku:critical=keyCertSign,cRLSign"]
-    names = ["-ext", "san=dns:localhost,ip:127.0.0.1", "-ext", "ku:critical=digitalSignature"]
-    usage = ["-ext", "eku=serverAuth,clientAuth"]
-    steps: list[list[str | Path]] = [
-        [*new_key, "-alias", "ca", "-dname", "CN=kmirror sandbox authority", *authority, *store],
-        [*new_key, "-alias", "node", "-dname", f"CN={BROKER_PRINCIPAL}", "-signer", "ca", *names, *usage, *store],
-        ["-exportcert", "-rfc", "-alias", "ca", "-file", directory / "ca.pem", *store],
-        _own_store(both, "node", directory / "node.p12"),
-    ]
-    for step in steps:
-        _run(keytool, step, password, password)
+    authority = _new_identity("kmirror sandbox authority")
+    (directory / "ca.pem").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    node = _new_identity(BROKER_PRINCIPAL, authority, serves=True)
+    _write_store(directory / "node.p12", "node", node, password)
     for user, own_password in users.items():
-        signed = ["-signer", "ca", "-ext", "ku:critical=digitalSignature", "-ext", "eku=clientAuth"]
-        _run(keytool, [*new_key, "-alias", user, "-dname", f"CN={user}", *signed, *store], password, own_password)
-        _run(keytool, _own_store(both, user, directory / f"{user}.p12"), password, own_password)
-    both.unlink()
+        _write_store(directory / f"{user}.p12", user, _new_identity(user, authority), own_password)
 
 
-def _own_store(both: Path, alias: str, target: Path) -> list[str | Path]:
-    source: list[str | Path] = ["-srckeystore", both, "-srcstorepass:env", _PASSWORD_VARIABLE, "-srcalias", alias]
-    stored: list[str | Path] = ["-destkeystore", target, "-deststoretype", "PKCS12"]
-    return ["-importkeystore", "-noprompt", *source, *stored, "-deststorepass:env", _OWN_PASSWORD_VARIABLE]
+def _new_identity(name: str, signer: _Identity | None = None, *, serves: bool = False) -> _Identity:
+    """Make a key and its certificate: an authority's, or one it has signed for a client, which may serve here too."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-
-def _keytool(java: Path) -> Path:
-    beside = [folder / "keytool" for folder in (java.parent, java.resolve().parent)]
-    found = next((path for path in beside if path.is_file()), None) or shutil.which("keytool")
-    if found is None:
-        raise RefusedError(
-            f"There is no keytool beside {java}, and a secured sandbox cluster needs it for its certificates",
-            "Install a full Java runtime (every JDK and JRE of version 17 brings keytool).",
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    signing_key = signer.key if signer else key
+    now = datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=signer is not None,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signer is None,
+        crl_sign=signer is None,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
+        x509.CertificateBuilder(
+            issuer_name=signer.certificate.subject if signer else subject,
+            subject_name=subject,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - timedelta(minutes=1),
+            not_valid_after=now + _VALID_FOR,
         )
-    return Path(found)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
+    )
+    if signer is None:
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    else:
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    if serves:
+        here = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
+        builder = builder.add_extension(x509.SubjectAlternativeName(here), critical=False)
+    certificate = builder.sign(signing_key, SHA256())
+    return _Identity(key, certificate, signer.certificate if signer else certificate)
 
 
-def _run(keytool: Path, arguments: list[str | Path], password: str, own_password: str) -> None:
-    command = [keytool, "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", *arguments]
-    environ = {**os.environ, _PASSWORD_VARIABLE: password, _OWN_PASSWORD_VARIABLE: own_password}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise KmirrorError(f"keytool {arguments[0]} failed: {(done.stdout + done.stderr).strip()}")
+def _write_store(path: Path, alias: str, identity: _Identity, password: str) -> None:
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
+    from cryptography.hazmat.primitives.serialization.pkcs12 import serialize_key_and_certificates
+
+    key, certificate, authority = identity
+    encryption = BestAvailableEncryption(password.encode())
+    path.write_bytes(serialize_key_and_certificates(alias.encode(), key, certificate, [authority], encryption))

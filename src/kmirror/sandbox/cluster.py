@@ -331,7 +331,7 @@ class SandboxCluster:
         save_spec(spec, self.directory)
         if spec.security:
             own_stores = spec.security.users if spec.security.wants_certificates else {}
-            make_certificates(java, self.directory / "tls", spec.security.store_password, own_stores)
+            make_certificates(self.directory / "tls", spec.security.store_password, own_stores)
         for node in nodes:
             node.write_configuration()
         for node in nodes if not spec.needs_zookeeper else ():
