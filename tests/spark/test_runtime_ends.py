@@ -80,7 +80,8 @@ def own_line(spark: SparkRuntime, folder: Path) -> Line:
         pytest.param([("jvm", KILL)], "SparkLostError", marks=pytest.mark.long),
         pytest.param([("daemon", KILL), ("driver", KILL)], "", marks=pytest.mark.long),
         pytest.param([("worker", FREEZE), ("driver", KILL)], "", marks=pytest.mark.long),
-        ([("daemon", FREEZE), ("driver", KILL)], ""),
+        # for every day: tests/spark/test_lifeline.py, where the line is one of processes without Spark
+        pytest.param([("daemon", FREEZE), ("driver", KILL)], "", marks=pytest.mark.slow),
         pytest.param([("daemon", FREEZE), ("worker", FREEZE), ("jvm", KILL)], "SparkLostError", marks=pytest.mark.long),
     ],
     ids=lambda value: ", ".join(f"{who} {number.name}" for who, number in value) if isinstance(value, list) else "",
