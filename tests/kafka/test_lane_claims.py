@@ -7,12 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from kmirror.engine.clock import now
+from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane import control
 from kmirror.engine.lane.states import Status
 from kmirror.state.records import Incarnation
 from tests.support.clusters import ClusterPair
 from tests.support.lane import Mirror
 from tests.support.mirrors import produce
+from tests.support.topics import alter_topic
 from tests.support.waiting import wait_until
 
 
@@ -40,3 +42,15 @@ def test_a_lane_waits_while_another_run_of_it_may_write(mirror: Mirror, attempt:
     wait_until(lambda: 0 < partition.retry.wake_at - now() < 601)
     assert partition.status is Status.WAITING
     mirror.stop(lane)
+
+
+def test_a_lane_whose_clock_is_hours_ahead_is_heard(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours_ms = 3 * 3_600_000
+    # as it is with every broker since 4.0
+    alter_topic(mirror.destination, control.STATE_PARTITION.topic, **{"message.timestamp.after.max.ms": "3600000"})
+    monkeypatch.setattr(control, "now_ms", lambda: now_ms() + hours_ms)
+    lane = mirror.start(4)
+    mirror.wait_copied(lane)
+    mirror.wait(lane, lambda: [one for one in mirror.progress() if one.attempt == 4], 20)
+    assert max(one.time_ms for one in mirror.progress()) > now_ms() + hours_ms / 2
+    assert mirror.stop(lane).clean

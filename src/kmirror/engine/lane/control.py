@@ -62,6 +62,8 @@ _LOOK_BACK = 200
 #: A change and the engine's record that names it are written together, and may still be read one after the other.
 _BEHIND_SECONDS = 3.0
 _PAUSE = 0.2
+#: Brokers refuse a time that their clock is far behind (by an hour since 4.0), and this one nowhere: KIP-32.
+_NO_TIMESTAMP = -1
 #: Brokers take a batch of 1 MB at most, unless told otherwise.
 _BATCH_BYTES = 256 << 10
 
@@ -324,7 +326,7 @@ class LaneControl:
             LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()
         ]
         for some in _by_size([*map(encode, stored), encode(report)]):
-            batch = make_batch([Record(offset, now_ms(), *one) for offset, one in enumerate(some)])
+            batch = make_batch([Record(offset, _NO_TIMESTAMP, *one) for offset, one in enumerate(some)])
             append_to(self._report_client, STATE_PARTITION, memoryview(batch))
         self._pages.said(pages)
         self._has_news, self._said_standing = False, standing
