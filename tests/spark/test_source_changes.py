@@ -57,7 +57,8 @@ def assert_truncated(mirror: Mirrored) -> None:
     assert (row["state"], row["topicState"], row["reason"]) == ("FAILED", "FAILED", "SOURCE_TRUNCATED")
     since = re.search("FAILED since ([0-9-]+T[0-9:]+Z)", row["errorMessage"])
     assert since
-    assert row["errorMessage"] == (
+    # behind it stands what the mirror keeps that the source has deleted
+    assert row["errorMessage"].startswith(
         f"the source starts at offset 1150: {LOST}; FAILED since {since[1]}; "
         f"to continue without them: kmirror recover --mirror {mirror.name} --topics {topic} --accept-loss"
     )
