@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.client import Deadline
@@ -67,6 +68,7 @@ def test_a_cluster_without_the_topics_has_an_empty_state(admin: Any, store: Stat
 def test_the_topics_are_made_once_with_the_shape_they_need(
     admin: Any, store: StateStore, cluster: SandboxCluster
 ) -> None:
+    from confluent_kafka import Producer
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     store.ensure_topics()
@@ -80,6 +82,13 @@ def test_the_topics_are_made_once_with_the_shape_they_need(
     assert found[STATE_TOPIC]["cleanup.policy"].value == "compact"
     assert found[EVENTS_TOPIC]["cleanup.policy"].value == "delete"
     assert found[EVENTS_TOPIC]["retention.ms"].value == "-1"
+    # written by a host whose clock is hours ahead: brokers take no such time from clients, since 4.0
+    producer, refused = Producer(config_of(cluster).librdkafka()), []
+    for topic in found:
+        later_ms = now_ms() + 3 * 3_600_000
+        producer.produce(topic, b"?", b"?", timestamp=later_ms, on_delivery=lambda error, _: refused.append(error))
+    producer.flush(30)
+    assert refused == [None, None]
 
 
 def test_a_topic_of_which_brokers_know_no_partitions_yet_is_waited_for(

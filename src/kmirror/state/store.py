@@ -42,7 +42,10 @@ from kmirror.state.snapshot import State
 STATE_TOPIC = "__kmirror_state"
 EVENTS_TOPIC = "__kmirror_events"
 
+#: Brokers refuse a client's time that is far ahead of theirs (by an hour since 4.0): they set their own instead.
+_TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
 STATE_TOPIC_SETTINGS: Mapping[str, str] = {
+    **_TIMES,
     "cleanup.policy": "compact",
     # small segments and an eager cleaner: a reader from the beginning reads little
     "segment.bytes": str(8 * 1024 * 1024),
@@ -50,7 +53,12 @@ STATE_TOPIC_SETTINGS: Mapping[str, str] = {
     # a writer in doubt looks for its own record at its own offset, however soon the next one replaces it
     "min.compaction.lag.ms": "60000",
 }
-EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
+    **_TIMES,
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
 
 DEFAULT_TIMEOUT_S = 30.0
 #: How long `read` waits for open transactions before it returns without what they hide.
