@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import ClusterGroups
-from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.trim import delete_records
@@ -285,6 +285,29 @@ def test_the_last_sync_waits_for_records_that_are_on_their_way(make_scene: MakeS
     scene.at_source(5_000)
     (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
     assert (row.to_offset, row.result) == (100, Outcome.DONE)
+
+
+def test_a_synced_group_that_no_broker_lists_is_asked_for_by_name(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.at_source(40)
+    assert scene.sync() == []
+    scene.at_source(100)
+    listed = ClusterGroups.listed
+
+    def without_it(groups: ClusterGroups) -> dict[str, ListedGroup]:
+        """Answer as brokers do while the group's coordinator moves from one to the other."""
+        return {name: one for name, one in listed(groups).items() if name != scene.group}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterGroups, "listed", without_it)
+        (row,) = final_sync(scene.destination, scene.mirror, [scene.topic])
+    assert (row.group, row.to_offset, row.result, scene.here()) == (scene.group, 100, Outcome.DONE, 100)
+    # one that was deleted has nothing to sync, and stays where it is here
+    admin = AdminClient(properties_of(scene.pair.source))
+    admin.delete_consumer_groups([scene.group])[scene.group].result(30)
+    assert final_sync(scene.destination, scene.mirror, [scene.topic]) == ()
+    assert scene.here() == 100
 
 
 def test_the_last_sync_needs_the_source(scene: GroupScene) -> None:

@@ -108,11 +108,11 @@ def look_at_source(
     if not topics.names:
         return SourceGroups({}, topics)
     with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        listed = {
-            name: group.kind
-            for name, group in source.listed().items()
-            if group.kind is not GroupKind.OTHER and settings.selects_group(name)
-        }
+        all_listed = source.listed()
+        kinds = {name: group.kind for name, group in all_listed.items() if group.kind is not GroupKind.OTHER}
+        # no broker lists a group while its coordinator moves: groups that were synced before are asked for by name
+        known = {one.group: GroupKind(one.kind) for one in state.groups(mirror.name) if one.group not in all_listed}
+        listed = {name: kind for name, kind in {**known, **kinds}.items() if settings.selects_group(name)}
         committed = source.committed(listed)
         unreadable = {
             name: f"{code_name(answer)} ({answer})" for name, answer in committed.items() if isinstance(answer, int)
