@@ -21,7 +21,7 @@ from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.exchange import Exchange
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, FrameError, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _RETRY_PAUSE = 0.1
+#: Time each broker has to answer when all of them are asked about what one does not know.
+_EACH_SECONDS = 2.0
 #: Metadata takes ids from here on; what comes after it is not needed.
 _METADATA_BY_ID = 12
 #: CreateTopics from here on knows a default replication factor, and from 7 on tells the new topic's id.
@@ -55,6 +57,17 @@ class ProducersAnswer:
 
     error_code: int
     producers: tuple[ProducerState, ...]
+
+
+def _metadata_request(topics: list[str] | None, before: metadata_codec.Topics | None) -> Exchange:
+    return Exchange(
+        metadata_codec.API_KEY,
+        "Metadata",
+        metadata_codec.LOWEST_VERSION,
+        metadata_codec.HIGHEST_VERSION,
+        partial(metadata_codec.request, topics=topics),
+        partial(metadata_codec.answer, before=before),
+    )
 
 
 class ClusterClient:
@@ -154,27 +167,62 @@ class ClusterClient:
         """Ask for brokers and topics: those named, none for an empty list, all for None.
 
         Topics that do not exist, or may not be seen, come back with an error code (or not at all when all are asked).
+        A broker that is cut off from the controllers, or behind them, does not know topics that exist. So a topic that
+        one broker does not know is UNKNOWN_TOPIC_OR_PARTITION only if no broker knows it; if some broker does not
+        answer, it is BROKER_NOT_AVAILABLE.
         """
         wanted = None if topics is None else list(topics)
-        request = Exchange(
-            metadata_codec.API_KEY,
-            "Metadata",
-            metadata_codec.LOWEST_VERSION,
-            metadata_codec.HIGHEST_VERSION,
-            partial(metadata_codec.request, topics=wanted),
-            partial(metadata_codec.answer, before=self._topics),
-        )
-        found: ClusterMetadata = self.ask_any(request, timeout=timeout)
+        found: ClusterMetadata = self.ask_any(_metadata_request(wanted, self._topics), timeout=timeout)
         if not found.brokers:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
+        unknown = [t.name for t in found.topics.values() if t.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION]
+        if unknown and len(found.brokers) > 1:
+            found = replace(found, topics={**found.topics, **self._known_elsewhere(found, unknown, timeout)})
         return found
+
+    def _known_elsewhere(
+        self, found: ClusterMetadata, unknown: list[str], timeout: float | None
+    ) -> dict[str, TopicMetadata]:
+        """Ask every broker for topics that one does not know; return what those that know them say."""
+        answers = self._ask_each(found.brokers.values(), _metadata_request(unknown, None), timeout=timeout)
+        known = {name: t for answer in answers if answer for name, t in answer.topics.items() if not t.error_code}
+        if all(answers):
+            return known
+        in_doubt = {name: replace(found.topics[name], error_code=int(Code.BROKER_NOT_AVAILABLE)) for name in unknown}
+        return in_doubt | known
+
+    def _ask_each(
+        self,
+        brokers: Iterable[Broker],
+        message: Any,
+        *,
+        lowest: int = 0,
+        highest: int | None = None,
+        timeout: float | None,
+    ) -> list[Any]:
+        """Send a request to each of these brokers at once; return the answers, None where one does not answer."""
+        patience = min(timeout or _EACH_SECONDS, _EACH_SECONDS)
+
+        def ask(broker: Broker) -> Any:
+            try:
+                connection = self.connect(broker.node_id, broker.host, broker.port, timeout=patience)
+                return connection.request(message, lowest=lowest, highest=highest, timeout=patience)
+            except (KmirrorError, OutcomeUnknown, FrameError):
+                return None
+
+        asked = list(brokers)
+        with ThreadPoolExecutor(len(asked), "kmirror-brokers") as threads:
+            return list(threads.map(ask, asked))
 
     def topic_errors(self, topic_ids: Iterable[bytes], *, timeout: float | None = None) -> dict[bytes, int]:
         """Ask for topics by their ids of 16 bytes, and return what the broker says of each; 0 for one that is there.
 
         An id tells what is gone (UNKNOWN_TOPIC_ID) from what is forbidden (TOPIC_AUTHORIZATION_FAILED): of a name that
         we may not see, brokers say that it is forbidden whether it exists or not (KIP-516).
+
+        As with names, an id is unknown only if no broker knows it; if some broker does not answer, it is
+        BROKER_NOT_AVAILABLE.
 
         Raises:
             UnsupportedVersionError: the broker is older than Kafka 3.1.
@@ -187,8 +235,18 @@ class ClusterClient:
         if not wanted:
             return {}
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self.ask_any(request, lowest=_METADATA_BY_ID, highest=_METADATA_BY_ID, timeout=timeout)
-        return {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
+        versions = {"lowest": _METADATA_BY_ID, "highest": _METADATA_BY_ID}
+        answer = self.ask_any(request, **versions, timeout=timeout)
+        errors: dict[bytes, int] = {topic.topic_id.bytes: topic.error_code for topic in answer.topics}
+        brokers = [Broker(one.node_id, one.host, one.port) for one in answer.brokers]
+        if Code.UNKNOWN_TOPIC_ID in errors.values() and len(brokers) > 1:
+            answers = self._ask_each(brokers, request, **versions, timeout=timeout)
+            in_doubt = int(Code.UNKNOWN_TOPIC_ID if all(answers) else Code.BROKER_NOT_AVAILABLE)
+            known = {t.topic_id.bytes for one in answers if one for t in one.topics if not t.error_code}
+            for topic_id, code in errors.items():
+                if code == Code.UNKNOWN_TOPIC_ID:
+                    errors[topic_id] = 0 if topic_id in known else in_doubt
+        return errors
 
     def per_leader(
         self,

@@ -15,8 +15,8 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.context import PENDING_ADD
+from kmirror.ops.gone import is_gone
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.show.rows import is_gone
 from kmirror.ops.upstream import Upstream
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings, StartFrom, canonical

@@ -26,8 +26,8 @@ from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import Destination, naming_cluster
 from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
 from kmirror.ops.failback.groups import LiveGroup, live_groups
+from kmirror.ops.gone import is_gone
 from kmirror.ops.selection import select_topics
-from kmirror.ops.show.rows import is_gone
 from kmirror.ops.stop.work import is_stopped
 from kmirror.ops.upstream import remembered_on
 from kmirror.settings.patterns import TopicSelector

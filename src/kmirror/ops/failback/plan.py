@@ -21,8 +21,9 @@ from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.failback.facts import NewPrimary, TopicLook, choose, look, places_of, require_still
 from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
+from kmirror.ops.gone import is_gone
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.show.rows import engine_in_charge, is_gone
+from kmirror.ops.show.rows import engine_in_charge
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, MirrorRecord

@@ -5,10 +5,9 @@ They tell a mirror that was forgotten before, where nothing has to be done, from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.context import (
     PENDING_ADD,
@@ -19,9 +18,10 @@ from kmirror.ops.context import (
     now_ms,
     require_mirror,
 )
+from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.rights.source_cut import unblocking_lines
-from kmirror.ops.show.rows import engine_in_charge, is_gone
+from kmirror.ops.show.rows import engine_in_charge
 from kmirror.state.events import Event
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
@@ -44,8 +44,10 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         return _result(mirror, before, dry_run, Outcome.NOOP)
     require_mirror(state, mirror)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        found = destination.client.metadata([topic.topic for topic in state.topics(mirror)]).topics
-    require_deletable(state, mirror, found, now_ms())
+        topics = state.topics(mirror)
+        found = destination.client.metadata([topic.topic for topic in topics]).topics
+        gone = gone_topics(destination.client, topics, found)
+    require_deletable(state, mirror, gone, now_ms())
     whole = f"mirror {mirror} and its {counted(len(state.topics(mirror)), 'topic')}"
     left = _left_at_source(state, mirror)
     if dry_run:
@@ -54,7 +56,7 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     def decide(now: State) -> Changes:
         if now.mirror(mirror) is None:
             return Changes()
-        require_deletable(now, mirror, found, now_ms())
+        require_deletable(now, mirror, gone, now_ms())
         details = {"topics": [topic.topic for topic in now.topics(mirror)][:100], "count": len(now.topics(mirror))}
         event = Event(now_ms(), mirror, _VERB, actor(), ExitCode.OK.name, details)
         return Changes((), now.keys_of(mirror), (event,))
@@ -65,8 +67,8 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     return replace(_result(mirror, f"deleted {whole}", dry_run), warnings=left)
 
 
-def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetadata], now_ms: int) -> None:
-    """Refuse to forget a mirror that is still at work; `found` is what the destination says of its topics.
+def require_deletable(state: State, mirror: str, gone: Collection[str], now_ms: int) -> None:
+    """Refuse to forget a mirror that is still at work; `gone` are those of its topics that were deleted.
 
     Raises:
         RefusedError: names the engine in charge, or the topics that are neither stopped nor gone.
@@ -77,7 +79,7 @@ def require_deletable(state: State, mirror: str, found: Mapping[str, TopicMetada
             f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
             "stop it first (Ctrl-C there, or SIGTERM); `run --all` lets a mirror go that was failed over as a whole",
         )
-    alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, found)]
+    alive = [topic.topic for topic in state.topics(mirror) if not _may_be_forgotten(state, topic, gone)]
     if alive:
         many = counted(len(alive), "topic that is", "topics that are")
         raise RefusedError(
@@ -97,8 +99,8 @@ def _forgotten_before(destination: Destination, state: State, mirror: str) -> st
     return None
 
 
-def _may_be_forgotten(state: State, topic: TopicRecord, found: Mapping[str, TopicMetadata]) -> bool:
-    if topic.pending_operation == PENDING_ADD or is_gone(topic, found.get(topic.topic)):
+def _may_be_forgotten(state: State, topic: TopicRecord, gone: Collection[str]) -> bool:
+    if topic.pending_operation == PENDING_ADD or topic.topic in gone:
         return True
     stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
     return topic.desired is DesiredState.STOPPED and stopped

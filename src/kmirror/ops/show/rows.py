@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.control.time_lag import time_lag
 from kmirror.engine.histories.identity_check import LINK_REFUSED
 from kmirror.errors import NOT_COPYING, Reason, UsageError
 from kmirror.ops.check.link_hints import refused_text
 from kmirror.ops.context import PENDING_ADD
+from kmirror.ops.gone import is_gone
 from kmirror.ops.next_steps import failure_text
 from kmirror.ops.show.cluster_view import ClusterLook
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
@@ -72,15 +73,6 @@ def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | N
     if engine is None or engine.state is EngineState.RELEASED or now_ms - engine.last_seen_ms >= engine.ttl_ms:
         return None
     return engine
-
-
-def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
-    """Tell whether the destination topic was deleted, whatever now bears its name; a forbidden one is not gone."""
-    if topic.destination_topic_id is None or found is None:
-        return False
-    if found.error_code:
-        return found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    return found.printed_topic_id not in (None, topic.destination_topic_id)
 
 
 @dataclass(frozen=True, slots=True)

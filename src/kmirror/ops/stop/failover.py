@@ -17,6 +17,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.context import Destination, naming_cluster, now_ms, require_mirror
 from kmirror.ops.evidence import evidence_of
+from kmirror.ops.gone import gone_topics, not_described
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.clients import look_at_clients
@@ -163,7 +164,10 @@ def _rehearse(
     done = Stopping()
     going = [topic for topic in chosen if not is_stopped(state, topic)]
     found = destination.client.metadata([topic.topic for topic in going]).topics
-    alive = [topic for topic in going if not (topic.topic in found and found[topic.topic].error_code)]
+    gone = gone_topics(destination.client, going, found)
+    unadded = {topic.topic for topic in going if topic.destination_topic_id is None}
+    unclear = {name: one for name, one in found.items() if one.error_code and name not in gone | unadded}
+    alive = [topic for topic in going if topic.topic not in gone | unadded | unclear.keys()]
     first_source = FirstSource(state.mirror(request.mirror), alive)
     places = {place: topic for topic in alive for place in places_of(topic)}
     ends = log_ends(destination.client, places)
@@ -176,8 +180,14 @@ def _rehearse(
     for topic in chosen:
         if topic not in going:
             done.results += stopped_already(state, topic)
-        elif topic not in alive:
+        elif topic.topic in gone:
             done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} was deleted"))
+        elif topic.topic in unadded:
+            unfinished = f"{topic.topic} had not become a mirror topic yet"
+            done.results.append(TopicResult(topic.topic, None, Outcome.DONE, unfinished))
+        elif topic.topic in unclear:
+            error = not_described(unclear[topic.topic])
+            done.results.append(TopicResult(topic.topic, None, Outcome.FAILED, error.message, hint=error.hint))
     for place, topic in places.items():
         done.results.append(_would_stop(state, topic, place, known.get(place), look, request.reason))
     if source is not None:

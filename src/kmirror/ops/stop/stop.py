@@ -15,8 +15,8 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.gone import gone_topics, not_described
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.show.rows import is_gone
 from kmirror.ops.stop.aftermath import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
 from kmirror.ops.stop.facts import StopLook
 from kmirror.ops.stop.fencing import fence_writers, take_charge
@@ -139,20 +139,21 @@ def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
 
 def _leave_out_gone(work: StopWork) -> None:
     """Finish topics that were deleted, or deleted and created again, and leave them out."""
-    found = work.destination.client.metadata([topic.topic for topic in work.topics]).topics
+    client = work.destination.client
+    found = client.metadata([topic.topic for topic in work.topics]).topics
+    gone = gone_topics(client, work.topics, found)
     left = []
     for topic in work.topics:
         here = found.get(topic.topic)
         never = topic.destination_topic_id is None
-        if never or is_gone(topic, here):
+        if never or topic.topic in gone:
             word = "had not become a mirror topic yet" if never else "is gone"
             word += f"; its old records are in {topic.archive}" if topic.archive else ""
             _record_stopped(work, [topic], {})
             work.clock.reached("stopped")
             work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {word}"))
         elif here is not None and here.error_code:
-            why = f"the destination does not describe {topic.topic}: {code_name(here.error_code)}"
-            work.fail(topic.topic, KmirrorError(why))
+            work.fail(topic.topic, not_described(here))
         else:
             left.append(topic)
     work.topics = left

@@ -20,10 +20,10 @@ from kmirror.errors import Reason, UsageError
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, now_ms, require_mirror, source_client
 from kmirror.ops.evidence import DEED, Deed
+from kmirror.ops.gone import is_gone
 from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterLook, Prober
-from kmirror.ops.show.rows import is_gone
 from kmirror.ops.verify.comparing import (
     ComparisonPlan,
     carry_out,

@@ -1,0 +1,55 @@
+"""Whether a mirror topic was deleted by its owner: nothing is left to stop then, or to forget.
+
+One broker is not enough to tell: one that is cut off from the controllers, or behind them, does not know topics that
+exist, and shows deleted ones under their old id. `ClusterClient.metadata` asks all brokers about a name that one does
+not know; what is done because a topic is gone also takes their word about its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import UnsupportedVersionError
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import TopicMetadata
+from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.errors import KmirrorError
+from kmirror.state.records import TopicRecord
+
+
+def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
+    """Return whether the destination topic was deleted, whatever now has its name; a forbidden one is not gone."""
+    if topic.destination_topic_id is None or found is None:
+        return False
+    if found.error_code:
+        return found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    return found.printed_topic_id not in (None, topic.destination_topic_id)
+
+
+def gone_topics(
+    client: ClusterClient, topics: Iterable[TopicRecord], found: Mapping[str, TopicMetadata]
+) -> frozenset[str]:
+    """Return which mirror topics of the destination were deleted; `found` is what `client.metadata` said of them.
+
+    Raises:
+        UnreachableError: no broker answers.
+    """
+    ids = {t.topic: t.destination_topic_id for t in topics if is_gone(t, found.get(t.topic))}
+    binary = {name: parse_topic_id(topic_id) for name, topic_id in ids.items() if topic_id is not None}
+    try:
+        codes = client.topic_errors(binary.values())
+    except UnsupportedVersionError:  # brokers before Kafka 3.1: only what they say of the name is known
+        return frozenset(binary)
+    return frozenset(name for name, topic_id in binary.items() if codes.get(topic_id) == Code.UNKNOWN_TOPIC_ID)
+
+
+def not_described(topic: TopicMetadata) -> KmirrorError:
+    """Return the error of a topic of which the destination does not say whether it exists."""
+    why = f"the destination does not describe {topic.name}: {code_name(topic.error_code)}"
+    if topic.error_code != Code.BROKER_NOT_AVAILABLE:
+        return KmirrorError(why)
+    return KmirrorError(
+        f"{why}; one broker does not know the topic, and not every other broker answers",
+        "run the command again once all of the destination's brokers answer",
+    )
