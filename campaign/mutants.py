@@ -708,8 +708,8 @@ MUTANTS = (
     Mutant(
         "deny kmirror itself to write",
         "sync/acls.py",
-        "- {EVERYONE} - own.principals - shut_out",
-        "- {EVERYONE} - shut_out",
+        "- {EVERYONE} - own.principals - denied",
+        "- {EVERYONE} - denied",
         "write protection would end the copy",
         ("tests/unit/test_acls.py",),
     ),

@@ -35,7 +35,7 @@ from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Way
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
-from kmirror.ops.show.describe import describe, unread
+from kmirror.ops.show.describe import describe, unreadable_notes
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, wait
@@ -211,7 +211,7 @@ class Client:
         """Return the mirrors of the destination."""
         with self._destination() as destination:
             rows = list_mirrors(destination)
-            return _readable(rows, unread(destination))
+            return _readable(rows, unreadable_notes(destination))
 
     def describe(
         self, mirror: str | None = None, topics: Topics | None = None, *, failed: bool = False
@@ -224,7 +224,7 @@ class Client:
         selected = _selector(topics, "topics")
         with self._destination() as destination:
             rows = describe(destination, mirror, selected, failed=failed)
-            return _readable(rows, unread(destination, mirror))
+            return _readable(rows, unreadable_notes(destination, mirror))
 
     def wait(
         self,

@@ -191,7 +191,7 @@ def test_from_create_to_describe(
         text = StrictHtml(document).text()
         assert f"Nothing is copied now: no engine copies mirror {mirror}" in text
         assert "the destination lacked 10 offsets." in text
-        assert "Nothing is remembered of the last 48 hours" in text
+        assert "There is no history of the last 48 hours" in text
         assert source_cluster.cluster_id in text
 
     waited = typed(destination_cluster, "wait", "--mirror", mirror, "--for", "caught-up", "--timeout", "1s", "--json")

@@ -16,7 +16,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.report.facts import report_facts
 from kmirror.ops.report.page import page
-from kmirror.ops.report.story import period_of, summary
+from kmirror.ops.report.summary import period_of, summary
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.tables import TopicState

@@ -84,7 +84,7 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
             assert process.wait(30) == 0
             assert shown() == ["create True", "add True", "pause True", "resume True"]
             silent, back = err.read_text().splitlines()
-            assert silent.startswith("kmirror: the destination does not answer, tried again until it does: ")
+            assert silent.startswith("kmirror: the destination does not answer, retrying until it does: ")
             assert back == "kmirror: the destination answers again"
 
 

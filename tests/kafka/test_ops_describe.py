@@ -290,7 +290,7 @@ def test_wait_ends_when_the_source_end_seen_first_is_reached(
         if looks == 2:  # as long as a log is being aligned, what it holds may be filler
             remember(destination, mirror, aligned(mirror, topic, 1))
 
-    reached = wait(destination, mirror, Condition.CAUGHT_UP, 60_000, on_look=catch_up)
+    reached = wait(destination, mirror, Condition.CAUGHT_UP, 60_000, on_check=catch_up)
     assert (reached.exit_code, outcomes(reached), looks) == (0, {topic: "DONE"}, 3)
     assert reached.results[0].lag == 1
 

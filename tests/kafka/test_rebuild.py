@@ -13,6 +13,7 @@ from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.ops import rebuild
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination, change
 from kmirror.ops.rebuild import TopicRebuilder
@@ -100,19 +101,19 @@ def scene(cluster_pair: ClusterPair, destination: Destination) -> Scene:
     return Scene(cluster_pair, destination)
 
 
-STEPS: list[tuple[type, str]] = [
+STEPS: list[tuple[Any, str]] = [
     (TopicRebuilder, "_with_ranges"),
     (TopicRebuilder, "_archive"),
-    (TopicRebuilder, "_committed"),
+    (rebuild, "committed_on"),
     (TopicRebuilder, "_record"),
     (ClusterClient, "delete_topics"),
     (ClusterClient, "create_topic"),
-    (TopicRebuilder, "_put_back"),
+    (rebuild, "put_back"),
     (TopicRebuilder, "_complete"),
 ]
 
 
-def cut_off(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> None:
+def cut_off(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> None:
     """Let a step fail as often as it is taken: before it has done anything, or when it has done all."""
     step = getattr(owner, name)
 

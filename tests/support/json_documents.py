@@ -17,7 +17,7 @@ from kmirror.cli.report import FILE
 from kmirror.cli.run_log import LINE
 from kmirror.columns import Column, Type, object_of
 from kmirror.ops.check.findings import CHECK
-from kmirror.ops.evidence import DEED, EVIDENCE
+from kmirror.ops.evidence import EVIDENCE, VERB_RUN
 from kmirror.ops.failback.truncation_plan import PLAN
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS
 from kmirror.ops.results import ERROR, RESULT
@@ -109,9 +109,9 @@ DOCUMENTS = {
         JsonDocument(
             "report",
             "Written by `--report FILE` of commands that stop or reverse mirroring",
-            object_of((*DEED, *EVIDENCE, *FILE)),
+            object_of((*VERB_RUN, *EVIDENCE, *FILE)),
         ),
-        JsonDocument("verify-report", "Written by `verify --report FILE`", object_of((*DEED, *COMPARING, *FILE))),
+        JsonDocument("verify-report", "Written by `verify --report FILE`", object_of((*VERB_RUN, *COMPARING, *FILE))),
         JsonDocument(
             "run-log",
             "Each line that `run --log-format json` logs; operating.md says which lines have more keys",

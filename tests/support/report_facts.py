@@ -8,7 +8,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.results import Outcome
-from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import engine_health
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.stop.report import stopped_row
@@ -101,15 +101,15 @@ def report_facts(
     state = State.of([mirror_record(), *records, stopped, rebuilt, engine, end, progress])
     places = [TopicPartition(row.topic, row.partition) for row in rows]
     ends = {TopicPartition(row.topic, row.partition): row.destination_offset or 0 for row in rows}
-    here = ClusterLook(NOW, log_start_offset=dict.fromkeys(places, 0), log_end_offset=ends)
-    there = ClusterLook(
+    here = ClusterSnapshot(NOW, log_start_offset=dict.fromkeys(places, 0), log_end_offset=ends)
+    there = ClusterSnapshot(
         NOW,
         last_stable_offset=dict.fromkeys(places, 1200),
         high_watermark=dict.fromkeys(places, 1200),
         log_start_offset=dict.fromkeys(places, 0),
     )
     if source_trouble_text is not None:
-        there = ClusterLook(NOW, trouble=UnreachableError(source_trouble_text, None, Reason.SOURCE_UNREACHABLE))
+        there = ClusterSnapshot(NOW, trouble=UnreachableError(source_trouble_text, None, Reason.SOURCE_UNREACHABLE))
     record, all_topics = mirror_record(), state.topics("dr")
     shown = partition_rows(state, record, all_topics, here, there, NOW, engine_has_ended=False)
     return ReportFacts(

@@ -10,15 +10,26 @@ from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.records import Unknown, decode, encode
 from kmirror.state.rights_records import SHARED, RightsRecord
-from kmirror.sync.acls import Selves, Wanted, WritingAcls, enforcement, sync_plan, to_give, wanted_acls, writers_of
+from kmirror.sync.acls import (
+    OwnPrincipals,
+    Wanted,
+    WriteAcls,
+    enforcement,
+    grantable,
+    sync_plan,
+    wanted_acls,
+    writers_of,
+)
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids, producers_of
 from tests.support.acls import acls, denial
 
-KMIRROR = Selves(frozenset({"User:kmirror"}))
-SUPER = Selves(frozenset({"User:kmirror"}), is_super_user=True)
+KMIRROR = OwnPrincipals(frozenset({"User:kmirror"}))
+SUPER = OwnPrincipals(frozenset({"User:kmirror"}), is_super_user=True)
 
 
-def wanted(*source: AclBinding, topics: tuple[str, ...] = ("t", "t2"), own: Selves = KMIRROR) -> dict[str, Wanted]:
+def wanted(
+    *source: AclBinding, topics: tuple[str, ...] = ("t", "t2"), own: OwnPrincipals = KMIRROR
+) -> dict[str, Wanted]:
     """Decide for two topics and a group `g`, where groups whose names begin with g are mirrored."""
     return wanted_acls(source, topics, ["g"], lambda group: group.startswith("g"), own)
 
@@ -50,9 +61,9 @@ def wanted(*source: AclBinding, topics: tuple[str, ...] = ("t", "t2"), own: Selv
     ],
 )
 def test_whoever_may_write_is_denied_it(
-    present: list[AclBinding], own: Selves, denied: list[str], open_by: int
+    present: list[AclBinding], own: OwnPrincipals, denied: list[str], open_by: int
 ) -> None:
-    found = enforcement(WritingAcls(present), "t", own, [])
+    found = enforcement(WriteAcls(present), "t", own, [])
     assert found.denied == {denial("t", who) for who in denied}
     assert len(found.open_by) == open_by
 
@@ -60,9 +71,9 @@ def test_whoever_may_write_is_denied_it(
 def test_denials_that_kmirror_made_do_not_count_as_somebody_else_s() -> None:
     ours = denial("t", "app")
     present = [ours, *acls("topic", "t", "app", "WRITE")]
-    assert enforcement(WritingAcls(present), "t", KMIRROR, [ours]).denied == {ours}
-    assert enforcement(WritingAcls(present), "t", KMIRROR, []).denied == frozenset()
-    assert enforcement(WritingAcls([ours]), "t", KMIRROR, [ours]).denied == frozenset()
+    assert enforcement(WriteAcls(present), "t", KMIRROR, [ours]).denied == {ours}
+    assert enforcement(WriteAcls(present), "t", KMIRROR, []).denied == frozenset()
+    assert enforcement(WriteAcls([ours]), "t", KMIRROR, [ours]).denied == frozenset()
     assert writers_of([*present, *acls("topic", "t", "*", "WRITE")], ["t"]) == {"User:app"}
 
 
@@ -102,7 +113,7 @@ def test_kmirror_neither_shuts_itself_out_nor_takes_over_its_own_rights() -> Non
     found = wanted(*everybody, *itself, *other, *own_rights)
     assert found["t"] == Wanted(frozenset(other), frozenset([*everybody, *itself]))
     found = wanted(*everybody, *itself, *other, own=SUPER)
-    assert found["t"].held_back == frozenset()
+    assert found["t"].deferred == frozenset()
     on_group = acls("group", "g", "*", "READ", deny=True)
     assert wanted(*on_group)[SHARED] == Wanted(frozenset(), frozenset(on_group))
 
@@ -122,14 +133,14 @@ def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
 def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:
     prefix, group = acls("topic", "t", "app", "WRITE", prefixed=True), acls("group", "g", "*", "READ", deny=True)
     held = [*prefix, *group]
-    assert to_give(held, ["t1"], mirror_goes_on=True) == frozenset()
-    assert to_give(held, ["x"], mirror_goes_on=True) == set(prefix)
-    assert to_give(held, ["t1"], mirror_goes_on=False) == set(group)
-    assert to_give(held, [], mirror_goes_on=False) == set(held)
+    assert grantable(held, ["t1"], mirror_has_topics=True) == frozenset()
+    assert grantable(held, ["x"], mirror_has_topics=True) == set(prefix)
+    assert grantable(held, ["t1"], mirror_has_topics=False) == set(group)
+    assert grantable(held, [], mirror_has_topics=False) == set(held)
     power = acls("cluster", "kafka-cluster", "app", "ALTER")
-    assert to_give(power, ["another-mirrors"], mirror_goes_on=False) == frozenset()
-    assert to_give(power, [], mirror_goes_on=True) == frozenset()
-    assert to_give(power, [], mirror_goes_on=False) == set(power)
+    assert grantable(power, ["another-mirrors"], mirror_has_topics=False) == frozenset()
+    assert grantable(power, [], mirror_has_topics=True) == frozenset()
+    assert grantable(power, [], mirror_has_topics=False) == set(power)
 
 
 def txn(name: str, who: str, *operations: str, prefixed: bool = False, deny: bool = False) -> list[AclBinding]:

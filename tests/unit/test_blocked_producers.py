@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.errors import KmirrorError
-from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_told, blocked_topics
+from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.context import now_ms
 from kmirror.ops.stop.promote_readiness import Goal, Look, Missing, to_block, without_unblocked
@@ -62,11 +62,11 @@ def test_how_long_nobody_could_write_is_told_only_where_it_is_known() -> None:
         BlockedTopic("theirs", Denial.KEPT, None, 3_500),
     )
     assert [row.duration_ms for row in rows] == [2_500, None, 3_000, None, None]
-    kept, lifted, left = blocked_told(rows, "kafka-acls …")
+    kept, lifted, left = blocked_sentences(rows, "kafka-acls …")
     assert "took writes: at most 2.5 s where it is known, unknown for dead, theirs." in kept
     assert lifted == "producers may write to given at the source again"
     assert left.startswith("the source still refuses writes to left, since 1970-01-01T00:00:03Z: run the same command")
-    (only,) = blocked_told(rows[1:2], "kafka-acls …")
+    (only,) = blocked_sentences(rows[1:2], "kafka-acls …")
     assert "took writes: unknown." in only
 
 

@@ -178,10 +178,10 @@ def test_large_work_is_done_in_spark_and_small_work_here(monkeypatch: pytest.Mon
         assert bulk.where(SPARK_FROM_BYTES) is Where.SPARK
         assert (bulk.slots(Where.THREADS), bulk.slots(Where.SPARK)) == (4, 3)
         assert isinstance(bulk.runner(Where.THREADS), Threads)
-        assert bulk.told(Where.THREADS, 1) == "in 1 thread"
-        assert bulk.told(Where.THREADS, 99) == "in 4 threads"
-        assert bulk.told(Where.SPARK, 99) == "in 99 Spark tasks on local[3]"
-        assert (bulk.named(Where.THREADS), bulk.named(Where.SPARK)) == ("in threads", "on Spark (local[3])")
+        assert bulk.summary(Where.THREADS, 1) == "in 1 thread"
+        assert bulk.summary(Where.THREADS, 99) == "in 4 threads"
+        assert bulk.summary(Where.SPARK, 99) == "in 99 Spark tasks on local[3]"
+        assert (bulk.place(Where.THREADS), bulk.place(Where.SPARK)) == ("in threads", "on Spark (local[3])")
         monkeypatch.setenv("JAVA_HOME", "/nonexistent")
         assert bulk.where(SPARK_FROM_BYTES) is Where.THREADS
     # the machines of a cluster have a Java of their own, and this one needs it to reach them: that is an error

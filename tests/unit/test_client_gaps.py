@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.acl_binding import Operation, PatternType, ResourceType
 from kmirror.cluster.protocol.quota import Quota
-from kmirror.ops.client_gaps import ClientGaps, gaps_told, grant_command
+from kmirror.ops.client_gaps import ClientGaps, gap_sentences, grant_command
 from kmirror.ops.results import VerbResult
 from kmirror.sync.client_rights import LackingRight
 
@@ -19,9 +19,9 @@ IDS = LackingRight(
 
 def test_nothing_that_is_missing_and_nothing_that_is_known_are_told_apart() -> None:
     none = ClientGaps(found_ms=AT, rights=(), rights_as_of_ms=AT, quotas=(), scram_users=())
-    assert list(gaps_told(none)) == []
+    assert list(gap_sentences(none)) == []
     document = ClientGaps(found_ms=AT, unknown=("why",), warned=("why",)).to_json()
-    assert list(gaps_told(ClientGaps(found_ms=AT, unknown=("why", "not asked for"), warned=("why",)))) == ["why"]
+    assert list(gap_sentences(ClientGaps(found_ms=AT, unknown=("why", "not asked for"), warned=("why",)))) == ["why"]
     unknown = ("rights", "rightsAsOf", "quotas", "quotasAsOf", "scramUsers", "scramUsersAsOf")
     assert document == dict.fromkeys(unknown) | {"deferred": [], "unknown": ["why"]}
     assert none.to_json()["rights"] == []
@@ -41,14 +41,16 @@ def test_people_are_told_once_of_those_that_lack_the_same_and_from_when_it_is() 
         commands=("one", "two", "three"),
     )
     since = "granted at the source as of 2001-09-09T01:44:40Z, 2m ago; `--json` has commands that grant it"
-    assert list(gaps_told(gaps)) == [
+    assert list(gap_sentences(gaps)) == [
         f"User:a, User:b lack WRITE on 2 topics here (orders, pay), {since}",
         f"User:a b from 10.0.0.1 lacks WRITE on 1 transactional id prefix here (app-), {since}",
         "1 quota of the source is missing or different here (producer_byte_rate=1000 for user a)",
         "7 SCRAM users of the source cannot log in here (u0, u1, u2, u3, u4 and 2 more); create them here",
     ]
     live = replace(gaps, rights=(WRITE,), commands=("one",), rights_as_of_ms=AT)
-    assert next(gaps_told(live)).endswith("(orders, pay), granted at the source; `--json` has commands that grant it")
+    assert next(gap_sentences(live)).endswith(
+        "(orders, pay), granted at the source; `--json` has commands that grant it"
+    )
     document = gaps.to_json()
     assert document["rights"][2] == {
         "principal": "User:a b",
@@ -61,7 +63,7 @@ def test_people_are_told_once_of_those_that_lack_the_same_and_from_when_it_is() 
     }
     assert document["quotas"] == [{"user": "a", "clientId": None, "key": "producer_byte_rate", "value": 1000}]
     result = VerbResult.of("failover", "m", [], clients=gaps, warnings=["first"])
-    assert result.warnings == ("first", *gaps_told(gaps))
+    assert result.warnings == ("first", *gap_sentences(gaps))
     assert result.to_json()["clients"] == document
 
 

@@ -8,7 +8,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.settings.table import Settings, parse_settings
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
-from kmirror.sync.discovery import is_deleted, newcomers
+from kmirror.sync.discovery import is_deleted, new_source_topics
 
 ALL = parse_settings({"topics.include": ".*"})
 
@@ -24,12 +24,12 @@ def known(source_topic: str, desired: DesiredState = DesiredState.ACTIVE, pendin
 def test_what_the_filters_take_and_nobody_mirrors_yet_is_new() -> None:
     settings = parse_settings({"topics.include": "orders.*,pay", "topics.exclude": "orders-x"})
     topics = found("orders-1", "orders-2", "orders-x", "pay", "payments")
-    assert newcomers(settings, topics, [known("orders-2")]).topics == ("orders-1", "pay")
+    assert new_source_topics(settings, topics, [known("orders-2")]).topics == ("orders-1", "pay")
 
 
 @pytest.mark.parametrize("desired", list(DesiredState))
 def test_a_topic_that_was_mirrored_once_is_not_new_whatever_became_of_it(desired: DesiredState) -> None:
-    assert newcomers(ALL, found("t"), [known("t", desired)]).topics == ()
+    assert new_source_topics(ALL, found("t"), [known("t", desired)]).topics == ()
 
 
 def test_internal_topics_archives_and_kmirrors_own_are_never_taken() -> None:
@@ -37,20 +37,20 @@ def test_internal_topics_archives_and_kmirrors_own_are_never_taken() -> None:
         **found("__consumer_offsets", internal=True),
         **found("__kmirror_state", "__kmirror_events", "orders.kmirror-archive.1", "_schemas"),
     }
-    assert newcomers(ALL, topics, []).topics == ("_schemas",)
+    assert new_source_topics(ALL, topics, []).topics == ("_schemas",)
 
 
 def test_a_topic_that_may_not_be_seen_is_told_of() -> None:
     settings = parse_settings({"topics.include": "secret"})
     hidden = found("secret", "other", error=Code.TOPIC_AUTHORIZATION_FAILED)
-    assert newcomers(settings, hidden, []).hidden == ("secret",)
+    assert new_source_topics(settings, hidden, []).hidden == ("secret",)
     gone = found("secret", error=Code.UNKNOWN_TOPIC_OR_PARTITION)
-    assert newcomers(settings, gone, []).hidden == newcomers(settings, gone, []).topics == ()
+    assert new_source_topics(settings, gone, []).hidden == new_source_topics(settings, gone, []).topics == ()
 
 
 def test_without_filters_nothing_is_discovered() -> None:
     assert not Settings().discovers
-    assert newcomers(Settings(), found("t"), []).topics == ()
+    assert new_source_topics(Settings(), found("t"), []).topics == ()
 
 
 def test_only_a_topic_that_is_wanted_and_whose_name_is_free_begins_anew() -> None:

@@ -18,10 +18,10 @@ from kmirror.sync.groups import (
     GroupView,
     MirroredTopics,
     clamped,
-    in_question,
+    differing_partitions,
     plan_group,
     recorded,
-    without_others,
+    restricted,
 )
 
 AT = TopicPartition("orders", 0)
@@ -85,9 +85,9 @@ def test_metadata_is_left_alone_while_the_group_has_members() -> None:
 
 
 def test_what_is_equal_needs_no_look_at_the_log() -> None:
-    assert in_question(source(40), here(40), TOPICS) == set()
-    assert in_question(source(40), here(39), TOPICS) == {PLACE}
-    assert in_question(source(40), NOBODY, TOPICS) == {PLACE}
+    assert differing_partitions(source(40), here(40), TOPICS) == set()
+    assert differing_partitions(source(40), here(39), TOPICS) == {PLACE}
+    assert differing_partitions(source(40), NOBODY, TOPICS) == {PLACE}
     planned = plan(source(40), here(40), bounds=None)
     assert (planned.changes, planned.skipped) == ((), None)
 
@@ -130,7 +130,9 @@ def test_partitions_that_wait_are_left_alone_for_now(key: str | TopicPartition) 
     planned = plan(source(50), topics=MirroredTopics(TOPICS.names, {key: GroupReason.NOT_ALIGNED}))
     assert [row.reason for row in planned.rows] == [GroupReason.NOT_ALIGNED]
     assert planned.skipped is None, "it passes by itself"
-    assert in_question(source(50), NOBODY, MirroredTopics(TOPICS.names, {key: GroupReason.NOT_ALIGNED})) == set()
+    assert (
+        differing_partitions(source(50), NOBODY, MirroredTopics(TOPICS.names, {key: GroupReason.NOT_ALIGNED})) == set()
+    )
 
 
 def test_an_unknown_log_is_waited_for() -> None:
@@ -183,9 +185,9 @@ def test_nothing_is_written_when_nothing_is_new() -> None:
 
 def test_topics_that_were_stopped_meanwhile_are_left_out() -> None:
     planned = plan(source(50))
-    assert without_others(planned, TOPICS) == planned
-    assert without_others(planned, MirroredTopics({})).rows == ()
-    paused = without_others(planned, MirroredTopics(TOPICS.names, {"eu.orders": GroupReason.PAUSED_BY_OPERATOR}))
+    assert restricted(planned, TOPICS) == planned
+    assert restricted(planned, MirroredTopics({})).rows == ()
+    paused = restricted(planned, MirroredTopics(TOPICS.names, {"eu.orders": GroupReason.PAUSED_BY_OPERATOR}))
     assert paused.changes == ()
 
 

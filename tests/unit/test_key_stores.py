@@ -170,7 +170,7 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     named = {"ssl.keystore.location": str(store), "ssl.keystore.password": f"${{dir:{tmp_path}:password}}"}
     config = pickle.loads(pickle.dumps(configured(trust("trust.p12"), named)))
     state = StateStore(config)
-    before, consumer = state.config, state._consuming("t")
+    before, consumer = state.config, state._consumer("t")
     assert (handshake(config, client_auth=True), state.config) == ("client", before)
 
     write(store, Path("server.p12").read_bytes())
@@ -179,7 +179,7 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     )
     write(password, b"another-password")
     assert handshake(config, client_auth=True) == "broker"
-    assert state._consuming("t") is not consumer
+    assert state._consumer("t") is not consumer
     assert state.config["ssl.certificate.pem"] == config.as_files_are().certificate_pem != config.certificate_pem
     for content in (b"", Path("half.p12").read_bytes()):
         write(store, content)
@@ -195,7 +195,7 @@ def test_consumers_are_kept_while_the_login_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"x.{claims}.x")
     config = replace(configured(trust("trust.p12")), security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
     state = StateStore(replace(config, tokens=TokenFile(str(tmp_path / "token"))))
-    assert state._consuming("t") is state._consuming("t")
+    assert state._consumer("t") is state._consumer("t")
     state.close()
 
 

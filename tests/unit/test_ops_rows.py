@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.results import Outcome
-from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS, PartitionRow, TopicState
 from kmirror.ops.show.wait import Condition, judge
@@ -71,8 +71,8 @@ def topic(name: str, error: int = 0, topic_id: bytes | None = None) -> TopicMeta
     return TopicMetadata(name, error, topic_id or IDS.get(name, bytes(16)), False, found)
 
 
-HERE = ClusterLook(NOW, {"a.orders": topic("a.orders")}, log_start_offset={P0: 3}, log_end_offset={P0: 90})
-THERE = ClusterLook(
+HERE = ClusterSnapshot(NOW, {"a.orders": topic("a.orders")}, log_start_offset={P0: 3}, log_end_offset={P0: 90})
+THERE = ClusterSnapshot(
     NOW,
     {"orders": topic("orders")},
     log_start_offset={TopicPartition("orders", 0): 2},
@@ -81,8 +81,8 @@ THERE = ClusterLook(
 )
 
 
-def down(error: KmirrorError) -> ClusterLook:
-    return ClusterLook(NOW, trouble=error)
+def down(error: KmirrorError) -> ClusterSnapshot:
+    return ClusterSnapshot(NOW, trouble=error)
 
 
 SILENT = down(UnreachableError("the source: no answer", None, Reason.SOURCE_UNREACHABLE))
@@ -98,7 +98,7 @@ def progress(state: PartitionState = PartitionState.MIRRORING, at: int = NOW - 1
 
 
 def row(
-    *records: Record, here: ClusterLook = HERE, there: ClusterLook | None = THERE, topic: TopicRecord = TOPIC
+    *records: Record, here: ClusterSnapshot = HERE, there: ClusterSnapshot | None = THERE, topic: TopicRecord = TOPIC
 ) -> PartitionRow:
     (found,) = partition_rows(State.of([MIRROR, topic, *records]), MIRROR, [topic], here, there, NOW)
     return found
@@ -187,7 +187,7 @@ ELSEWHERE = down(UnreachableError("x", None, Reason.SECRET_UNRESOLVED))
 
 
 @pytest.mark.parametrize("there", [THERE, SILENT, ELSEWHERE], ids=["answers here", "silent here", "not asked here"])
-def test_a_link_that_refuses_the_engine_is_failed_whatever_a_look_from_here_finds(there: ClusterLook) -> None:
+def test_a_link_that_refuses_the_engine_is_failed_whatever_a_look_from_here_finds(there: ClusterSnapshot) -> None:
     refused = progress(reason=Reason.AUTHENTICATION_FAILED, message=TOLD)
     found = row(ENGINE, refused, there=there)
     assert (found.state, found.topic_state) == (PartitionState.MIRRORING, TopicState.LINK_FAILED)
@@ -392,7 +392,7 @@ def test_a_waiting_promote_shows_before_pause_and_source() -> None:
 
 def test_an_add_that_was_interrupted_says_how_to_finish_it() -> None:
     claim = replace(TOPIC, pending_operation=PENDING_ADD, destination_topic_id=None)
-    found = row(ENGINE, topic=claim, here=ClusterLook(NOW, {"a.orders": topic("a.orders", 3)}))
+    found = row(ENGINE, topic=claim, here=ClusterSnapshot(NOW, {"a.orders": topic("a.orders", 3)}))
     assert found.destination_offset is None
     assert found.topic_state is TopicState.PENDING_MIRROR
     assert "run the same command again to finish" in (found.error_message or "")
@@ -409,7 +409,7 @@ def test_a_mirror_topic_that_was_deleted_is_failed_whatever_bears_its_name(now_t
 
 
 def test_a_mirror_topic_we_may_not_see_is_not_called_deleted() -> None:
-    hidden = ClusterLook(NOW, {"a.orders": topic("a.orders", Code.TOPIC_AUTHORIZATION_FAILED)})
+    hidden = ClusterSnapshot(NOW, {"a.orders": topic("a.orders", Code.TOPIC_AUTHORIZATION_FAILED)})
     assert row(ENGINE, progress(), here=hidden).state is PartitionState.MIRRORING
 
 
@@ -424,7 +424,7 @@ def test_a_mirror_topic_we_may_not_see_is_not_called_deleted() -> None:
 def test_trouble_with_one_source_topic_is_a_reason_before_it_is_a_failure(
     now_there: TopicMetadata, reason: Reason
 ) -> None:
-    found = row(ENGINE, progress(), there=ClusterLook(NOW, {"orders": now_there}))
+    found = row(ENGINE, progress(), there=ClusterSnapshot(NOW, {"orders": now_there}))
     assert (found.state, found.reason) == (PartitionState.MIRRORING, reason)
     assert found.error_message
 

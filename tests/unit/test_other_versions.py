@@ -14,7 +14,7 @@ from kmirror.engine.control.partitions import MirrorPartitions
 from kmirror.engine.control.state_feed import Replica
 from kmirror.engine.control.topics import MirrorTopics
 from kmirror.errors import Reason, UsageError
-from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import SourceTrouble, mirror_row, partition_rows
 from kmirror.ops.show.tables import PARTITIONS, PartitionRow, TopicState
 from kmirror.settings.table import stored_settings, unknown_settings
@@ -41,7 +41,7 @@ STORED = [(one["key"].encode(), one["value"].encode()) for one in OLDER if one["
 EVENTS = [(one["key"].encode(), one["value"].encode()) for one in OLDER if one["topic"] == "__kmirror_events"]
 
 NOW = 1_795_423_905_000
-LOOK = ClusterLook(NOW)
+LOOK = ClusterSnapshot(NOW)
 
 
 def older() -> list[Record]:

@@ -7,7 +7,7 @@ import pytest
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
 from kmirror.state.records import decode, encode
-from kmirror.sync.quotas import quota_plan, taken_over
+from kmirror.sync.quotas import copied_quotas, quota_plan
 from tests.support.acls import acls
 
 
@@ -24,7 +24,7 @@ def test_quotas_by_name_are_taken_over_and_neither_defaults_nor_our_own() -> Non
         quota(user="kmirror"),
         Quota((("client-id", "kmirror"),), "producer_byte_rate", 1),
     ]
-    assert taken_over([quota(), both, *others], lambda kind, name: name == "kmirror") == {quota(), both}
+    assert copied_quotas([quota(), both, *others], lambda kind, name: name == "kmirror") == {quota(), both}
     assert str(both) == "request_percentage=12.5 for client-id web and user app"
     assert str(quota(user="")) == "producer_byte_rate=1000 for user <default>"
 

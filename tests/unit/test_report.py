@@ -11,7 +11,7 @@ from kmirror.ops.report.charts import Health, Span, line, spans_of, strip
 from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.report.html import Html, join, tag
 from kmirror.ops.report.page import GENERATOR, page
-from kmirror.ops.report.story import losses_of, period_of, summary, topics_of
+from kmirror.ops.report.summary import losses_of, period_of, summary, topics_of
 from kmirror.ops.show.engine_health import engine_health
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 from tests.support.report_facts import HOUR, MINUTE, NOW, history, report_facts
@@ -110,7 +110,7 @@ def test_somebody_who_was_not_there_reads_what_happened() -> None:
         "1 partition is FAILED and not copied: SOURCE_DIVERGED (1); shop.orders-0000-0.",
         "the destination lacked 160 offsets.",
         "for 2h9m partitions were FAILED or nothing was copied",
-        "of 1h nothing is known: no engine noted anything",
+        "of 1h nothing is known: no engine recorded anything",
         "The largest lag seen was 2,400,000 offsets",
         "20 records known lost",
         "RPO: 3.5 s",
@@ -139,7 +139,7 @@ def test_a_source_that_is_down_leaves_no_lag_but_the_last_known_one() -> None:
 
 def test_nothing_that_is_remembered_is_no_quiet_time() -> None:
     facts = replace(report_facts(), history=())
-    assert "Nothing is remembered of the last 48 hours" in told(facts)
+    assert "There is no history of the last 48 hours" in told(facts)
     old = [(time_ms - 72 * HOUR, point) for time_ms, point in history()]
     assert period_of(replace(facts, history=tuple(old))) is None
     assert StrictHtml(page(facts)).count("svg") == 0

@@ -113,7 +113,7 @@ def test_reports_are_taken_into_a_state_as_if_it_was_read_anew() -> None:
         replace(page, page=1),
         engine,
     ]
-    after = state.reported(news)
+    after = state.with_reports(news)
     before, stored = State.of(stored.values()), {**stored, **{record.key: record for record in news}}
     assert after == State.of(stored.values())
     assert state == before, "the one before stays as it was"

@@ -14,7 +14,7 @@ from kmirror.cli.table_view import TableView
 from kmirror.cli.top_view import TopView
 from kmirror.errors import Reason
 from kmirror.ops.show.tables import PARTITIONS, MirrorRow, PartitionRow, TopicState
-from kmirror.ops.show.topics import Picture, shown_state, topic_rows
+from kmirror.ops.show.topics import Overview, shown_state, topic_rows
 from kmirror.ops.show.totals import totals
 from kmirror.state.records import PartitionState
 from tests.unit.test_ops_speed import DONE, LACKING, STOPPED
@@ -41,8 +41,8 @@ FAILED = replace(
 ROWS = (LACKING, replace(LACKING, partition=1), replace(DONE, topic="a.done", bytes_per_second=5_000_000), FAILED)
 
 
-def picture(*rows: PartitionRow, mirrors: Sequence[MirrorRow] = (M,)) -> Picture:
-    return Picture(tuple(mirrors), tuple(topic_rows(rows)), totals(rows))
+def picture(*rows: PartitionRow, mirrors: Sequence[MirrorRow] = (M,)) -> Overview:
+    return Overview(tuple(mirrors), tuple(topic_rows(rows)), totals(rows))
 
 
 def texts(lines: Sequence[Line]) -> list[str]:
@@ -50,7 +50,7 @@ def texts(lines: Sequence[Line]) -> list[str]:
 
 
 def shown(
-    seen: Sight[Picture], *keys: str, at: float = 101.0, width: int = 80, height: int = 14, view: TopView | None = None
+    seen: Sight[Overview], *keys: str, at: float = 101.0, width: int = 80, height: int = 14, view: TopView | None = None
 ) -> list[str]:
     view = view or TopView("b:9092")
     for key in keys:
@@ -133,7 +133,7 @@ def test_old_numbers_are_never_shown_as_new() -> None:
 
 def test_before_the_first_look_comes_back_there_are_no_numbers() -> None:
     assert shown(Sight(), height=4) == ["kmirror top  b:9092", "looking …", "", "q quit"]
-    failing: Sight[Picture] = Sight(trouble="refused", failing_since=99.0)
+    failing: Sight[Overview] = Sight(trouble="refused", failing_since=99.0)
     assert shown(failing, height=5)[1:3] == ["no answer for 2s: refused", "looking …"]
 
 
@@ -190,7 +190,7 @@ def test_a_topic_says_first_why_it_failed() -> None:
 
 
 def test_what_cannot_be_read_is_told() -> None:
-    unread = replace(picture(*ROWS), unread=("the record x cannot be read", "another"))
+    unread = replace(picture(*ROWS), unreadable=("the record x cannot be read", "another"))
     assert shown(Sight(unread, 100.0))[1] == "not complete: the record x cannot be read, and 1 more"
 
 

@@ -11,13 +11,13 @@ from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.sync.topic_settings import (
-    HELD_BACK,
+    MIRROR_VALUES,
     ComparedSetting,
     SettingState,
     as_first_source,
     compare_settings,
-    holds_all_back,
-    holds_back,
+    has_a_mirror_value,
+    has_all_mirror_values,
     knows_no_first_source,
     settings_at_stop,
     settings_for,
@@ -44,7 +44,7 @@ SOURCE = {
     "local.retention.ms": TopicSetting("1", True),
     "some.day.invented": TopicSetting("1", True),
 }
-KNOWN = set(HELD_BACK) - {"message.timestamp.difference.max.ms"} | set(SOURCE) - {"some.day.invented"}
+KNOWN = set(MIRROR_VALUES) - {"message.timestamp.difference.max.ms"} | set(SOURCE) - {"some.day.invented"}
 
 
 def test_what_matters_is_set_though_the_source_leaves_it_to_its_brokers() -> None:
@@ -67,7 +67,7 @@ def test_what_belongs_to_a_cluster_is_never_taken_over() -> None:
 
 def test_what_would_change_or_delete_the_copy_is_held_back_until_the_stop() -> None:
     plan = settings_for(SOURCE, KNOWN)
-    assert {key: plan.now[key] for key in HELD_BACK if key in plan.now} == {
+    assert {key: plan.now[key] for key in MIRROR_VALUES if key in plan.now} == {
         "compression.type": "producer",
         "max.message.bytes": "2147483647",
         "message.timestamp.type": "CreateTime",
@@ -258,7 +258,7 @@ def test_the_stop_removes_only_what_kmirror_set_and_the_source_leaves_to_its_bro
 
 def test_along_a_chain_each_mirror_defers_what_the_first_source_has() -> None:
     first, present = as_made(SOURCE)
-    assert holds_all_back(present)
+    assert has_all_mirror_values(present)
     seen = as_first_source(present, first)
     second, third_source = as_made(seen)
     assert (second.deferred, second.inherited) == (first.deferred, first.inherited)
@@ -273,9 +273,9 @@ def test_who_cannot_see_behind_a_mirror_topic_knows_that() -> None:
     blind, _ = as_made(present)
     assert knows_no_first_source(blind)
     # one value that only some topics have proves nothing
-    assert holds_back({"retention.ms": overridden("-1")})
-    assert not holds_all_back({**present, "retention.ms": overridden("5")})
-    assert not holds_back(SOURCE)
+    assert has_a_mirror_value({"retention.ms": overridden("-1")})
+    assert not has_all_mirror_values({**present, "retention.ms": overridden("5")})
+    assert not has_a_mirror_value(SOURCE)
 
 
 # -- describe -------------------------------------------------------------------------------------------------------

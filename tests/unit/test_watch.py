@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmirror.errors import Reason, UnreachableError
-from kmirror.state.client import Watch
+from kmirror.state.client import ErrorWatch
 
 REFUSED = "sasl_ssl://b:1/1: SASL authentication error: Authentication failed during authentication (after 5ms)"
 NO_TOKEN = (
@@ -20,12 +20,12 @@ BROKEN_OFF = (
 
 
 def is_hopeless(told: str, *, reached: bool) -> bool:
-    watch = Watch()
+    watch = ErrorWatch()
     watch.reached = reached
-    watch.heard(KafkaError(KafkaError._AUTHENTICATION, told))
-    if watch._may_pass(told):
+    watch.on_error(KafkaError(KafkaError._AUTHENTICATION, told))
+    if watch._is_transient(told):
         watch.raise_if_hopeless()
-        assert told in watch.silence("reading").message
+        assert told in watch.no_answer("reading").message
         return False
     with pytest.raises(UnreachableError) as caught:
         watch.raise_if_hopeless()

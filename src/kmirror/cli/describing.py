@@ -64,7 +64,7 @@ def describe_verb(
     if failed + stopped + wide + groups + settings > 1:
         raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
     from kmirror.ops.show.cluster_view import Prober
-    from kmirror.ops.show.describe import describe, unread
+    from kmirror.ops.show.describe import describe, unreadable_notes
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
     from kmirror.ops.show.tables import (
@@ -87,7 +87,7 @@ def describe_verb(
             rows = [row for row in rows if row.state == "STOPPED"]
         if pending_stopped_only:
             rows = [row for row in rows if row.topic_state == "PENDING_STOPPED"]
-        return rows, unread(destination, mirror)
+        return rows, unreadable_notes(destination, mirror)
 
     tables = (
         (groups, GROUPS),

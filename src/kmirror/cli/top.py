@@ -10,7 +10,7 @@ from kmirror.cli.options import Call, mirror_option, verb
 
 if TYPE_CHECKING:
     from kmirror.ops.context import Destination
-    from kmirror.ops.show.topics import Picture
+    from kmirror.ops.show.topics import Overview
 
 
 @verb(
@@ -38,9 +38,9 @@ def top_verb(call: Call, mirror: str | None) -> int:
 
 
 @contextmanager
-def _looking(destination: Destination, mirror: str | None) -> Iterator[Callable[[], Picture]]:
+def _looking(destination: Destination, mirror: str | None) -> Iterator[Callable[[], Overview]]:
     from kmirror.ops.show.cluster_view import Prober
-    from kmirror.ops.show.top import look
+    from kmirror.ops.show.top import read_overview
 
     with destination, Prober(destination) as prober:
-        yield lambda: look(destination, prober, mirror)
+        yield lambda: read_overview(destination, prober, mirror)

@@ -11,7 +11,7 @@ from kmirror.cli.sight import Sight, ago, faded, on_whole_terminal, title_lines,
 from kmirror.cli.tables import style_of
 from kmirror.errors import NOT_COPYING
 from kmirror.ops.show.tables import MirrorRow, TopicState, shown_duration, shown_rate
-from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, Picture, TopicRow, shown_state
+from kmirror.ops.show.topics import TOPICS, TOPICS_OF_MIRRORS, Overview, TopicRow, shown_state
 from kmirror.words import UNKNOWN, counted
 
 #: Mirrors leave the most of the terminal to topics.
@@ -70,13 +70,13 @@ class TopView:
         else:
             self._filter += key
 
-    def lines(self, sight: Sight[Picture], at: float, width: int, height: int) -> list[Line]:
+    def lines(self, sight: Sight[Overview], at: float, width: int, height: int) -> list[Line]:
         """Return what a terminal of this size shows."""
         title = title_lines(f"kmirror top  {self._cluster}", sight, at, width)
         picture = sight.picture
         if picture is None:
             return on_whole_terminal([*title, [("looking …", "")]], [("q quit", "dim")], height)
-        title += unread_lines(picture.unread, width)
+        title += unread_lines(picture.unreadable, width)
         sums = [
             *_sums(picture),
             *_mirrors(picture.mirrors, at - (sight.seen_at or at), max(1, height // _MIRRORS_SHARE)),
@@ -97,7 +97,7 @@ class TopView:
         return [(f"q quit  s sort: {_ORDERS[self._order][0]}{chosen}   {_of(shown, found, topics)}", "dim")]
 
 
-def _sums(picture: Picture) -> Iterator[Line]:
+def _sums(picture: Overview) -> Iterator[Line]:
     sums = picture.totals
     states = Counter(str(topic.code) for topic in picture.topics)
     partitions = counted(sum(topic.partitions for topic in picture.topics), "partition")

@@ -38,13 +38,13 @@ _MOST_UNREADABLE = 3
     ),
 )
 def list_verb(call: Call) -> int:
-    from kmirror.ops.show.describe import unread
+    from kmirror.ops.show.describe import unreadable_notes
     from kmirror.ops.show.listing import list_mirrors
     from kmirror.ops.show.tables import KAFKA_MIRRORS, MIRRORS
 
     with call.destination() as destination:
         rows = list_mirrors(destination)
-        unreadable = unread(destination)
+        unreadable = unreadable_notes(destination)
         remember_names(destination)
     call.output.rows(KAFKA_MIRRORS if call.kafka_columns else MIRRORS, rows)
     return exit_code(call, unreadable)
@@ -92,9 +92,9 @@ def wait_verb(
 ) -> int:
     from kmirror.ops.show.wait import Condition, wait
 
-    with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_look:
+    with call.destination() as destination, call.output.waiting(f"waiting for {mirror} to be {condition}") as on_check:
         done = wait(
-            destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_look=on_look
+            destination, mirror, Condition(condition), timeout_ms, topics=topics, groups=groups, on_check=on_check
         )
     call.output.result(done)
     return done.exit_code

@@ -1,6 +1,6 @@
-"""What became of topics whose producers were denied WRITE at the source while they moved. Pure.
+"""Report on topics whose producers were denied WRITE at the source while they moved. Pure.
 
-The time from the first write that may have been refused to the first that is taken again is what a move costs.
+A move costs the time from the first write that may have been refused to the first one that is accepted again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_NAMES = 10
 
 
 class Denial(StrEnum):
-    """Name what became of the denial at the source."""
+    """What became of the denial at the source."""
 
     KEPT = "KEPT"
     LIFTED = "LIFTED"
@@ -25,10 +25,10 @@ class Denial(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockedTopic:
-    """Say how long nobody could write to a topic, at the source or at the destination; times in epoch milliseconds.
+    """How long neither source nor destination accepted writes to a topic; times in epoch milliseconds.
 
-    `since_ms` is right before the denial was asked for: no write was refused earlier; None where another client had
-    denied it before. `until_ms`: when writes were taken again, None where that is not so, or not known.
+    `since_ms` is just before the denial was requested: no write was refused earlier; None if another client had already
+    denied it. `until_ms`: when writes were accepted again, None if not yet, or unknown.
     """
 
     topic: str
@@ -38,7 +38,7 @@ class BlockedTopic:
 
     @property
     def duration_ms(self) -> int | None:
-        """The longest time that a write may have been refused; None where that is not known or not over."""
+        """The longest time for which writes may have been refused; None if unknown or not over."""
         if self.since_ms is None or self.until_ms is None:
             return None
         return max(0, self.until_ms - self.since_ms)
@@ -83,7 +83,7 @@ def blocked_topics(
     writable_ms: Mapping[str, int],
     cut_off: Collection[str],
 ) -> tuple[BlockedTopic, ...]:
-    """Return a row for each topic in `since_ms`; `cut_off` are those that are stopped, or whose stop has begun."""
+    """Return a row for each topic in `since_ms`; `cut_off` are those that are stopped, or being stopped."""
     rows = []
     for topic, since in sorted(since_ms.items()):
         if topic in lifted_ms:
@@ -94,33 +94,33 @@ def blocked_topics(
     return tuple(rows)
 
 
-def blocked_told(rows: Iterable[BlockedTopic], lines: str) -> list[str]:
+def blocked_sentences(rows: Iterable[BlockedTopic], lines: str) -> list[str]:
     """Return sentences for people; `lines` are the commands that let producers write to the source again."""
     by_denial: dict[Denial, list[BlockedTopic]] = {}
     for row in rows:
         by_denial.setdefault(row.denial, []).append(row)
-    told = []
+    sentences = []
     if kept := by_denial.get(Denial.KEPT):
         durations = [row.duration_ms for row in kept]
         known = [one for one in durations if one is not None]
         longest = f"at most {max(known) / 1000:.1f} s" if known else "unknown"
         if known and len(known) < len(kept):
             longest += f" where it is known, unknown for {_named([r.topic for r in kept if r.duration_ms is None])}"
-        told.append(
+        sentences.append(
             f"producers were blocked on {_named([row.topic for row in kept])}; from the first refused write until the "
-            f"destination took writes: {longest}. The source goes on refusing writes until `kmirror failback` or "
+            f"destination took writes: {longest}. The source keeps refusing writes until `kmirror failback` or "
             f"`kmirror switchover` makes it the mirror of this cluster, or an administrator runs:\n{lines}"
         )
     if lifted := by_denial.get(Denial.LIFTED):
-        told.append(f"producers may write to {_named([row.topic for row in lifted])} at the source again")
+        sentences.append(f"producers may write to {_named([row.topic for row in lifted])} at the source again")
     if left := by_denial.get(Denial.LEFT):
         since = min((row.since_ms for row in left if row.since_ms is not None), default=None)
-        told.append(
+        sentences.append(
             f"the source still refuses writes to {_named([row.topic for row in left])}"
             f"{'' if since is None else f', since {at_time(since)}'}: run the same command again, or have an "
             f"administrator run:\n{lines}"
         )
-    return told
+    return sentences
 
 
 def _named(topics: Collection[str]) -> str:

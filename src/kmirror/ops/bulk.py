@@ -1,6 +1,6 @@
-"""Where the bulk work of a verb is done: in threads here where it is small, else on the Spark of `--master`.
+"""Where the bulk work of a verb runs: in threads of this process if it is small, else on the Spark of `--master`.
 
-Spark takes three seconds and more to start. It is started when it is first needed, and once for all work of a verb.
+Spark takes at least three seconds to start. It is started when first needed, once for all work of a verb.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kmirror.engine.spark.application import SparkRuntime
     from kmirror.engine.spark.conf import SparkOptions
 
-#: From so many bytes on Spark is worth its start: threads read as much in about the same time.
+#: From this many bytes on, Spark is worth its start-up time, in which threads read about as much.
 SPARK_FROM_BYTES = 256 << 20
 _PRELOADED = (
     "kmirror.engine.archive.archiving",
@@ -36,7 +36,7 @@ _PRELOADED = (
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """What a verb was told of Spark: `--master` and `--spark-conf`; `log_file` None is one in the user's cache."""
+    """The Spark options of a verb: `--master` and `--spark-conf`; `log_file` None is one in the user's cache."""
 
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -44,20 +44,20 @@ class SparkChoice:
 
 
 class Bulk:
-    """Decide where bulk work of one verb is done, and give it runners; use it as a context manager."""
+    """Decide where bulk work of one verb runs, and create its runners; use it as a context manager."""
 
     def __init__(self, choice: SparkChoice, verb: str, mirror: str, lanes: int | None, watch: Watch) -> None:
         self._choice = choice
         self._verb = verb
         self._mirror = mirror
-        #: How many tasks run at once on a cluster.
+        #: Concurrent tasks on a Spark cluster.
         self._lanes = lanes
         self._watch = watch
         self._resources = ExitStack()
         self._runtime: SparkRuntime | None = None
 
     def __enter__(self) -> Self:
-        """Check what was chosen. Raises UsageError, RefusedError."""
+        """Check the Spark options. Raises UsageError, RefusedError."""
         from kmirror.engine.spark.conf import check
 
         check(self._spark_options(Path(os.devnull)), os.environ)
@@ -74,17 +74,17 @@ class Bulk:
         return self._choice.master
 
     def where(self, size_in_bytes: float) -> Where:
-        """Decide where so much work is done; without Java, what this machine's Spark would do is done in threads."""
+        """Decide where work on this many bytes runs; without Java on this machine, threads replace local Spark."""
         if size_in_bytes < SPARK_FROM_BYTES or (self._runtime is None and self._lacks_java()):
             return Where.THREADS
         return Where.SPARK
 
     def slots(self, where: Where) -> int:
-        """Return how many tasks run at once there."""
+        """Return the number of concurrent tasks there."""
         return THREADS if where is Where.THREADS else slots_of(self._choice.master, self._lanes)
 
     def runner(self, where: Where) -> Runner:
-        """Return what runs tasks there; the first one in Spark starts it.
+        """Return a runner of tasks there; the first one for Spark starts it.
 
         Raises:
             RefusedError, UnreachableError, TimedOutError: Spark does not start.
@@ -100,14 +100,14 @@ class Bulk:
                 self._runtime = self._resources.enter_context(SparkRuntime(options))
         return SparkTasks(self._runtime)
 
-    def told(self, where: Where, tasks: int) -> str:
-        """Say where work was done."""
+    def summary(self, where: Where, tasks: int) -> str:
+        """Return where work ran, for people."""
         if where is Where.THREADS:
             return f"in {counted(min(tasks, THREADS), 'thread')}"
         return f"in {counted(tasks, 'Spark task')} on {self._choice.master}"
 
-    def named(self, where: Where) -> str:
-        """Say where work is done, whatever its tasks are."""
+    def place(self, where: Where) -> str:
+        """Return where work runs, for people, without its tasks."""
         return "in threads" if where is Where.THREADS else f"on Spark ({self._choice.master})"
 
     def _lacks_java(self) -> bool:
@@ -135,5 +135,5 @@ class Bulk:
 
 
 def slots_of(master: str, lanes: int | None) -> int:
-    """Return how many tasks run at once: one a core on this machine, as many as there are lanes on a cluster."""
+    """Return the number of concurrent tasks: one per core on this machine, one per lane on a cluster."""
     return cores_of(master) or lanes_of(lanes, master)

@@ -1,6 +1,6 @@
 """What clients of a mirror's source lack at the destination, for people and for scripts. Pure: no I/O, no clock.
 
-What is not known is None, and `unknown` says why: an empty list says that nothing is missing.
+Unknown parts are None, and `unknown` says why; an empty list means that nothing is missing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NOUNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientGaps:
-    """What the source's clients had there and lack here; each with the time at which the source was seen to have it.
+    """What the source's clients had there and lack here; each with the time at which it was read from the source.
 
-    `commands` give the rights, one for each; `deferred` create ACLs that stay deferred while mirror topics are left.
+    `commands` grant the rights, one for each; `deferred` create ACLs that stay deferred while mirror topics are left.
     `warned` are further sentences for people.
     """
 
@@ -58,7 +58,7 @@ class ClientGaps:
 
 
 def grant_command(right: LackingRight, cluster: str) -> str:
-    """Return the command with which an administrator gives a right; `cluster` as of `admin_options`."""
+    """Return the command with which an administrator grants a right; `cluster` as of `admin_options`."""
     flag = _FLAGS[right.resource_type]
     parts = [
         f"kafka-acls {cluster} --add --allow-principal {shlex.quote(right.principal)}",
@@ -70,8 +70,8 @@ def grant_command(right: LackingRight, cluster: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def gaps_told(gaps: ClientGaps) -> Iterator[str]:
-    """Return what people should know, in sentences."""
+def gap_sentences(gaps: ClientGaps) -> Iterator[str]:
+    """Yield the gaps in sentences for people."""
     together: defaultdict[tuple[str, str, bool, tuple[str, ...]], list[str]] = defaultdict(list)
     for right in gaps.rights or ():
         noun, is_prefix = _NOUNS[right.resource_type], right.pattern_type is PatternType.PREFIXED
@@ -86,11 +86,11 @@ def gaps_told(gaps: ClientGaps) -> Iterator[str]:
         )
     if gaps.quotas:
         are = "is" if len(gaps.quotas) == 1 else "are"
-        told = f"{counted(len(gaps.quotas), 'quota')} of the source {are} missing or different here"
-        yield f"{told} ({_some([str(one) for one in gaps.quotas])}){_as_of(gaps.quotas_as_of_ms, gaps.found_ms)}"
+        missing = f"{counted(len(gaps.quotas), 'quota')} of the source {are} missing or different here"
+        yield f"{missing} ({_some([str(one) for one in gaps.quotas])}){_as_of(gaps.quotas_as_of_ms, gaps.found_ms)}"
     if gaps.scram_users:
-        told = f"{counted(len(gaps.scram_users), 'SCRAM user')} of the source cannot log in here"
-        yield f"{told} ({_some(gaps.scram_users)}){_as_of(gaps.scram_users_as_of_ms, gaps.found_ms)}; create them here"
+        users = f"{counted(len(gaps.scram_users), 'SCRAM user')} of the source cannot log in here"
+        yield f"{users} ({_some(gaps.scram_users)}){_as_of(gaps.scram_users_as_of_ms, gaps.found_ms)}; create them here"
     yield from gaps.warned
 
 

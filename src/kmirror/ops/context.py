@@ -1,7 +1,7 @@
-"""Where a verb works: the destination cluster with what is remembered on it, and the source a mirror names.
+"""The clusters of a verb: the destination with its stored state, and the source of a mirror.
 
-Every verb is given a `Destination`. Opening one asks the cluster who it is, so that a cluster that does not answer, or
-is another than `--expect-cluster-id` says, ends the command at once and before anything is read or changed.
+Every verb is given a `Destination`. Opening one asks for the cluster id, so that a cluster that does not answer, or
+that differs from `--expect-cluster-id`, ends the command before anything is read or changed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.writer import Decide
 
-#: What a topic's `pending_operation` says when an `add` was begun and not finished.
+#: A topic's `pending_operation` while an `add` is unfinished.
 PENDING_ADD = "add"
 
-#: A cluster that says nothing for so long cannot be reached; used where nobody waits for it on purpose.
+#: A cluster that does not answer for this long counts as unreachable, unless a command waits for it on purpose.
 REACH_TIMEOUT_S = 10.0
 
 
 class Destination:
-    """Hold the destination of one command: `with Destination.open(properties) as destination`.
+    """The destination of one command: `with Destination.open(properties) as destination`.
 
-    `properties` are Java client properties as `--command-config` gives them, with `bootstrap.servers`; references in
+    `properties` are Java client properties as in `--command-config`, with `bootstrap.servers`; secret references in
     them stay references, `config` has them resolved. For one thread at a time.
     """
 
@@ -47,12 +47,12 @@ class Destination:
 
     @classmethod
     def open(cls, properties: Mapping[str, str], expect_cluster_id: str | None = None) -> Destination:
-        """Reach the destination and learn its cluster id.
+        """Connect to the destination and read its cluster id.
 
         Raises:
-            UsageError: a property is not understood.
+            UsageError: a property is unknown or invalid.
             UnreachableError: it does not answer or refuses us (DESTINATION_UNREACHABLE, AUTHENTICATION_FAILED …).
-            RefusedError: it is not the cluster of `expect_cluster_id`.
+            RefusedError: its id is not `expect_cluster_id`.
         """
         config = client_config(properties).as_destination()
         client = ClusterClient(config)
@@ -76,22 +76,22 @@ class Destination:
         self.close()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self.client.close()
         self.store.close()
 
     @property
     def bootstrap_server(self) -> str:
-        """The addresses as they were given."""
+        """The addresses as given in the properties."""
         return self.properties.get("bootstrap.servers", "")
 
     def state(self) -> State:
-        """Read everything remembered on this destination. Raises UnreachableError."""
+        """Read all stored state of this destination. Raises UnreachableError."""
         return self.store.read()
 
 
 def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> str:
-    """Ask a cluster who it is.
+    """Return the id of a cluster.
 
     Raises:
         UnreachableError: no answer within `timeout` seconds.
@@ -103,7 +103,7 @@ def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> st
 
 
 def require_same_cluster(recorded: str | None, found: str | None) -> None:
-    """Refuse a source that is another cluster than the mirror was made from.
+    """Refuse a source that is not the cluster that the mirror was created from.
 
     Raises:
         RefusedError: reason SOURCE_CLUSTER_CHANGED, naming both ids.
@@ -117,17 +117,17 @@ def require_same_cluster(recorded: str | None, found: str | None) -> None:
 
 
 class NamedClusterError(UnreachableError):
-    """An error of not reaching a cluster that says already which one it is."""
+    """An error of not reaching a cluster that already names the cluster."""
 
 
 @contextmanager
 def naming_cluster(cluster: str, reason: Reason) -> Iterator[None]:
-    """Make errors of not reaching a cluster say which one it is, and carry `reason` unless they know a better one.
+    """Add the cluster's name to errors of not reaching it, and `reason` if they have none.
 
     May be nested: the innermost names the cluster.
 
     Raises:
-        NamedClusterError: for UnreachableError and OutcomeUnknown, which from a question is the same.
+        NamedClusterError: for UnreachableError and OutcomeUnknown, which mean the same for a request that only reads.
     """
     try:
         yield
@@ -141,10 +141,10 @@ def naming_cluster(cluster: str, reason: Reason) -> Iterator[None]:
 
 @contextmanager
 def source_client(properties: Mapping[str, str]) -> Iterator[ClusterClient]:
-    """Connect to the source that a mirror's stored properties name; references in them are resolved here.
+    """Connect to a source by a mirror's stored properties; secret references in them are resolved here.
 
     Raises:
-        UsageError: a property is not understood.
+        UsageError: a property is unknown or invalid.
         UnreachableError: SECRET_UNRESOLVED, SOURCE_UNREACHABLE, AUTHENTICATION_FAILED; also for what the body raises.
     """
     with naming_cluster("the source", Reason.SOURCE_UNREACHABLE), ClusterClient(client_config(properties)) as client:
@@ -152,20 +152,20 @@ def source_client(properties: Mapping[str, str]) -> Iterator[ClusterClient]:
 
 
 def require_mirror(state: State, name: str) -> MirrorRecord:
-    """Return the record of a mirror of which all can be read.
+    """Return the record of a mirror whose records are all readable.
 
     Raises:
-        RefusedError: there is none of that name, or a newer kmirror keeps records of it that this one cannot read.
+        RefusedError: there is no such mirror, or a newer kmirror wrote records of it that this version cannot read.
     """
     state.require_readable(name)
     return known_mirror(state, name)
 
 
 def known_mirror(state: State, name: str) -> MirrorRecord:
-    """Return a mirror's record, for verbs that show what they can read.
+    """Return a mirror's record, for verbs that show whatever is readable.
 
     Raises:
-        RefusedError: there is none of that name; says which are near, or what to do.
+        RefusedError: there is no such mirror; its hint names a similar one.
     """
     found = state.mirror(name)
     if found is not None:
@@ -183,11 +183,10 @@ def known_mirror(state: State, name: str) -> MirrorRecord:
 
 
 def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
-    """Change what is remembered of a mirror, under its lock; return what was written.
+    """Change the stored state of a mirror, under its lock; return what was written.
 
-    Raises:
-        KmirrorError: what `decide` raises, and what `state.lock.transact` does; where nobody can tell whether the
-            change was made, an UnreachableError that says so.
+    Raises: KmirrorError: as `decide` and `state.lock.transact`; if the outcome is unknown, an UnreachableError that
+        says so.
     """
     try:
         return transact(destination.store, mirror, decide)
@@ -200,7 +199,7 @@ def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
 
 
 def actor() -> str:
-    """Return who is at work, as user@host."""
+    """Return who runs this process, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -209,10 +208,10 @@ def actor() -> str:
 
 
 def now_ms() -> int:
-    """Return the present time in epoch milliseconds."""
+    """Return the current time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
-def told(error: Exception) -> KmirrorError:
-    """Return an error as one with a sentence and an exit code, for a row about the topic it struck."""
+def as_kmirror_error(error: Exception) -> KmirrorError:
+    """Return an error as one with a message and an exit code, for the row of a topic."""
     return error if isinstance(error, KmirrorError) else KmirrorError(str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""Rows that say what became of each key of another tool's file."""
+"""The rows that show how each key of another tool's file was converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kmirror.words import UNKNOWN, one_line
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """Say what became of one key, for one mirror; for none of them where `mirror` is None."""
+    """How one key was converted for one mirror; `mirror` is None if it applies to none."""
 
     mirror: str | None
     fate: KeyFate

@@ -1,4 +1,4 @@
-"""The evidence of a verb for `--report`: who did what, when, to which clusters, with what result."""
+"""The document of `--report`: who did what, when, to which clusters, with what result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kmirror.state.records import MirrorRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """A verb that was carried out, and what it was about; `began_ms` in epoch milliseconds."""
+class VerbRun:
+    """One run of a verb, and its clusters; `began_ms` in epoch milliseconds."""
 
     verb: str
     destination: Destination
@@ -56,26 +56,26 @@ _DESTINATION: tuple[Column[Destination], ...] = (
         lambda destination: destination.bootstrap_server,
     ),
 )
-#: What every report begins with.
-DEED: tuple[Column[Deed], ...] = (
-    Column("verb", TEXT, "the command", lambda deed: deed.verb),
-    Column("mirror", TEXT, "the mirror", lambda deed: deed.mirror.name),
+#: The first keys of every report.
+VERB_RUN: tuple[Column[VerbRun], ...] = (
+    Column("verb", TEXT, "the command", lambda run: run.verb),
+    Column("mirror", TEXT, "the mirror", lambda run: run.mirror.name),
     Column("operator", TEXT, "who ran it: user@host", lambda _: actor()),
-    Column("beganMs", TIME, "when it began", lambda deed: deed.began_ms),
+    Column("beganMs", TIME, "when it began", lambda run: run.began_ms),
     Column("endedMs", TIME, "when it ended", lambda _: now_ms()),
-    Column("source", object_of(_SOURCE), "the source of the mirror", lambda deed: document(_SOURCE, deed.mirror)),
+    Column("source", object_of(_SOURCE), "the source of the mirror", lambda run: document(_SOURCE, run.mirror)),
     Column(
         "destination",
         object_of(_DESTINATION),
         "the destination of the mirror",
-        lambda deed: document(_DESTINATION, deed.destination),
+        lambda run: document(_DESTINATION, run.destination),
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a verb did: its document, its `steps` in seconds, and `more` that some verbs know."""
+    """What a verb did: its document, its `steps` in seconds, and `more` keys of some verbs."""
 
     result: VerbResult
     steps: Mapping[str, float]
@@ -111,7 +111,7 @@ _ARCHIVE: tuple[Column[Mapping[str, Any]], ...] = (
 
 
 def _more(key: str, kind: Type, meaning: str, where: str) -> Column[Evidence]:
-    """Return the column of a key that the evidence of some verbs has."""
+    """Return the column of a key in `more`."""
     return Column(
         key, kind, meaning, lambda evidence: evidence.more[key], only=Only(where, lambda evidence: key in evidence.more)
     )
@@ -194,6 +194,6 @@ def evidence_of(
     steps: Mapping[str, float],
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the document of `--report`; the durations of steps in seconds."""
-    deed = Deed(result.verb, destination, mirror, began_ms)
-    return document(DEED, deed) | document(EVIDENCE, Evidence(result, steps, more))
+    """Return the document of `--report`; `steps` are durations in seconds."""
+    run = VerbRun(result.verb, destination, mirror, began_ms)
+    return document(VERB_RUN, run) | document(EVIDENCE, Evidence(result, steps, more))

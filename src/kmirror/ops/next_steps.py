@@ -1,4 +1,4 @@
-"""What to type when a partition is FAILED. Pure."""
+"""What to do about a FAILED partition. Pure."""
 
 from __future__ import annotations
 
@@ -52,8 +52,6 @@ def next_step(reason: Reason | None, mirror: str, topic: str) -> str:
 
 
 def failure_text(message: str | None, since_ms: int | None, reason: Reason | None, mirror: str, topic: str) -> str:
-    """Return what is told of a FAILED partition: what happened, since when, what to type. The time is epoch ms."""
-    told = [message or "FAILED"]
-    if since_ms is not None:
-        told.append(f"FAILED since {at_time(since_ms)}")
-    return "; ".join([*told, next_step(reason, mirror, topic)])
+    """Return the text for a FAILED partition: what happened, since when (epoch ms), what to type."""
+    since = [] if since_ms is None else [f"FAILED since {at_time(since_ms)}"]
+    return "; ".join([message or "FAILED", *since, next_step(reason, mirror, topic)])

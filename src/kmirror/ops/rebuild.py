@@ -1,15 +1,14 @@
-"""Rebuild a mirror topic whose source is another topic now, or has another history; nothing of the old one is lost.
+"""Rebuild a mirror topic whose source topic was recreated, or has another history, without losing old records.
 
 1. The topic is *claimed*: its record says that it is being rebuilt, why, and into which archive its records go.
    Engines leave it alone from then on.
-2. What the rebuilt topic will not hold is archived and compared (`engine.archiving`); then the record says so, with the
-   offsets that consumer groups have committed, since the brokers forget them with the topic.
+2. Records that the rebuilt topic will not hold are archived and compared (`engine.archive`). Then this is recorded,
+   with the committed offsets of consumer groups, because the brokers delete them with the topic.
 3. The topic is deleted, by its id, and created again with the source's partitions and settings.
-4. Groups that are synced get what they have at the source, others the new log's start; the record is completed, and
-   an event tells all of it.
+4. Synced groups get their offsets from the source, others the new log's start; the record is completed, with an event.
 
-Killed anywhere, `carry_out` goes on from what the record says. Nothing is deleted before its archive has been found
-complete.
+After an interruption, `carry_out` continues at the recorded step. Nothing is deleted before its archive has been
+verified to be complete.
 """
 
 from __future__ import annotations
@@ -73,14 +72,14 @@ _PAUSE_S = 0.2
 
 
 class Runtime(TaskRuntime, Protocol):
-    """What is asked of the Spark that lanes run in."""
+    """The Spark application that lanes run in."""
 
     @property
     def spare_slots(self) -> int: ...
 
 
 class TopicRebuilder:
-    """Rebuild topics of one mirror of a destination; see `engine.rebuilds.Rebuilder`."""
+    """Rebuild topics of one mirror of a destination; see `engine.control.rebuilds.Rebuilder`."""
 
     def __init__(self, properties: Mapping[str, str], mirror: str, runtime: Runtime) -> None:
         self._properties = dict(properties)
@@ -88,16 +87,14 @@ class TopicRebuilder:
         self._runtime = runtime
 
     def _tasks(self) -> SparkTasks:
-        """Return what runs tasks beside the lanes; one slot is left to a lane that is started anew."""
+        """Return the runner of tasks besides the lanes; one slot stays free for a lane that restarts."""
         return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
-
-    # -- the claim ------------------------------------------------------------------------------------------------
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Claim a topic.
 
         Raises:
-            RefusedError: too many were rebuilt within the hour, or somebody is at work on it.
+            RefusedError: too many were rebuilt within the hour, or another operation on it is in progress.
         """
         with Destination.open(self._properties) as destination:
             archive = archive_name(topic, destination.client.metadata(None).topics)
@@ -133,10 +130,8 @@ class TopicRebuilder:
                 f"check the source; then: kmirror recover --mirror {self._mirror} --accept-reset",
             )
 
-    # -- the work -------------------------------------------------------------------------------------------------
-
     def carry_out(self, topic: str) -> None:
-        """Do what is left of the rebuilding of a topic that no lane writes to.
+        """Do the remaining steps of a topic's rebuild; no lane may write to it.
 
         Raises:
             KmirrorError: a step failed; nothing is lost, and it can be called again.
@@ -151,28 +146,14 @@ class TopicRebuilder:
                 if rebuild.step is RebuildStep.ARCHIVE:
                     rebuild = self._with_ranges(destination, source, found, record, rebuild, dict(mirror.source))
                     archived = self._archive(destination, record, rebuild)
-                    groups = self._committed(destination, topic)
+                    groups = committed_on(destination.client, topic)
                     rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
                     rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
                 plan = self._settings(destination, source, mirror, record)
                 made = self._replace(destination, record, len(found.partitions), plan)
                 bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
-                put, failed = self._put_back(destination, source, mirror, record, rebuild.groups or {}, bounds)
+                put, failed = put_back(destination, source, mirror, record, rebuild.groups or {}, bounds)
                 self._complete(destination, topic, found, made, plan, failed, put)
-
-    def _committed(self, destination: Destination, topic: str) -> OffsetsByGroup:
-        return committed_on(destination.client, topic)
-
-    def _put_back(
-        self,
-        destination: Destination,
-        source: ClusterClient,
-        mirror: MirrorRecord,
-        record: TopicRecord,
-        before: OffsetsByGroup,
-        bounds: Mapping[int, tuple[int, int]],
-    ) -> tuple[OffsetsByGroup, Mapping[str, str]]:
-        return put_back(destination, source, mirror, record, before, bounds)
 
     def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:
         record = state.topic(self._mirror, topic)
@@ -185,14 +166,12 @@ class TopicRebuilder:
     ) -> Rebuild:
         def decide(state: State) -> Changes:
             record, _ = self._claimed(state, topic)
-            told = {"topic": topic, "archive": rebuild.archive, **(details or {})}
-            event = Event(now_ms(), self._mirror, "rebuild", actor(), "ARCHIVED", told)
+            content = {"topic": topic, "archive": rebuild.archive, **(details or {})}
+            event = Event(now_ms(), self._mirror, "rebuild", actor(), "ARCHIVED", content)
             return Changes((replace(record, rebuild=rebuild),), (), (event,) if details else ())
 
         change(destination, self._mirror, decide)
         return rebuild
-
-    # -- archiving ------------------------------------------------------------------------------------------------
 
     def _with_ranges(
         self,
@@ -203,7 +182,7 @@ class TopicRebuilder:
         rebuild: Rebuild,
         source_properties: Mapping[str, str],
     ) -> Rebuild:
-        """Decide what is to be archived, once, and record it: all where the source is another topic by now."""
+        """Decide once what to archive, and record it: all records if the source topic was recreated."""
         if rebuild.ranges is not None:
             return rebuild
         _require_id(destination, record)
@@ -223,7 +202,7 @@ class TopicRebuilder:
         here: Mapping[int, tuple[int, int]],
         source_properties: Mapping[str, str],
     ) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Return what the source does not have: below its log start, and from the fork on."""
+        """Return the offsets that the source does not have: below its log start, and from the fork on."""
         there = _bounds(source, record.source_topic, len(here), read_committed=True)
         questions = [
             Question(
@@ -240,7 +219,7 @@ class TopicRebuilder:
             for answer in find_forks(self._tasks(), name, questions, source_properties, self._properties, meter):
                 if answer.fork is None:
                     raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
-                # what could not be compared is saved as well
+                # records that could not be compared are archived as well
                 partition = answer.question.destination.partition
                 agreed = answer.fork.agreed_at
                 forks[partition] = max(here[partition][0], agreed + 1 if agreed is not None else here[partition][0])
@@ -250,7 +229,7 @@ class TopicRebuilder:
         }
 
     def _archive(self, destination: Destination, record: TopicRecord, rebuild: Rebuild) -> int:
-        """Archive and compare; return how many records are in the archive."""
+        """Archive and compare; return the number of archived records."""
         ranges = rebuild.ranges or {}
         wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(ranges.items()) if mine)
         if not wanted:
@@ -286,30 +265,28 @@ class TopicRebuilder:
                 )
         return saved
 
-    # -- replacing ------------------------------------------------------------------------------------------------
-
     def _settings(
         self, destination: Destination, source: ClusterClient, mirror: MirrorRecord, record: TopicRecord
     ) -> SettingsPlan:
         known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
         name = record.source_topic
         found = source_settings(source, mirror.source, [name])
-        told = found.topics[name]
-        if isinstance(told, int):
-            raise UnreachableError(f"the source does not return the settings of {name} (error {told})")
+        settings = found.topics[name]
+        if isinstance(settings, int):
+            raise UnreachableError(f"the source does not return the settings of {name} (error {settings})")
         seen_ms = found.first_source_seen_ms.get(name)
-        if name in found.untold:
-            told, seen_ms = as_first_source(told, record), record.first_source_seen_ms
+        if name in found.unreadable:
+            settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
         exclude = stored_settings(mirror.settings).properties_left_out
-        plan = settings_for(told, None if isinstance(known, int) else known, exclude)
+        plan = settings_for(settings, None if isinstance(known, int) else known, exclude)
         return replace(plan, first_source_seen_ms=seen_ms)
 
     def _replace(
         self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
     ) -> TopicMetadata:
-        """Delete the topic and create it anew; return the new one."""
+        """Delete the topic and create it again; return the new one."""
         client, topic = destination.client, record.topic
-        # whoever has stopped the topic meanwhile waits a moment for what may have been sent before this look
+        # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
         self._claimed(destination.state(), topic)
         if record.destination_topic_id:
             client.delete_topics([parse_topic_id(record.destination_topic_id)])
@@ -327,7 +304,7 @@ class TopicRebuilder:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
         made = await_topics(client, [topic], Deadline(_CREATION_S)).topics[topic]
-        # ours, created before we were interrupted; or somebody's, for instance a client's that asked for it
+        # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
         if len(made.partitions) != partitions or any(end for _, end in ends.values()):
             raise RefusedError(
@@ -363,7 +340,7 @@ class TopicRebuilder:
                     p,
                     PartitionState.LOG_ALIGNMENT,
                     at,
-                    # another one than before: what may still be on its way to the old topic must not fit
+                    # not the old producer id: a late request to the old topic must not fit
                     guard=Guard(own_producer_id(self._mirror, f"{topic}\0{new_id}", p), 0, -1, 0),
                 )
                 for p in range(count)
@@ -405,7 +382,7 @@ class TopicRebuilder:
 
 
 def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
-    """Refuse to fill the destination's disks with an archive that nobody asked for, as far as they are known."""
+    """Refuse an automatic archive that would fill the destination's disks, if their free space is known."""
     found = disk_use(client, topic)
     if found is not None and found.topic_bytes > found.free_bytes:
         raise RefusedError(
@@ -435,7 +412,7 @@ def _require_id(destination: Destination, record: TopicRecord) -> None:
 def _bounds(
     client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
 ) -> dict[int, tuple[int, int]]:
-    """Return log start and end of each partition: the true end, or with `read_committed` what consumers see as it."""
+    """Return log start and end of each partition: the log end offset, or with `read_committed` the last stable one."""
     places = [TopicPartition(topic, partition) for partition in range(partitions)]
     starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
     if read_committed:
@@ -446,6 +423,6 @@ def _bounds(
     for place in places:
         start, end = starts[place].offset, ends[place].offset
         if start is None or end is None:
-            raise UnreachableError(f"the offsets of {place} are not known now", "kmirror retries it")
+            raise UnreachableError(f"the offsets of {place} are unknown at the moment", "kmirror retries it")
         found[place.partition] = (start, end)
     return found

@@ -1,6 +1,6 @@
-"""What a verb hands back: one frozen document per command.
+"""What a verb returns: one frozen document per command.
 
-`to_json()` gives exactly what `--json` prints; nothing here prints. Unknown numbers are None, times are epoch
+`to_json()` returns exactly what `--json` prints; nothing here prints. Unknown numbers are None, times are epoch
 milliseconds, offsets are exclusive as in Kafka.
 """
 
@@ -29,18 +29,18 @@ from kmirror.columns import (
 )
 from kmirror.errors import HISTORY_REASONS, ExitCode, KmirrorError, Reason
 from kmirror.ops.blocked_producers import BLOCKED, BlockedTopic
-from kmirror.ops.client_gaps import CLIENTS, ClientGaps, gaps_told
+from kmirror.ops.client_gaps import CLIENTS, ClientGaps, gap_sentences
 from kmirror.ops.converted_keys import KEYS, KeyRow
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
 from kmirror.words import one_line
 
-#: How old a source's end may be where it is not recorded who said so.
+#: The greatest age of a source's end that counts as current where it is not recorded who reported it.
 STALE_MS = 10_000
 
 
 def is_current(known: AtStop) -> bool:
-    """Tell whether the source's end is that of the stop: a source that did not answer may have received more since."""
+    """Return whether the source's end is from the stop: a source that did not answer may have received more since."""
     if known.source_as_of_ms is None:
         return False
     if known.source_answered is not None:
@@ -49,7 +49,7 @@ def is_current(known: AtStop) -> bool:
 
 
 class Outcome(StrEnum):
-    """Name how one item of a verb ended."""
+    """The result of a verb for one topic, partition or group."""
 
     DONE = "DONE"
     NOOP = "NOOP"
@@ -72,7 +72,7 @@ _UNREACHABLE_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """Say how a verb ended for one topic (`partition` None), one partition, or the mirror itself (`topic` None)."""
+    """The result of a verb for one topic (`partition` None), one partition, or the mirror itself (`topic` None)."""
 
     topic: str | None
     partition: int | None
@@ -82,17 +82,17 @@ class TopicResult:
     _: KW_ONLY
     last_mirrored_offset: int | None = None
     lag: int | None = None
-    #: What to do next, for people; shown in the summary's error, not a key of its own.
+    #: What to do next, for people; shown in the summary's error, not as a key.
     hint: str | None = None
-    #: What was known when the partition was stopped, for verbs that stop; `lag` is then what is known to be lost.
+    #: What was known when the partition was stopped, for verbs that stop; `lag` is then the known loss.
     at_stop: AtStop | None = None
-    #: The consumer group that the row is about, and how many offsets it has not read, where that is known.
+    #: The consumer group of the row, and how many offsets it has not read; None: unknown.
     group: str | None = None
     offsets_left: int | None = None
 
     @property
     def estimated_more(self) -> int | None:
-        """Return what the source's last known rate makes of the time since it was seen; None where it is current."""
+        """Return an estimate, by the last known rate, of records since the source was read; None: it is current."""
         known = self.at_stop
         if known is None or known.source_as_of_ms is None or known.records_per_second is None or is_current(known):
             return None
@@ -100,7 +100,7 @@ class TopicResult:
 
     @property
     def rpo_ms(self) -> int | None:
-        """Return the time between the last mirrored record and the source's last one; None where it is not known."""
+        """Return the time between the last mirrored record and the source's last one; None: unknown."""
         known = self.at_stop
         if known is None or known.source_as_of_ms is None or self.lag is None:
             return None
@@ -247,11 +247,11 @@ PARTITION_RESULTS = Table(_RESULT, "TOPIC PARTITION RESULT MESSAGE")
 
 @dataclass(frozen=True, slots=True)
 class StopTotals:
-    """Sum up what a stop of partitions lost; unknown numbers are None, times are epoch milliseconds.
+    """The total loss of a stop; unknown numbers are None, times are epoch milliseconds.
 
-    `known_lost_records` is a lower bound as of `as_of_ms`, the oldest moment at which one of the sources' ends was
-    seen; None where none ever was. `rpo_ms` is the longest time between a last mirrored record and its source's last
-    one; where it is not known of all partitions, `rpo_at_least_ms` is what the others say.
+    `known_lost_records` is a lower bound as of `as_of_ms`, when the oldest of the source ends was seen; None if none
+    ever was. `rpo_ms` is the longest time between a last mirrored record and its source's last one; if it is unknown
+    for some partitions, `rpo_at_least_ms` is the longest of the others.
     """
 
     partitions: int
@@ -314,7 +314,7 @@ TOTALS: tuple[Column[StopTotals], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Say how a verb ended for one consumer group on one partition; both offsets are committed ones."""
+    """The result of a verb for one consumer group on one partition; both offsets are committed ones."""
 
     group: str
     topic: str
@@ -348,7 +348,7 @@ GROUP_RESULTS: tuple[Column[GroupResult], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """Say why a command as a whole did not do all that was asked; `code` is the exit code."""
+    """Why a command did not do all that was asked; `code` is the exit code."""
 
     code: ExitCode
     message: str
@@ -357,7 +357,7 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: KmirrorError) -> ErrorInfo:
-        """Return what an error says."""
+        """Return the info of an error."""
         return cls(error.exit_code, error.message, error.hint, error.reason)
 
     def to_json(self) -> dict[str, Any]:
@@ -377,7 +377,7 @@ ERROR_OR_NULL = object_of(ERROR).null_when("all that was asked is done")
 
 @dataclass(frozen=True, slots=True)
 class VerbResult:
-    """Say what a verb did, or with `dry_run` would do; make it with `of` or `failed`."""
+    """What a verb did, or with `dry_run` would do; make it with `of` or `failed`."""
 
     verb: str
     mirror: str
@@ -386,9 +386,9 @@ class VerbResult:
     results: tuple[TopicResult, ...] = ()
     groups: tuple[GroupResult, ...] = ()
     error: ErrorInfo | None = None
-    #: Sentences for people that change nothing about the outcome; `--json` leaves them to stderr.
+    #: Sentences for people that do not affect the outcome; with `--json` they go to stderr.
     warnings: tuple[str, ...] = ()
-    #: What was lost in all, for verbs that stop topics; people are then shown only the rows that need a look.
+    #: The total loss, for verbs that stop topics; people are then shown only rows that need attention.
     totals: StopTotals | None = None
     #: What clients of the source lack at the destination, for verbs that stop topics.
     clients: ClientGaps | None = None
@@ -410,15 +410,15 @@ class VerbResult:
         totals: StopTotals | None = None,
         clients: ClientGaps | None = None,
     ) -> VerbResult:
-        """Return the document for these rows, exit code and error summed up from them."""
-        rows, said = tuple(results), [*warnings, *(gaps_told(clients) if clients is not None else ())]
+        """Return the document for these rows, with exit code and error derived from them."""
+        rows, notes = tuple(results), [*warnings, *(gap_sentences(clients) if clients is not None else ())]
         code = exit_code_of(rows)
         error = _summary(rows, code)
-        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(said), totals, clients)
+        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(notes), totals, clients)
 
     @classmethod
     def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
-        """Return the document of a verb that ended with an error before it came to any topic."""
+        """Return the document of a verb that failed before it came to any topic."""
         return cls(verb, mirror, dry_run, error.exit_code, error=ErrorInfo.of(error))
 
     def to_json(self) -> dict[str, Any]:
@@ -482,9 +482,9 @@ RESULT: tuple[Column[VerbResult], ...] = (
 
 
 def exit_code_of(rows: Iterable[TopicResult]) -> ExitCode:
-    """Return the one exit code for rows of which several may have gone wrong: 7 over 4 over 5.
+    """Return the exit code for these rows, several of which may have failed: 7 over 4 over 5.
 
-    3 and 6 say that nothing was changed, so they need every row to be refused; 6 that a cluster refused each of them.
+    3 and 6 mean that nothing was changed, so every row must be refused; for 6 a cluster must have refused each of them.
     """
     all_rows = tuple(rows)
     bad = [row for row in all_rows if row.result not in (Outcome.DONE, Outcome.NOOP)]

@@ -1,4 +1,4 @@
-"""Which of a mirror's topics a command means: `--topics` against the names on the destination."""
+"""Select a mirror's topics for a command: `--topics` matched against destination names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kmirror.state.records import TopicRecord
 
 
 def select_topics(topics: Iterable[TopicRecord], selector: TopicSelector | None, where: str) -> list[TopicRecord]:
-    """Return the mirror topics selected, by name; all of them without a selector. `where` completes the refusal.
+    """Return the selected mirror topics, by name; all of them without a selector. `where` completes the error message.
 
     Raises:
-        RefusedError: a plain name, or the whole list of patterns, is no topic among these.
+        RefusedError: a plain name is none of these topics, or no pattern matches one.
     """
     known = sorted(topics, key=lambda topic: (topic.mirror, topic.topic))
     if selector is None:

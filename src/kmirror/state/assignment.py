@@ -12,18 +12,18 @@ from kmirror.errors import Reason
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Hold an operator's request for a FAILED partition: retry it, and accept which loss.
+    """An operator's request to retry a FAILED partition, and the loss that it accepts.
 
-    `number` grows with every request, so that an engine tells a new one from one it knows. The loss that is accepted
-    begins at `lost_from`, where the copy stood, and ended at `lost_until` when it was accepted; both None: none is.
+    `number` grows with every request, so that an engine can tell a new one from one it knows. The accepted loss begins
+    at `lost_from`, the copy's position, and ended at `lost_until` when it was accepted; both None: no loss is accepted.
     """
 
     number: int
     lost_from: int | None = None
     lost_until: int | None = None
-    #: True: the destination's log will start after the loss. False: its older records are kept.
+    #: True: trim the destination's log up to the end of the loss. False: keep its older records.
     trims: bool = False
-    #: The topic may be archived and rebuilt where it FAILED for this reason; None: it may not.
+    #: Archive and rebuild the topic if it FAILED for this reason; None: do not rebuild it.
     rebuilds: Reason | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -39,19 +39,19 @@ class Assignment:
     destination_topic_id: str | None
     producer_id: int
     producer_epoch: int = 0
-    #: Where the mirror begins when it is not to begin at the source's log start.
+    #: Where the mirror begins, unless at the source's log start.
     first_offset: int = 0
-    #: True when records of the source have been in the destination: an empty log is not the beginning then.
+    #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False
-    #: The operator's last request for the partition when it FAILED; None: there was none.
+    #: The operator's last request for the FAILED partition, if any.
     recovery: Recovery | None = None
     #: True: skip records that the source lost before they were copied (source.truncation.policy).
     follows_truncation: bool = False
-    #: True: put small batches that come together into one (copy.merge.batches).
+    #: True: merge small batches of one fetch (copy.merge.batches).
     merges_batches: bool = False
-    #: The destination's log end as an earlier lane last reported it; None where that is not known.
+    #: The destination's log end that an earlier lane last reported; None: unknown.
     known_end: int | None = None
-    #: The offset of a batch that an earlier lane saw appended elsewhere, and its message; None: there was none.
+    #: The offset of a batch that an earlier lane saw appended at another offset, and its message; None: there was none.
     mismatch_offset: int | None = None
     mismatch: str | None = None
 

@@ -1,8 +1,8 @@
-"""The one door to librdkafka: how its clients are made, how long one waits for them, and which errors leave.
+"""The only module that creates librdkafka clients, waits for them, and turns their errors into ours.
 
-librdkafka reports wrong passwords, dead addresses and failed handshakes only through its error callback, while the
-call that suffers from it runs into its time-out. So every wait here goes in short steps, between which the callback
-is served; what it received becomes the error at once. No `KafkaException` leaves the package.
+librdkafka reports wrong passwords, dead addresses and failed handshakes only through its error callback; the affected
+call just times out. So every wait here polls in short steps that serve the callback, and raises what it received at
+once. No `KafkaException` leaves the package.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ STEP_S = 0.02
 
 _REFRESH_S = 1.0
 
-#: Codes that pass by themselves: transport; no leader, not the leader, timed out, broker or replica not there, network,
+#: Transient error codes: transport; no leader, not the leader, timed out, broker or replica not there, network,
 #: not the controller, leader epoch too old or too new.
-_PASSING = (-195, 5, 6, 7, 8, 9, 13, 41, 74, 75)
+_TRANSIENT = (-195, 5, 6, 7, 8, 9, 13, 41, 74, 75)
 
 _SLOW_HINT = "the brokers answered before: they may be slow, restarting or changing leaders; try again"
 _REACH_HINT = "check --bootstrap-server, the network, and the security protocol in --command-config"
 
 _LOGIN_HINT = "check user name, password and mechanism in the file given as --command-config"
-#: A right is missing on a topic, on the cluster, on a transactional id.
+#: Authorization failed on a topic, on the cluster, on a transactional id.
 _NOT_AUTHORIZED = (29, 31, 53)
 
-#: What librdkafka says where there is no token (`oauth_cb` raised): brokers have refused nothing.
+#: librdkafka's messages when there is no token (`oauth_cb` raised): no broker has refused anything.
 _NO_TOKEN = ("Failed to acquire SASL OAUTHBEARER token", "there is no token available")
-#: A login that broke off: a broker that went away, or that takes no second login within a second (KIP-368). Where the
-#: login has worked before, the next connection has it again.
-_BROKEN_OFF = ("Local: Broker transport failure", "Request not valid in current SASL state")
+#: An interrupted login: the broker went away, or accepts no second login within a second (KIP-368). If the login worked
+#: before, the next connection retries it.
+_INTERRUPTED = ("Local: Broker transport failure", "Request not valid in current SASL state")
 
 _logger = logging.getLogger("kmirror.librdkafka")
 _logger.addHandler(logging.NullHandler())
 
 
 def boottime() -> float:
-    """Return seconds on a clock that runs on while the machine sleeps, where there is one."""
+    """Return seconds of a monotonic clock that also counts while the machine is suspended, where the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Deadline:
-    """A moment after which no one waits any longer, `seconds` from now."""
+    """The end of a wait, `seconds` from now."""
 
     __slots__ = ("_end", "seconds")
 
@@ -68,11 +68,11 @@ class Deadline:
         return self.remaining == 0.0
 
 
-class Watch:
-    """Keep what librdkafka's error callback says about one store's clients until it can be raised.
+class ErrorWatch:
+    """Keep what librdkafka's error callback reports about one store's clients until it can be raised.
 
-    `reached` is set at the first answer of any broker: before, all brokers being down is final for these clients;
-    after, they may be restarting and waiting is worth while. A refused password ends any wait.
+    `reached` is set at the first answer of any broker. Before it, all brokers being down is final; after it, they may
+    be restarting, so a wait continues. A refused password ends any wait.
     """
 
     __slots__ = ("_all_down", "_last", "_refused", "reached")
@@ -83,20 +83,20 @@ class Watch:
         self._all_down = False
         self._last: Any = None
 
-    def heard(self, error: Any) -> None:
-        """Take one error from librdkafka."""
+    def on_error(self, error: Any) -> None:
+        """Take one error from librdkafka (its `error_cb`)."""
         from confluent_kafka import KafkaError
 
-        if error.code() == KafkaError._AUTHENTICATION and not self._may_pass(error.str()):
+        if error.code() == KafkaError._AUTHENTICATION and not self._is_transient(error.str()):
             self._refused = error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._all_down = True
         else:
             self._last = error
 
-    def _may_pass(self, told: str) -> bool:
-        passing = (*_NO_TOKEN, *_BROKEN_OFF) if self.reached else _NO_TOKEN
-        return any(words in told for words in passing)
+    def _is_transient(self, message: str) -> bool:
+        transient = (*_NO_TOKEN, *_INTERRUPTED) if self.reached else _NO_TOKEN
+        return any(words in message for words in transient)
 
     def raise_if_hopeless(self) -> None:
         """Raise UnreachableError when waiting cannot help."""
@@ -106,25 +106,25 @@ class Watch:
                 self._refused = None  # it worked before and may work again
             raise known_error(refused, "the destination cluster rejects the credentials")
         if self._all_down and not self.reached:
-            raise self.silence("the destination cluster cannot be reached")
+            raise self.no_answer("the destination cluster cannot be reached")
 
-    def silence(self, what: str) -> UnreachableError:
-        """Return the error for an answer that did not come, with the last thing librdkafka said about it."""
-        told = f": {self._last.str()}" if self._last is not None else ""
-        return unreachable(f"{what}{told}", hint=_SLOW_HINT if self.reached else None)
+    def no_answer(self, what: str) -> UnreachableError:
+        """Return the error for a missing answer, with librdkafka's last error."""
+        last = f": {self._last.str()}" if self._last is not None else ""
+        return unreachable(f"{what}{last}", hint=_SLOW_HINT if self.reached else None)
 
 
-def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: Watch) -> Any:
-    """Make a librdkafka client whose errors go to `watch` and whose log lines go to Python's logging.
+def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: ErrorWatch) -> Any:
+    """Create a librdkafka client whose errors go to `watch` and whose log lines go to Python's logging.
 
-    Raises UnreachableError when the login takes a token, and none is to be had.
+    Raises UnreachableError when the login needs a token and cannot get one.
     """
     from confluent_kafka import KafkaException
 
     if "oauth_cb" in config:
         config["oauth_cb"](None)  # the library would wait ten seconds, and not say what is wrong
     try:
-        return factory({**config, "error_cb": watch.heard}, logger=_logger)
+        return factory({**config, "error_cb": watch.on_error}, logger=_logger)
     except KafkaException as error:
         raise UsageError(
             f"the settings of the destination connection are refused: {error.args[0].str()}",
@@ -135,16 +135,16 @@ def client(factory: Callable[..., Any], config: Mapping[str, Any], watch: Watch)
 def ask(
     request: Callable[[], Future[Answer]],
     admin: Any,
-    watch: Watch,
+    watch: ErrorWatch,
     deadline: Deadline,
     what: str,
     grant: str | None = None,
 ) -> Answer:
-    """Make an admin request and wait for its answer; retry while leaders and brokers change.
+    """Send an admin request and wait for its answer; retry while leaders and brokers change.
 
-    `grant` is the command that gives the right it takes.
+    `grant` is the command that grants the necessary right.
 
-    Raises UnreachableError, or the BrokerError that the answer consists of.
+    Raises UnreachableError, or BrokerError for an error answer.
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -156,12 +156,12 @@ def ask(
             admin.poll(0)
             watch.raise_if_hopeless()
             if deadline.passed:
-                raise watch.silence(f"{what}: no answer within {deadline.seconds:g} s") from None
+                raise watch.no_answer(f"{what}: no answer within {deadline.seconds:g} s") from None
         except KafkaException as error:
             code = error.args[0].code()
-            if code == KafkaError._TIMED_OUT or (code in _PASSING and deadline.passed):
-                raise watch.silence(f"{what}: no answer within {deadline.seconds:g} s") from error
-            if code not in _PASSING:
+            if code == KafkaError._TIMED_OUT or (code in _TRANSIENT and deadline.passed):
+                raise watch.no_answer(f"{what}: no answer within {deadline.seconds:g} s") from error
+            if code not in _TRANSIENT:
                 raise known_error(error.args[0], what, grant) from error
             refresh(admin)
             future = request()
@@ -171,7 +171,7 @@ def ask(
 
 
 def refresh(admin: Any) -> None:
-    """Make the client look up the leaders again: an admin client keeps those it knows, however often they refuse it."""
+    """Make the client look up the leaders again: an admin client keeps the ones it knows even if they refuse it."""
     from confluent_kafka import KafkaException
 
     time.sleep(STEP_S)
@@ -180,24 +180,23 @@ def refresh(admin: Any) -> None:
 
 
 def unreachable(message: str, reason: Reason | None = None, hint: str | None = None) -> UnreachableError:
-    """Return the error of a destination that does not answer, or that refuses us for `reason`."""
+    """Return the error for a destination that does not answer, or that refuses us for `reason`."""
     if reason is Reason.AUTHENTICATION_FAILED:
         return UnreachableError(message, _LOGIN_HINT, reason)
     return UnreachableError(message, hint or _REACH_HINT, reason or Reason.DESTINATION_UNREACHABLE)
 
 
 def refused(code: int, name: str, what: str, detail: str | None, grant: str | None) -> KmirrorError:
-    """Return the error for a broker's answer that refuses `what`; `code` is Kafka's, `grant` gives a missing right."""
+    """Return the error for a broker that refuses `what`; `code` is Kafka's, `grant` the command for a missing right."""
     if code in _NOT_AUTHORIZED:
-        told = detail or name.replace("_", " ").lower()
-        return UnreachableError(f"{what}: {told}", grant, Reason.NOT_AUTHORIZED)
+        return UnreachableError(f"{what}: {detail or name.replace('_', ' ').lower()}", grant, Reason.NOT_AUTHORIZED)
     return BrokerError(code, name, what, detail)
 
 
 def known_error(error: Any, what: str, grant: str | None = None) -> KmirrorError:
-    """Turn librdkafka's error about `what` into ours; whether the request had an effect is the caller's knowledge.
+    """Turn librdkafka's error about `what` into ours; the caller decides whether the request may have had an effect.
 
-    `grant` is the command that gives the right that `what` takes.
+    `grant` is the command that grants the necessary right.
     """
     from confluent_kafka import KafkaError
 

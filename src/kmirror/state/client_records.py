@@ -1,7 +1,7 @@
-"""What is stored of a source's clients: what they need at the destination on the day after.
+"""The stored records of a source's clients: what they need at the destination after a failover.
 
-Quotas carry no owner. So each one is written down here before it is set, and only what is listed is ever changed or
-removed. What the source was seen to have is kept too, with the time: it may be gone when it is asked for.
+Quotas carry no owner. So each one is recorded here before it is set, and only recorded ones are ever changed or
+removed. What the source last had is kept too, with the time: the source may be gone when it is needed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kmirror.cluster.protocol.quota import Quota
 
 @dataclass(frozen=True, slots=True)
 class ClientsRecord:
-    """Store the quotas that kmirror has set (`made`), and those and the SCRAM users that the source had, with the time.
+    """The quotas that kmirror has set (`made`), and the quotas and SCRAM users that the source had, with the time.
 
-    `quotas` and `scram_users` are None where they were not asked for.
+    `quotas` and `scram_users` are None if the source was not asked for them.
     """
 
     mirror: str
@@ -31,13 +31,12 @@ class ClientsRecord:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """The key under which it is stored."""
         return ("clients", self.mirror)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAclsRecord:
-    """Store one page of the ACLs that the source had; the page 0 says when, in `time_ms`, and how many `pages`."""
+    """One page of the ACLs that the source had; page 0 holds their time (`time_ms`) and the number of `pages`."""
 
     mirror: str
     page: int
@@ -48,5 +47,4 @@ class SourceAclsRecord:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """The key under which it is stored."""
         return ("acls", self.mirror, self.page)

@@ -1,6 +1,6 @@
 """The events of `__kmirror_events`: who did what to which mirror, when, with what result.
 
-One event a command and one per automatic decision, kept for ever. The key is the mirror's name.
+One event for each command and each automatic decision, kept forever. The key is the mirror's name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Tell who did what to a mirror and how it ended; `actor` is user@host, `details` is JSON."""
+    """Who did what to a mirror and how it ended; `actor` is user@host, `details` is JSON."""
 
     time_ms: int
     mirror: str
@@ -26,7 +26,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Hold what one read brought, and where the next one begins: at an offset of the topic with this id."""
+    """The events of one read, and where the next read begins: an offset of the topic with this id."""
 
     events: tuple[Event, ...]
     next_offset: int | None = None
@@ -34,7 +34,7 @@ class EventPage:
 
 
 def encode_event(event: Event) -> tuple[bytes, bytes]:
-    """Return an event's key (the mirror) and value as they are stored."""
+    """Return an event's stored key (the mirror) and value."""
     return event.mirror.encode(), dump(
         {
             "v": SCHEMA_VERSION,
@@ -49,7 +49,7 @@ def encode_event(event: Event) -> tuple[bytes, bytes]:
 
 
 def decode_event(key: bytes, value: bytes, time_ms: int) -> Event:
-    """Read one stored event; one that cannot be read says so, with the record's mirror and time."""
+    """Decode a stored event; an unreadable one becomes an event that says so, with the record's mirror and time."""
     try:
         return read(Event, parse(value))
     except UNREADABLE as error:

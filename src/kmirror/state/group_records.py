@@ -1,7 +1,7 @@
-"""What is stored of groups: the offsets that kmirror has set, which tells them from a local consumer's.
+"""The stored records of groups: the offsets that kmirror committed, to tell them from a local consumer's.
 
-For each partition: the offsets that kmirror set and that the destination may still have, newest first. They are
-written before they are committed: after a crash in between the previous one is there, which is kmirror's too.
+For each partition: the offsets that kmirror committed and that the destination may still have, newest first. They are
+stored before they are committed: after a crash in between, the destination has the previous one, also kmirror's.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-#: What the destination may have: what was set last, and what was there before.
+#: Offsets kept for a partition: the one committed last, and those before it that the destination may still have.
 KEPT_OFFSETS = 3
 
 
 class GroupReason(StrEnum):
-    """Name why a group's offset is not set at the destination, for a while or until someone acts."""
+    """Why a group's offset is not committed at the destination, for a while or until an operator acts."""
 
     HAS_MEMBERS = "HAS_MEMBERS"
     COMMITTED_HERE = "COMMITTED_HERE"
@@ -34,7 +34,7 @@ class GroupReason(StrEnum):
     UNKNOWN_NOW = "UNKNOWN_NOW"
 
 
-#: Those that do not pass by themselves: they are stored and reported.
+#: Reasons that last until an operator acts: they are stored and reported.
 LASTING_REASONS = frozenset(
     {
         GroupReason.HAS_MEMBERS,
@@ -49,7 +49,7 @@ LASTING_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Store one group of the source: by destination topic and partition the offsets that are kmirror's.
+    """One group of the source: the offsets that kmirror committed, by destination topic and partition.
 
     `time_ms` is when they or `skipped` last changed. `kind` is `consumer` or `share`.
     """
@@ -68,13 +68,13 @@ class GroupRecord:
         return ("group", self.mirror, self.group)
 
     def ours(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Return the offsets that are kmirror's, the one set last first; none where it has set none."""
+        """Return the offsets that kmirror committed, newest first."""
         return self.offsets.get(topic, {}).get(partition, ())
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsRecord:
-    """Store when a mirror's groups were last checked, all of them; written about once a minute."""
+    """When all groups of a mirror were last checked; written about once a minute."""
 
     mirror: str
     time_ms: int

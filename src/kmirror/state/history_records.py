@@ -1,4 +1,4 @@
-"""What is remembered of how a mirror went: a record an hour, a point a minute. Pure."""
+"""The stored history of a mirror: one record an hour, one point a minute. Pure."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 HOUR_MS = 3_600_000
-#: Hours that are kept beside the present one.
+#: Hours kept, besides the current one.
 KEPT_HOURS = 48
 
 
 class HistoryPoint(NamedTuple):
-    """Sum up some moments by the worst of them; rates are averages. Unknown numbers are None.
+    """The worst values of a minute, and averages for rates. Unknown numbers are None.
 
     The names are also the columns of the stored form; `second` counts from the beginning of the hour.
     """
 
     second: int
-    #: In offsets, over the partitions whose lag is known; None where it is known of none.
+    #: In offsets, summed over the partitions whose lag is known; None if it is known of none.
     lag: int | None
     #: Partitions whose lag is not known.
     lag_unknown: int
     time_lag_ms: int | None
     bytes_per_second: float | None
     records_per_second: float | None
-    #: Partitions that are FAILED; and others that are not copied, whyever.
+    #: Partitions that are FAILED; and others that are not copied for any reason.
     failed: int
     not_copied: int
-    #: What kept the engine from copying anything, such as NO_WORKERS; None while it copied.
+    #: Why the engine copied nothing, such as NO_WORKERS; None while it copied.
     phase: str | None = None
 
 
@@ -38,7 +38,7 @@ TimedPoint = tuple[int, HistoryPoint]
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """Hold the points of one hour, counted since 1970; whoever reads them sorts them: clocks may go back."""
+    """The points of one hour, counted since 1970; readers must sort them, because clocks may go back."""
 
     mirror: str
     hour: int

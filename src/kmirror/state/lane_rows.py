@@ -1,8 +1,8 @@
-"""What a lane reports of all its partitions: rows that come with each report, and rows kept in pages. Pure.
+"""Join a lane's report with its pages: rows that come with each report, and unchanged rows stored in pages. Pure.
 
-A report (`ProgressRecord`) says how many pages (`LaneRowsRecord`) of the same run belong to it. Its own rows go before
-those of pages; what it does not name is as the page has it, at the time of the report. A page of another run says
-nothing: its partitions are not reported on until their lane has stored it anew.
+A report (`ProgressRecord`) has the number of pages (`LaneRowsRecord`) of the same run that belong to it. Its own rows
+override those of pages; a row that only a page has still holds at the time of the report. A page of another run does
+not count: its partitions have no report until their lane stores the page again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kmirror.state.records import LaneRowsRecord, ProgressRecord, ProgressRow
 
 
 def joined(report: ProgressRecord, pages: Mapping[int, LaneRowsRecord]) -> ProgressRecord:
-    """Return a report with all rows that it stands for; `pages` are those of its lane, of any run."""
+    """Return a report with the rows of its pages; `pages` are those of its lane, of any run."""
     if not report.pages:
         return report
     rows: dict[TopicPartition, ProgressRow] = {}

@@ -1,16 +1,16 @@
-"""The engine's lease: at most one engine at a time is in charge of a mirror, and anyone can see which.
+"""The engine's lease: at most one engine at a time is in charge of a mirror, and everyone can see which.
 
-Who is in charge is what the engine record says; the transactional id `kmirror-engine-<mirror>` only keeps two engines
-from writing it at once. A holder that finds itself fenced therefore looks at the record: is the lease still its own, it
-takes the id back and continues; is it another's, it ends. Looking comes before taking, so that an engine that
-is out of date never disturbs its successor.
+The engine record says who is in charge; the transactional id `kmirror-engine-<mirror>` only keeps two engines from
+writing it at once. So a holder that is fenced reads the record: if the lease is still its own, it takes the id back and
+continues; if it is another engine's, it ends. It reads before it takes the id, so that an outdated engine never
+disturbs its successor.
 
 Lanes outlive their driver for a while. They may write until `ttl_ms` after they sent the fetch that showed them their
-engine's record as the newest, so a successor waits that long, counted from the moment its own record could be
-read, before it relies on being alone. Only an engine that says its lanes have ended (RELEASED) spares its successor the
-wait, and not even it can speak for lanes that its own predecessor left behind: for them `settle_ms` is handed on.
+engine's record as the newest. So a successor waits that long, counted from the moment its own record could be read,
+before it relies on being alone. Only an engine that has recorded the end of its lanes (RELEASED) spares its successor
+the wait, except for lanes that its own predecessor left behind: `settle_ms` passes their time on.
 
-Clocks of different hosts are compared only where nothing better is at hand: a heartbeat that moves is alive.
+Clocks of different hosts are compared only if nothing better is known: an engine whose heartbeat changes is alive.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from kmirror.state.events import Event
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Record
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
-from kmirror.state.writer import NotConfirmed, Writer, settled, write_decided
+from kmirror.state.writer import NotConfirmed, Writer, decide_and_write, was_written
 
 HEARTBEAT_S = 1.0
-#: How long a heartbeat is watched before it may be called still.
-_LOOK_S = 1.5 * HEARTBEAT_S
-_LOOK_STEP_S = 0.25
-#: How long a lease must be missing before its holder takes it for deleted.
-_BELIEVED_GONE_S = 10.0
+#: How long to wait for the next heartbeat before an engine may count as dead, and how often to check.
+_WATCH_S = 1.5 * HEARTBEAT_S
+_POLL_S = 0.25
+#: How long a lease must be missing before its holder treats it as deleted.
+_ASSUMED_DELETED_S = 10.0
 
 _ENDED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """Name the driver process so that others can tell whether it still lives; `pid_start_time` in ticks since boot."""
+    """The driver process, so that others can find out whether it is alive; `pid_start_time` in ticks since boot."""
 
     host: str
     boot_id: str
@@ -64,20 +64,20 @@ class EngineIdentity:
 
     @classmethod
     def of_this_process(cls, application_id: str | None = None, master: str | None = None) -> EngineIdentity:
-        """Describe the calling process, as far as the system has /proc."""
+        """Return the identity of this process, incomplete where the system has no /proc."""
         pid = os.getpid()
         return cls(socket.gethostname(), _boot_id(), pid, _start_time(pid) or 0, application_id, master)
 
 
 class FencedByCommandError(RefusedError):
-    """A command has taken the lease, not another engine: the mirror is free again when that has ended."""
+    """A command took the lease, not another engine: the mirror is free again when the command has ended."""
 
 
 class Lease:
-    """Being in charge of one mirror; made by `acquire` or `standby`, used by one thread at a time.
+    """The lease of one mirror; made by `acquire` or `standby`, used by one thread at a time.
 
-    `record` is what was last written, `predecessor` what was found, and `predecessor_may_write_until` the moment (on
-    `boottime()`'s clock, 0.0 for "not at all") until which lanes of former engines may still write.
+    `record` is what was last written, `predecessor` the record before it, and `predecessor_may_write_until` the moment
+    (on `boottime()`'s clock, 0.0 for "not at all") until which lanes of earlier engines may still write.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Lease:
         self.predecessor = predecessor
         self.predecessor_may_write_until = until
         self._missing_since: float | None = None
-        #: What was written and not confirmed, with what the record would be; settled before anything else is written.
+        #: An unconfirmed write, and the record it contains; settled before anything else is written.
         self._doubt: tuple[NotConfirmed, EngineRecord] | None = None
 
     @property
@@ -108,9 +108,9 @@ class Lease:
         *,
         again: bool = False,
     ) -> Self:
-        """Take charge of a mirror that no engine is in charge of; with `take_over` also of one that has an engine.
+        """Take the lease of a mirror without an engine; with `take_over` also of one that has an engine.
 
-        `again`: an earlier try of this process, whose outcome is unknown, may have taken it.
+        `again`: an earlier attempt of this process, whose outcome is unknown, may have taken it.
 
         Raises RefusedError naming the engine in charge, or the missing mirror; UnreachableError; OutcomeUnknown.
         """
@@ -121,7 +121,7 @@ class Lease:
         found = state.engine(mirror)
         is_ours = again and found is not None and _is_of(found, identity)
         if found is not None and not take_over and not is_ours and not _is_over(found, identity):
-            _require_still(store, found, timeout)
+            _require_no_heartbeat(store, found, timeout)
         return cls._take(store, mirror, identity, ttl_ms, found, take_over, timeout)
 
     @classmethod
@@ -133,7 +133,7 @@ class Lease:
         ttl_ms: int = 10_000,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Self | None:
-        """Wait until the engine in charge ends or is silent for its whole ttl, then take charge; None if stopped.
+        """Wait until the engine in charge ends or sends no heartbeat for its ttl, then take the lease; None if stopped.
 
         Raises as `acquire` does, except for the engine in charge.
         """
@@ -147,7 +147,7 @@ class Lease:
                 except RefusedError as error:
                     if error.reason is not Reason.FENCED:
                         raise
-            time.sleep(_LOOK_STEP_S)
+            time.sleep(_POLL_S)
             state = store.read()
             state.require_readable(mirror)  # before anything is taken from an engine of a newer version
             now_found = state.engine(mirror)
@@ -174,7 +174,7 @@ class Lease:
             _require_mirror(state, mirror)
             found = state.engine(mirror)
             if found != expected and not take_over and found is not None and found.state is not EngineState.RELEASED:
-                raise _in_charge(found)  # another engine was quicker, or the one thought dead renewed its lease
+                raise _in_charge(found)  # another engine was faster, or the one believed dead renewed its lease
             now = _now_ms()
             return Changes(
                 (
@@ -191,7 +191,7 @@ class Lease:
                         since_ms=now,
                         last_seen_ms=now,
                         ttl_ms=ttl_ms,
-                        settle_ms=_outlives_ms(found),
+                        settle_ms=_may_write_ms(found),
                     ),
                 )
             )
@@ -199,16 +199,16 @@ class Lease:
         writer = Writer(store, "engine", mirror)
         deadline = Deadline(timeout)
         try:
-            write_decided(store, writer, decide, deadline)
-            # from here on no lane that looks can find its old lease; before, the commit's marker may still be missing
+            decide_and_write(store, writer, decide, deadline)
+            # wait for the commit's marker: only after it does no lane find its old lease any more
             record = store.read_complete(deadline).engine(mirror)
             if record is None or record.lease_id != lease_id:
                 raise _lost(mirror, record)
         except BaseException:
             writer.close()
             raise
-        outlives_ms = _outlives_ms(found)
-        return cls(store, writer, record, found, boottime() + outlives_ms / 1000 if outlives_ms else 0.0)
+        may_write_ms = _may_write_ms(found)
+        return cls(store, writer, record, found, boottime() + may_write_ms / 1000 if may_write_ms else 0.0)
 
     def heartbeat(
         self,
@@ -227,14 +227,12 @@ class Lease:
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Renew the lease, say which incarnation of each lane may write, and write what else is to be stored.
+        """Renew the lease with the incarnations of lanes that may write, and write `records`, `events`, `tombstones`.
 
-        `revisions` are the changes that lanes have to go by, `silent_lanes` those that no worker reports on, `throttle`
-        what each may fetch, `first_topics` what they are to fetch first, `places` where they run, see EngineRecord.
-
-        All in one transaction. Raises RefusedError (FENCED) when the lease is another's; after UnreachableError
-        (default time-out: the lease's ttl) the same content may be given again. After OutcomeUnknown `settle` comes
-        first: content that was written may have been changed by others since, and would undo that.
+        For the other arguments see EngineRecord. All in one transaction. Raises RefusedError (FENCED) when the lease is
+        another's. After UnreachableError (default time-out: the lease's ttl) the same content may be given again. After
+        OutcomeUnknown call `settle` first: if the content was written, others may have changed it since, and writing it
+        again would undo that.
         """
         record = replace(
             self.record,
@@ -252,23 +250,23 @@ class Lease:
         self._write(record, Changes(records, tombstones, events), timeout)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Find out what became of the heartbeat whose outcome is unknown; True when all of it was written.
+        """Return whether the heartbeat whose outcome is unknown was written; False if there is none.
 
-        Raises as `heartbeat`; False, too, when there is no such heartbeat.
+        Raises as `heartbeat`.
         """
         if self._doubt is None:
             return False
         doubt, record = self._doubt
         deadline = self._deadline(timeout)
         self._open(deadline)
-        was_written = settled(self._store, self._writer, doubt, deadline)
+        is_written = was_written(self._store, self._writer, doubt, deadline)
         self._doubt = None
-        if was_written:
+        if is_written:
             self.record = record
-        return was_written
+        return is_written
 
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
-        """End the lease, when every lane has ended: the successor may write at once. Raises as `heartbeat`."""
+        """End the lease after every lane has ended: the successor may write at once. Raises as `heartbeat`."""
         released = replace(
             self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None, places=None
         )
@@ -307,7 +305,7 @@ class Lease:
 
     def _open(self, deadline: Deadline) -> None:
         if not self._writer.is_open:
-            # a look without waiting for open transactions, of which one may be our own
+            # do not wait for open transactions here: one may be our own
             self._require_mine(self._store.read(deadline.remaining))
             self._writer.open(deadline)
             self._require_mine(self._store.read_complete(deadline))
@@ -323,9 +321,9 @@ class Lease:
                     "no action is needed if that was intended; use that version here too",
                     Reason.FENCED,
                 )
-            # A leader just elected may hide its last records for a while; absence is believed when it lasts.
+            # a newly elected leader may hide its last records for a while
             self._missing_since = self._missing_since or boottime()
-            if boottime() - self._missing_since < _BELIEVED_GONE_S:
+            if boottime() - self._missing_since < _ASSUMED_DELETED_S:
                 raise UnreachableError(
                     f"the lease of mirror {self.record.mirror!r} cannot be read at the moment",
                     "its partition's leader may have moved; kmirror retries",
@@ -344,39 +342,39 @@ def _require_mirror(state: State, mirror: str) -> None:
         raise RefusedError(f"there is no mirror {mirror!r}", "`kmirror list` lists the mirrors of this cluster")
 
 
-def _outlives_ms(found: EngineRecord | None) -> int:
-    # how long lanes of this engine, and of those before it, may still write after it is fenced
+def _may_write_ms(found: EngineRecord | None) -> int:
+    # how long lanes of this engine and of earlier ones may still write after it is fenced
     if found is None:
         return 0
     return found.settle_ms if found.state is EngineState.RELEASED else max(found.ttl_ms, found.settle_ms)
 
 
-def _is_of(found: EngineRecord, looker: EngineIdentity) -> bool:
+def _is_of(found: EngineRecord, process: EngineIdentity) -> bool:
     named = (found.host, found.boot_id, found.pid, found.pid_start_time)
-    return named == (looker.host, looker.boot_id, looker.pid, looker.pid_start_time)
+    return named == (process.host, process.boot_id, process.pid, process.pid_start_time)
 
 
-def _is_over(found: EngineRecord, looker: EngineIdentity) -> bool:
-    # known for certain, without watching; lanes of a dead driver may live on
+def _is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
+    # certain, without waiting for heartbeats; lanes of a dead driver may still run
     if found.state is EngineState.RELEASED:
         return True
-    if (found.host, found.boot_id) != (looker.host, looker.boot_id) or not found.boot_id:
+    if (found.host, found.boot_id) != (observer.host, observer.boot_id) or not found.boot_id:
         return False
     try:
         os.kill(found.pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # another user's, which /proc may not show us
+        pass  # another user's process, which /proc may hide
     started = _start_time(found.pid)
     return started is not None and started != found.pid_start_time
 
 
-def _require_still(store: StateStore, found: EngineRecord, timeout: float) -> None:
-    # raise when the heartbeat moves, or when it is younger than its ttl by our clock
-    look = Deadline(_LOOK_S)
-    while not look.passed:
-        time.sleep(_LOOK_STEP_S)
+def _require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float) -> None:
+    # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock
+    watch = Deadline(_WATCH_S)
+    while not watch.passed:
+        time.sleep(_POLL_S)
         seen = store.read(timeout).engine(found.mirror)
         if seen is None or seen.state is EngineState.RELEASED:
             return
@@ -387,7 +385,7 @@ def _require_still(store: StateStore, found: EngineRecord, timeout: float) -> No
 
 
 def has_ended(found: EngineRecord) -> bool | None:
-    """Tell whether an engine has ended: it said so, or its process is gone; None for a process elsewhere."""
+    """Return whether an engine has ended: it recorded that, or its process is gone; None for a process elsewhere."""
     here = EngineIdentity.of_this_process()
     if _is_over(found, here):
         return True
@@ -397,7 +395,7 @@ def has_ended(found: EngineRecord) -> bool | None:
 def _in_charge(found: EngineRecord) -> RefusedError:
     spark = f", Spark application {found.application_id}" if found.application_id else ""
     age = (_now_ms() - found.last_seen_ms) / 1000
-    if found.is_of_command:
+    if found.held_by_command:
         return FencedByCommandError(
             f"a command is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}, "
             f"since {_clock(found.since_ms)}",
@@ -419,7 +417,7 @@ def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
             "`kmirror list` shows whether the mirror still exists",
             Reason.FENCED,
         )
-    if found.is_of_command:
+    if found.held_by_command:
         return FencedByCommandError(
             f"this engine is no longer in charge of mirror {mirror!r}: a command, process {found.pid} on {found.host}, "
             f"took over at {_clock(found.since_ms)}",
@@ -444,7 +442,7 @@ def _now_ms() -> int:
 
 
 def _boot_id() -> str:
-    # a process number means nothing outside its own pid namespace
+    # a pid means nothing outside its pid namespace
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -453,7 +451,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    # ticks since boot, field 22 of proc(5); _ENDED for one that only waits to be reaped; None when /proc does not tell
+    # ticks since boot, field 22 of proc(5); _ENDED for a zombie; None if /proc does not have it
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""The operators' lock: one command at a time changes what is stored of a mirror.
+"""The operators' lock: one command at a time changes the stored state of a mirror.
 
-It is held only for the moment of writing, never while waiting for something, and needs no clean-up: the next command
-takes it, and a command that is fenced that way decides again on what it then finds.
+It is held only while writing, never while waiting, and needs no clean-up: the next command takes it, and the command
+that it fences reads and decides again.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from kmirror.state.client import Deadline
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
-from kmirror.state.writer import Decide, Writer, write_decided
+from kmirror.state.writer import Decide, Writer, decide_and_write
 
 
 def transact(store: StateStore, mirror: str, decide: Decide, timeout: float = DEFAULT_TIMEOUT_S) -> Changes:
-    """Change what is stored of one mirror by a pure function of all that is stored; return what was written.
+    """Change the stored state of one mirror by a pure function of the whole state; return what was written.
 
-    `decide` may run several times, and raises RefusedError when its precondition does not hold. The internal topics
-    are created where missing. Raises what `decide` raises (reason FENCED when the precondition held until another one
-    wrote), RefusedError when a newer kmirror wrote records of this mirror, TimedOutError, UnreachableError, and
-    OutcomeUnknown when no broker confirms whether the change was made.
+    `decide` may run several times, and raises RefusedError when its precondition does not hold. Missing internal topics
+    are created. Raises what `decide` raises (reason FENCED when the precondition held until another process wrote),
+    RefusedError when a newer kmirror wrote records of this mirror, TimedOutError, UnreachableError, and OutcomeUnknown
+    when no broker confirms whether the change was made.
     """
 
     def decide_readable(state: State) -> Changes:
@@ -28,6 +28,6 @@ def transact(store: StateStore, mirror: str, decide: Decide, timeout: float = DE
     store.ensure_topics(timeout=timeout)
     writer = Writer(store, "operator", mirror)
     try:
-        return write_decided(store, writer, decide_readable, Deadline(timeout))
+        return decide_and_write(store, writer, decide_readable, Deadline(timeout))
     finally:
         writer.close()

@@ -1,8 +1,8 @@
 """The records of `__kmirror_state`, and their JSON.
 
-A key is a JSON array of the kind and the names, a value a JSON object that carries its schema version `v`. What a
-newer kmirror wrote is never lost: fields this version does not know ride along in `extra`, and whole records it
-cannot read (an unknown kind, a higher `v`, a state it has no word for) come back as `Unknown`, never to be changed.
+A key is a JSON array of the kind and the names, a value a JSON object with its schema version `v`. What a newer kmirror
+wrote is never lost: unknown fields are kept in `extra`, and records that this version cannot read (an unknown kind, a
+higher `v`, an unknown state) are decoded as `Unknown` and never changed.
 
 Pure and light: lanes import this module in Spark workers.
 """
@@ -29,7 +29,7 @@ Key = tuple[str | int, ...]
 
 
 class PartitionState(StrEnum):
-    """Name what a partition is doing."""
+    """The state of a mirror partition."""
 
     LOG_ALIGNMENT = "LOG_ALIGNMENT"
     MIRRORING = "MIRRORING"
@@ -41,7 +41,7 @@ class PartitionState(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """Name what operators want of a topic."""
+    """The state that operators want a topic to be in."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -49,28 +49,28 @@ class DesiredState(StrEnum):
 
 
 class TopicOrigin(StrEnum):
-    """Name how a destination topic became a mirror topic."""
+    """How a destination topic became a mirror topic."""
 
     CREATED = "CREATED"
     ADOPTED = "ADOPTED"
 
 
 class RebuildStep(StrEnum):
-    """Name the next step of a topic's rebuild."""
+    """The next step of a topic's rebuild."""
 
     ARCHIVE = "ARCHIVE"
-    #: All that would be lost is in the archive; from here on the topic may be deleted and created again.
+    #: The archive is complete: the topic may be deleted and created again.
     REPLACE = "REPLACE"
 
 
-#: What a topic's `pending_operation` says while it is rebuilt; while a promote waits for lag 0; while it is stopped.
+#: A topic's `pending_operation` while it is rebuilt; while a promote waits for lag 0; while it is being stopped.
 PENDING_REBUILD = "rebuild"
 PENDING_PROMOTE = "promote"
 PENDING_STOP = "stop"
 
 
 class EngineState(StrEnum):
-    """Name how far an engine's time in charge has come; RELEASED means that all its lanes have ended."""
+    """The state of an engine's lease; RELEASED means that all its lanes have ended."""
 
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
@@ -78,7 +78,7 @@ class EngineState(StrEnum):
 
 
 class Incarnation(NamedTuple):
-    """Tell one run of a lane from the runs before it: the plan's generation and Spark's attempt."""
+    """The plan's generation and Spark's attempt, which distinguish one run of a lane from earlier ones."""
 
     generation: int
     attempt: int
@@ -86,7 +86,7 @@ class Incarnation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MirrorRecord:
-    """Describe a mirror; `source` and `settings` hold stored strings, secrets only as references."""
+    """A mirror; `source` and `settings` hold stored strings, secrets only as references."""
 
     name: str
     source: Mapping[str, str]
@@ -94,9 +94,9 @@ class MirrorRecord:
     source_cluster_id: str | None
     created_by: str
     created_at_ms: int
-    #: True while the whole mirror is paused: topics that come later are paused from their beginning.
+    #: True while the whole mirror is paused: topics discovered later start paused.
     paused: bool = False
-    #: True once the mirror as a whole was failed over: topics that the source gets later are not taken.
+    #: True once the whole mirror was failed over: new source topics are no longer added.
     discovery_ended: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,10 +107,10 @@ class MirrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Say how far the rebuild of a topic is, so that the next engine continues there.
+    """The progress of a topic's rebuild, so that the next engine can continue it.
 
-    `ranges` are the offsets to archive, by partition, first and last exclusive; None before they are known. `groups`
-    are the offsets that consumer groups had committed, by partition.
+    `ranges` are the offsets to archive, by partition, end exclusive; None before they are known. `groups` are the
+    offsets that consumer groups had committed, by partition.
     """
 
     reason: Reason
@@ -124,12 +124,12 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """Say what operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
+    """What operators decided about a mirror topic; topic ids as Kafka prints them (base64url, no padding).
 
-    `deferred` are topic settings the source wants and the destination topic gets when mirroring stops; the `inherited`
-    ones the source takes from its brokers. `settings` are those that kmirror set. `first_offsets`
-    keeps, by partition, where an `add` that is under way has decided to begin, so that an interrupted one is finished
-    with the same offsets; afterwards the partitions' records tell. `recoveries` are the last ones, by partition.
+    `deferred` are the source's settings that the destination topic gets when mirroring stops; `inherited` are those
+    that the source takes from its brokers. `settings` are those that kmirror set. `first_offsets` keeps, by partition,
+    where an unfinished `add` decided to begin, so that it is finished with the same offsets after an interruption;
+    afterwards the partitions' records have them. `recoveries` are the last requests, by partition.
     """
 
     mirror: str
@@ -144,7 +144,7 @@ class TopicRecord:
     deferred: Mapping[str, str] | None = None
     first_offsets: Mapping[int, int] | None = None
     recoveries: Mapping[int, Recovery] | None = None
-    #: How far its rebuild is, None without one. When it was last rebuilt, and where its old records are.
+    #: Its rebuild, if one is in progress. When it was last rebuilt, and where its old records are.
     rebuild: Rebuild | None = None
     rebuilt_at_ms: int | None = None
     archive: str | None = None
@@ -152,11 +152,11 @@ class TopicRecord:
     stop_reason: Reason | None = None
     settings: Mapping[str, str] | None = None
     inherited: tuple[str, ...] | None = None
-    #: Names the last `pause`; None when no operator has paused it since it became a mirror topic.
+    #: Id of the last `pause`; None if it was never paused since it became a mirror topic.
     pause_id: str | None = None
-    #: When the settings of the first source were last read; None where the source topic is not a mirror topic itself.
+    #: When the settings of the first source were last read; None if the source topic is not a mirror topic itself.
     first_source_seen_ms: int | None = None
-    #: When it became a mirror topic, the last time: what lanes reported before is about another copy.
+    #: When it last became a mirror topic: earlier reports of lanes are about another copy.
     added_at_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Store what the destination's broker knows of us: our producer and how many offsets our markers filled."""
+    """The producer state that the destination's broker has for us, and how many offsets our markers filled."""
 
     producer_id: int
     producer_epoch: int
@@ -178,10 +178,10 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class AtStop:
-    """Keep what was known of a partition when its mirroring stopped, at `time_ms`; unknown numbers are None.
+    """What was known of a partition when its mirroring stopped, at `time_ms`; unknown numbers are None.
 
     The source ended at `source_offset` at `source_as_of_ms`. From the last mirrored offset to `log_end` the log holds
-    what is not the source's: `foreign_records`, at least that many where `foreign_is_complete` is false.
+    records that are not the source's: `foreign_records`, or more where `foreign_is_complete` is false.
     """
 
     time_ms: int
@@ -191,25 +191,25 @@ class AtStop:
     source_high_watermark: int | None = None
     source_max_timestamp_ms: int | None = None
     source_as_of_ms: int | None = None
-    #: How fast the source's end grew when that was last measured.
+    #: Last measured growth of the source's end.
     records_per_second: float | None = None
-    #: What else is known of the source's topic, for people: that it is gone, or another one.
+    #: A note for people about the source's topic: that it is gone, or was recreated.
     source_note: str | None = None
-    #: Why it had FAILED, and from where on a source of another history differs.
+    #: Why it had FAILED, and the fork if the source's history differs.
     failure: Reason | None = None
     failure_message: str | None = None
     fork_offset: int | None = None
     foreign_records: int = 0
     foreign_producer_id: int | None = None
     foreign_is_complete: bool = True
-    #: Whether the source's end is its own answer to the stop, not what a lane saw before; None: not recorded.
+    #: True if the source itself answered during the stop, False if a lane had seen its end before; None: not recorded.
     source_answered: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """Hold what must outlive the engine about one destination partition; offsets exclusive, as in Kafka."""
+    """What must outlive the engine about one destination partition; offsets are exclusive, as in Kafka."""
 
     mirror: str
     topic: str
@@ -224,17 +224,17 @@ class PartitionRecord:
     failed_offset: int | None = None
     guard: Guard | None = None
     initial_copy_complete: bool = False
-    #: The first offset of a mirror that does not begin at the source's log start; fixed once.
+    #: The first offset of a mirror that does not begin at the source's log start; set once.
     first_offset: int | None = None
-    #: True when records of the source have been in the destination: an empty log is not the beginning then.
+    #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False
-    #: True when the two logs have been aligned once: no filler is left that a reader could see.
+    #: True once the two logs were aligned: no filler is left that a reader could see.
     aligned: bool = False
-    #: Up to here the source lost records before they were copied, and the copy continued after them.
+    #: Up to here the source lost records before they were copied, and the copy continued after the loss.
     lost_until: int | None = None
-    #: The topic's `pause_id` that an engine answers by this record: none of its requests is under way any more.
+    #: The topic's `pause_id` that the engine confirms with this record: none of its requests is in flight any more.
     pause_id: str | None = None
-    #: What its stop found; None while it is mirrored.
+    #: What the stop found; None while it is mirrored.
     at_stop: AtStop | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -243,12 +243,12 @@ class PartitionRecord:
         return ("partition", self.mirror, self.topic, self.partition)
 
 
-#: Seconds: a report without a time of its own describes the source as seen at most so long before.
+#: Seconds: without a time of its own, a report describes the source as seen at most this long before.
 FRESH_SECONDS = 2.0
 
 
 class ProgressRow(NamedTuple):
-    """Report one partition as its lane last saw it; the names are also the columns of the stored form."""
+    """One partition as its lane last saw it; the names are also the columns of the stored form."""
 
     topic: str
     partition: int
@@ -261,51 +261,51 @@ class ProgressRow(NamedTuple):
     reason: Reason | None = None
     message: str | None = None
     bytes_per_second: float = 0.0
-    #: Records of the source have been in the destination.
+    #: True once records of the source were in the destination.
     begun: bool = False
-    #: The offset at which the lane made the destination's log begin; None when it did not.
+    #: The offset to which the lane advanced the destination's log start; None if it did not.
     aligned_to: int | None = None
-    #: The offsets that the lane skipped because the source had lost them, the last one exclusive; None: it did not.
+    #: The offsets that the lane skipped because the source had lost them, end exclusive; None if it skipped none.
     lost_from: int | None = None
     lost_until: int | None = None
-    #: The offsets that the destination had lost, and that the lane copies again; the last one exclusive.
+    #: The offsets that the destination had lost and the lane copies again, end exclusive.
     again_from: int | None = None
     again_until: int | None = None
-    #: The source's leader epoch of the last batch that was copied, None while that is not known.
+    #: The source's leader epoch of the last copied batch; None: unknown.
     last_epoch: int | None = None
-    #: When the source was asked for these values; None: within `FRESH_SECONDS` before the report.
+    #: When the source returned these values; None: within `FRESH_SECONDS` before the report.
     source_seen_ms: int | None = None
     #: How often a partition in trouble has been retried.
     retry_attempt: int = 0
     #: The number of the last operator's request (`Recovery`) that the lane follows.
     recovery: int | None = None
-    #: The offset at which a FAILED partition cannot continue; None while it has not.
+    #: The offset at which a FAILED partition cannot continue; None unless it is FAILED.
     failed_offset: int | None = None
-    #: How fast the source's end grew when the lane last measured it; None before it could.
+    #: Last measured growth of the source's end; None before the first measurement.
     records_per_second: float | None = None
-    #: How fast the destination's end grew, measured in the same way.
+    #: Growth of the destination's end, measured the same way.
     offsets_per_second: float | None = None
-    #: While the lane has not all that the source has: when it last had; None where it never had.
+    #: While the lane is behind: when it last had caught up with the source; None: never.
     caught_up_ms: int | None = None
-    #: What the lane has copied since it took the partition, the last time.
+    #: What the lane has copied since the partition was last assigned to it.
     records_copied: int = 0
     bytes_copied: int = 0
 
 
 class LaneRun(NamedTuple):
-    """Name one run of a lane among those of all engines."""
+    """One run of a lane among those of all engines."""
 
     lease_id: str
     generation: int
     attempt: int
 
 
-#: Upper bounds in seconds, inclusive, of the classes that requests are counted in; the last class has none.
+#: Upper bounds of the latency histogram's buckets in seconds, inclusive; the last bucket has none.
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Latencies(NamedTuple):
-    """Count requests by how long they took, one number a class, and sum up how long that was."""
+    """A latency histogram: requests per bucket, and the sum of their latencies."""
 
     counts: tuple[int, ...]
     seconds: float
@@ -316,7 +316,7 @@ NONE_YET = Latencies((0,) * (len(LATENCY_BOUNDS) + 1), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Report what one incarnation of a lane saw at `time_ms`."""
+    """The report of one incarnation of a lane at `time_ms`."""
 
     mirror: str
     lane: int
@@ -327,20 +327,20 @@ class ProgressRecord:
     pid: int
     time_ms: int
     rows: tuple[ProgressRow, ...]
-    #: True when the lane may not write markers, and fills offsets by empty transactions instead.
+    #: True if the lane may not write markers, and fills offsets with empty transactions instead.
     fills_by_transactions: bool = False
-    #: The last change that it goes by; and the last for which all partitions to be released are released.
+    #: The last change that the lane applied; and the last one whose revoked partitions are all released.
     taken: int = 0
     given_up: int = 0
-    #: Since it began: bytes fetched from the source, and for how long its share of the throttle kept it from fetching.
+    #: Since it began: bytes fetched from the source, and for how long the throttle kept it from fetching.
     fetched_bytes: int = 0
     throttled_ms: int = 0
-    #: Since it began: batches appended; batches of the source taken apart for it, and put together; offsets filled.
+    #: Since it began: batches appended; source batches split, and merged, for that; offsets filled.
     batches_copied: int = 0
     batches_taken_apart: int = 0
     batches_merged: int = 0
     offsets_filled: int = 0
-    #: From request to answer, of fetches that brought records, the wait for records included; and of appends.
+    #: From request to answer: of fetches that returned records, including the wait for them; and of appends.
     fetch_latencies: Latencies = NONE_YET
     produce_latencies: Latencies = NONE_YET
     #: How many `LaneRowsRecord`s of the same run belong to this: `rows` then holds only those that differ from them.
@@ -358,9 +358,9 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaneRowsRecord:
-    """Keep rows of a lane's report that have not changed for a while, so that they are not stored with each report.
+    """Rows of a lane's report that have not changed for a while, so that they are not stored with each report.
 
-    They are as old as the last report of the same run, which repeats them by not naming them.
+    They hold as of the last report of the same run: a report repeats every row that it leaves out.
     """
 
     mirror: str
@@ -383,9 +383,9 @@ class LaneRowsRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaneChangeRecord:
-    """Tell one run of a lane what changes of its work; `revision` counts such changes from 1, without a gap.
+    """A change of the partitions assigned to one run of a lane; `revision` counts such changes from 1, without a gap.
 
-    Only the last one is kept for long: a lane that misses one before it has to be restarted, with all its work.
+    Only the last one is kept for long: a lane that misses an earlier one has to be restarted, with all its partitions.
     """
 
     mirror: str
@@ -393,12 +393,12 @@ class LaneChangeRecord:
     lease_id: str
     generation: int
     revision: int
-    #: Topics and partitions to release: nothing more is sent to them.
+    #: Topics and partitions that are revoked: nothing more may be sent to them. `taken` are newly assigned.
     given_up: tuple[tuple[str, int], ...]
     taken: tuple[Assignment, ...]
-    #: False when no older claim can still write to what is taken.
+    #: False if no older lane can still write to the assigned partitions.
     predecessor_may_write: bool
-    #: The lanes that may have left transactions open in what is taken.
+    #: Lanes that may have left transactions open in the assigned partitions.
     unsettled_lanes: tuple[int, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -409,11 +409,11 @@ class LaneChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """Say who is in charge of a mirror, until when that holds, and which incarnation of each lane may write.
+    """The engine in charge of a mirror, until when that holds, and which incarnation of each lane may write.
 
-    `pid_start_time` is in clock ticks since boot, which with `boot_id` tells a process from a later one of its number.
-    `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of engines before it may,
-    and runs of its own lanes that it has overruled. The last fields are what it judges itself: which lanes have not
+    `pid_start_time` is in clock ticks since boot; with `boot_id` it distinguishes a process from a later one with the
+    same pid. `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of earlier
+    engines may, and replaced runs of its own lanes. The last fields are the engine's own findings: which lanes have not
     reported for long, and why the source does not answer.
     """
 
@@ -431,17 +431,17 @@ class EngineRecord:
     ttl_ms: int
     settle_ms: int = 0
     lanes: Mapping[int, Incarnation] = field(default_factory=dict)
-    #: By lane, the last change that it has to go by; lanes without changes are left out.
+    #: By lane, the last change that it has to apply; lanes without changes are left out.
     revisions: Mapping[int, int] | None = None
-    #: Lanes without reports, and the time of the last one (or of the engine's start); None: all report.
+    #: Lanes without current reports, and the time of the last one (or of the engine's start); None: all report.
     silent_lanes: Mapping[int, int] | None = None
     source_reason: Reason | None = None
     source_message: str | None = None
-    #: By lane, the bytes a second that it may fetch; None: no limit.
+    #: By lane, the bytes per second that it may fetch; None: no limit.
     throttle: Mapping[int, int] | None = None
-    #: The mirror topics that are behind and are copied first: nothing is fetched of others; None: all are alike.
+    #: The lagging mirror topics that are copied first, while others are not fetched; None: no priority.
     first_topics: tuple[str, ...] | None = None
-    #: By lane, the host and the executor that run it, as far as Spark's driver knows; None: it runs none elsewhere.
+    #: By lane, the host and executor that run it, as far as Spark's driver knows; None: all run in the driver.
     places: Mapping[int, str] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -450,13 +450,13 @@ class EngineRecord:
         return ("engine", self.mirror)
 
     @property
-    def is_of_command(self) -> bool:
-        """Tell whether a command holds the lease for a moment, to shut out an engine that does not answer."""
+    def held_by_command(self) -> bool:
+        """Return whether a command holds the lease for a moment, to fence an engine that does not respond."""
         return self.master is None
 
     @property
     def name(self) -> str:
-        """Return it for people: the host, and Spark's application there or the process."""
+        """Return the engine's name for people: host, and Spark application or process."""
         return f"{self.host}/{self.application_id or self.pid}"
 
 
@@ -480,30 +480,30 @@ Record = (
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Stand for a tombstone: the record of this key is gone."""
+    """A tombstone: the record of this key is deleted."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Stand for a record that this version cannot read, and say why; `key` is empty when not even that can be read."""
+    """A record that this version cannot read, and why; `key` is empty if even that cannot be read."""
 
     key: Key
     problem: str
 
 
 def encode(record: Record) -> tuple[bytes, bytes]:
-    """Return the record's key and value as they are stored."""
+    """Return the record's stored key and value."""
     key = record.key
     value: dict[str, Any] = {"v": SCHEMA_VERSION}
     if isinstance(record, ProgressRecord | LaneRowsRecord):
         value["columns"] = ProgressRow._fields
     elif isinstance(record, LaneChangeRecord):
         value["columns"] = COLUMNS
-    value |= _fields_of(record, skip=len(key) - 1)  # the names that open the record are in the key
+    value |= _fields_of(record, skip=len(key) - 1)  # the first fields are in the key
     if isinstance(record, HistoryRecord):
-        # a column of which nothing is known in this hour is left out
+        # a column without a known value in this hour is left out
         used = [any(cell is not None for cell in column) for column in zip(*record.points, strict=True)]
         value["columns"] = list(compress(HistoryPoint._fields, used))
         value["points"] = [list(compress(point, used)) for point in record.points]
@@ -511,17 +511,17 @@ def encode(record: Record) -> tuple[bytes, bytes]:
 
 
 def encode_key(key: Key) -> bytes:
-    """Return the stored form of a key; with a null value it is the record's tombstone."""
+    """Return the stored form of a key; with a null value it is a tombstone."""
     return dump(key)
 
 
 def may_be_of(key: bytes, mirror: str) -> bool:
-    """Tell whether a stored key may be of a mirror, without reading it; False is certain."""
+    """Return whether a stored key may belong to a mirror, without decoding it; False is certain."""
     return dump(mirror) in key
 
 
 def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
-    """Read one stored record; never raises: what cannot be read is `Unknown`."""
+    """Decode a stored record; never raises: an unreadable one becomes `Unknown`."""
     try:
         names = _key_of(key)
     except UNREADABLE as error:
@@ -549,7 +549,7 @@ def _stored(part: Any) -> dict[str, Any] | list[Any]:
 
 
 def _fields_of(record: Any, skip: int = 0) -> dict[str, Any]:
-    # the fields after the key's names, None left out, and what a newer version had added
+    # fields that are not in the key, without None, plus unknown fields of a newer version
     known = {f.name: getattr(record, f.name) for f in fields(record)[skip:] if f.name != "extra"}
     extra: Mapping[str, Any] = record.extra
     return {name: value for name, value in known.items() if value is not None} | dict(extra)
@@ -562,7 +562,7 @@ def _key_of(key: bytes) -> Key:
     return tuple(parsed)
 
 
-#: The kinds this version reads.
+#: The kinds that this version can read.
 KINDS: Mapping[str, type[Record]] = {
     "mirror": MirrorRecord,
     "topic": TopicRecord,
@@ -579,5 +579,5 @@ KINDS: Mapping[str, type[Record]] = {
     "workflow": WorkflowRecord,
     "history": HistoryRecord,
 }
-#: Rows are stored without their columns' names, which are stored once in `columns`.
+#: By kind, the field whose rows are stored without column names, which are stored once in `columns`.
 _ROWS = {"progress": "rows", "rows": "rows", "change": "taken", "history": "points"}

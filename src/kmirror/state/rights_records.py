@@ -1,7 +1,7 @@
-"""What is stored of rights: ACLs that kmirror made, and those deferred until mirroring stops.
+"""The stored records of rights: ACLs that kmirror created, and those deferred until mirroring stops.
 
-ACLs carry no owner. So each one is written down here before it is created, and only what is listed is ever removed;
-with this record alone, and no source, a topic's rights can be lifted.
+ACLs carry no owner. So each one is recorded here before it is created, and only recorded ones are ever removed. This
+record alone, without the source, is enough to remove a topic's write protection.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 from kmirror.cluster.protocol.acl_binding import AclBinding
 
-#: Stands for a topic in the record of what is not about one topic alone: prefixed ACLs, and those on groups.
+#: The `topic` of the record for ACLs that are not about one topic: prefixed ACLs, and those on groups.
 SHARED = "*"
-#: What kmirror's own transactional ids begin with: its locks.
+#: Prefix of kmirror's own transactional ids: its locks.
 OWN_TRANSACTIONAL_IDS = "kmirror-"
 
 
 @dataclass(frozen=True, slots=True)
 class RightsRecord:
-    """Hold the ACLs of one mirror topic, or with `topic` = SHARED those of the whole mirror.
+    """The ACLs of one mirror topic, or with `topic` = SHARED those of the whole mirror.
 
     `made` were copied from the source; `denied` keep other clients from writing while the topic is mirrored;
-    `held_back` would let a client write, and are given when mirroring stops. `detected_only`: why no one is kept from
-    writing, None where everyone is.
+    `held_back` would let a client write, and are deferred until mirroring stops. `detected_only`: why writes are only
+    detected, not denied; None where they are denied.
 
-    `blocked` is at the source, not here: it keeps producers from writing there while the topic moves and after that,
-    from some moment after `blocked_ms` (epoch milliseconds) on. At `writable_ms` the topic was proved to take writes
-    here.
+    `blocked` are denials at the source, not here: they keep producers from writing there while the topic moves and
+    afterwards. They took effect after `blocked_ms` (epoch milliseconds). At `writable_ms` a probe proved that the topic
+    accepts writes here.
     """
 
     mirror: str
@@ -44,7 +44,6 @@ class RightsRecord:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key under which it is stored."""
         return ("rights", self.mirror, self.topic)
 
     def unblocked(self) -> RightsRecord:
@@ -52,5 +51,5 @@ class RightsRecord:
         return replace(self, blocked=(), blocked_ms=None, writable_ms=None)
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to store."""
+        """Return whether there is anything to store."""
         return bool(self.made or self.denied or self.held_back or self.detected_only or self.blocked or self.extra)

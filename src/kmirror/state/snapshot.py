@@ -1,6 +1,6 @@
-"""What was stored at one moment: an immutable, indexed view of `__kmirror_state`, and the changes one wants to it.
+"""An immutable, indexed snapshot of `__kmirror_state`, and changes to it.
 
-Functions that decide take a `State` and return `Changes`; reading the one and writing the other is the store's work.
+Functions that decide take a `State` and return `Changes`; the store reads the one and writes the other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord
 
 T = TypeVar("T")
-Kind = TypeVar(
-    "Kind",
+StoredRecord = TypeVar(
+    "StoredRecord",
     MirrorRecord,
     TopicRecord,
     PartitionRecord,
@@ -49,7 +49,7 @@ Kind = TypeVar(
 
 
 def unreadable_error(record: Unknown) -> RefusedError:
-    """Return why a mirror with this record is left alone."""
+    """Return the error for a mirror with this record, which is left alone."""
     return RefusedError(
         f"the stored record {list(record.key)} cannot be read: {record.problem}",
         "use the kmirror version that wrote it, or a newer one",
@@ -58,7 +58,7 @@ def unreadable_error(record: Unknown) -> RefusedError:
 
 
 def checked(record: T) -> T | Unknown:
-    """Return a record; a mirror's with settings that this version cannot read is `Unknown`, too."""
+    """Return a record, or `Unknown` for a mirror's record whose settings this version cannot read."""
     if isinstance(record, MirrorRecord) and (problem := _settings_problem(tuple(record.settings.items()))):
         return Unknown(record.key, problem)
     return record
@@ -66,7 +66,7 @@ def checked(record: T) -> T | Unknown:
 
 @lru_cache(maxsize=1024)
 def _settings_problem(settings: tuple[tuple[str, str], ...]) -> str | None:
-    # asked anew of every mirror with each state that is read
+    # cached: each state that is read checks every mirror again
     try:
         stored_settings(dict(settings))
     except UsageError as error:
@@ -76,7 +76,7 @@ def _settings_problem(settings: tuple[tuple[str, str], ...]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Say what one transaction is to write: whole records, keys to forget, events to record."""
+    """What one transaction is to write: whole records, tombstones, events."""
 
     records: tuple[Record, ...] = ()
     tombstones: tuple[Key, ...] = ()
@@ -88,7 +88,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Hold every record by key, those this version cannot read in `unknown`; build it with `State.of`."""
+    """All records by key, and in `unknown` those that this version cannot read; build it with `State.of`."""
 
     records: Mapping[Key, Record] = field(default_factory=dict)
     unknown: tuple[Unknown, ...] = ()
@@ -101,7 +101,7 @@ class State:
 
     @classmethod
     def of(cls, records: Iterable[Record | Unknown]) -> State:
-        """Index these records, of which each key occurs once."""
+        """Index these records; each key must occur once."""
         known: dict[Key, Record] = {}
         unknown: list[Unknown] = []
         topics: defaultdict[str, list[TopicRecord]] = defaultdict(list)
@@ -139,8 +139,8 @@ class State:
             {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
         )
 
-    def reported(self, reports: Iterable[EngineRecord | ProgressRecord | LaneRowsRecord]) -> State:
-        """Return the state after these reports of engines and lanes, which come all the time."""
+    def with_reports(self, reports: Iterable[EngineRecord | ProgressRecord | LaneRowsRecord]) -> State:
+        """Return the state with these new reports of engines and lanes, without indexing all records again."""
         records, progress, pages = dict(self.records), dict(self._progress), dict(self._pages)
         for record in reports:
             records[record.key] = record
@@ -187,7 +187,7 @@ class State:
     def group(self, mirror: str, group: str) -> GroupRecord | None:
         return self._get(GroupRecord, ("group", mirror, group))
 
-    def groups_looked_at(self, mirror: str) -> GroupsRecord | None:
+    def groups_checked(self, mirror: str) -> GroupsRecord | None:
         return self._get(GroupsRecord, ("groups", mirror))
 
     def history(self, mirror: str) -> tuple[HistoryRecord, ...]:
@@ -197,19 +197,19 @@ class State:
         return self._get(WorkflowRecord, ("workflow", mirror, name))
 
     def rights(self, mirror: str, topic: str) -> RightsRecord:
-        """Return what is stored of a mirror topic's rights; an empty record where nothing is."""
+        """Return the stored rights of a mirror topic; an empty record if there are none."""
         return self._get(RightsRecord, ("rights", mirror, topic)) or RightsRecord(mirror, topic)
 
     def keys_of(self, mirror: str) -> tuple[Key, ...]:
-        """Return every key of the mirror, of kinds unknown to this version too: what deleting it forgets."""
+        """Return every key of the mirror, of unknown kinds too: what deleting it removes."""
         keys = [*self.records, *(record.key for record in self.unknown)]
         return tuple(key for key in keys if key[1:2] == (mirror,))
 
     def unreadable(self, mirror: str | None = None) -> tuple[Unknown, ...]:
-        """Return the records of a mirror, or of all, that a newer kmirror keeps and this version cannot read.
+        """Return the records of a mirror, or of all, that a newer kmirror wrote and this version cannot read.
 
-        Kinds that are merely unknown do not count: the version that wrote them does not need us to understand them. Nor
-        does what only tells how a mirror went, or what its source had.
+        Unknown kinds do not count: the version that wrote them does not need us to understand them. Nor do a mirror's
+        history and the source's ACLs.
         """
         return tuple(
             record
@@ -218,10 +218,10 @@ class State:
         )
 
     def require_readable(self, mirror: str) -> None:
-        """Raise RefusedError when a newer kmirror keeps records of this mirror that this version cannot read."""
+        """Raise RefusedError if a newer kmirror wrote records of this mirror that this version cannot read."""
         for record in self.unreadable(mirror):
             raise unreadable_error(record)
 
-    def _get(self, kind: type[Kind], key: Key) -> Kind | None:
+    def _get(self, kind: type[StoredRecord], key: Key) -> StoredRecord | None:
         found = self.records.get(key)
         return found if isinstance(found, kind) else None

@@ -1,11 +1,11 @@
-"""Reading `__kmirror_state` and `__kmirror_events`, and creating them on first use.
+"""Reads `__kmirror_state` and `__kmirror_events`, and creates them on first use.
 
-A read ends at the high watermark of its own start, not at the last stable offset: a transaction whose commit was
-acknowledged may still lack its marker, and one left open by a process that died hides everything after it. So
+A read goes up to the high watermark at its start, not to the last stable offset: a transaction whose commit was
+acknowledged may still lack its marker, and one left open by a dead process hides everything after it. So
 `read_complete` waits until every transaction before its start has ended (brokers abort an abandoned one after
-`transaction.timeout.ms`, looked at every 10 s); `read` waits for that only briefly.
+`transaction.timeout.ms`, checked every 10 s); `read` waits for that only briefly.
 
-A store keeps what it has read and asks only for what came since.
+A store keeps what it has read and fetches only newer records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kmirror.errors import (
     TimedOutError,
     UnreachableError,
 )
-from kmirror.state.client import STEP_S, Deadline, Watch, boottime, client, known_error, refused, unreachable
+from kmirror.state.client import STEP_S, Deadline, ErrorWatch, boottime, client, known_error, refused, unreachable
 from kmirror.state.events import Event, EventPage, decode_event
 from kmirror.state.own_rights import lacking_grant
 from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord, Removed, Unknown, decode
@@ -42,15 +42,15 @@ from kmirror.state.snapshot import State
 STATE_TOPIC = "__kmirror_state"
 EVENTS_TOPIC = "__kmirror_events"
 
-#: Brokers refuse a client's time that is far ahead of theirs (by an hour since 4.0): they set their own instead.
+#: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
 _TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
 STATE_TOPIC_SETTINGS: Mapping[str, str] = {
     **_TIMES,
     "cleanup.policy": "compact",
-    # small segments and an eager cleaner: a reader from the beginning reads little
+    # small segments and an eager cleaner: a read from the beginning is short
     "segment.bytes": str(8 * 1024 * 1024),
     "min.cleanable.dirty.ratio": "0.1",
-    # a writer in doubt looks for its own record at its own offset, however soon the next one replaces it
+    # a writer in doubt looks for its record at its offset, even if the next one replaces it soon
     "min.compaction.lag.ms": "60000",
 }
 EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
@@ -62,22 +62,20 @@ EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
 
 DEFAULT_TIMEOUT_S = 30.0
 #: How long `read` waits for open transactions before it returns without what they hide.
-_PATIENCE_S = 1.0
-#: Tombstones vanish after delete.retention.ms (a day by default): what was read longer ago is read again.
+_OPEN_TRANSACTION_WAIT_S = 1.0
+#: Brokers delete tombstones after delete.retention.ms (a day by default): older content is read again.
 _FORGET_AFTER_S = 3600.0
 
-#: How long the end of the log may lie below what was read before that is taken for lost.
-_BELIEVED_LOST_S = 60.0
+#: How long the log end may be below what was read before that counts as lost.
+_ASSUMED_LOST_S = 60.0
 
 _MESSAGES_AT_ONCE = 1000
 
-#: Codes a consumer hears about groups, which this one does not use: authorisation, coordinators.
-_NOT_ABOUT_READING = (30, 14, 15, 16)
+#: Errors about groups, which this consumer does not use: authorisation, coordinators.
+_GROUP_ERRORS = (30, 14, 15, 16)
 
-#: A question that is asked in time has at least this long.
+#: The least time for a request that is sent before the deadline.
 _LEAST_S = 0.2
-#: Kafka's code for a topic in DescribeConfigs.
-_TOPIC = 2
 
 Answer = TypeVar("Answer")
 
@@ -89,22 +87,22 @@ class _Blocked(Exception):  # noqa: N818 - not a failure: what is committed has 
 
 
 class StateStore:
-    """Read the state kept on one destination cluster; safe to share between threads."""
+    """Read the state stored on a destination cluster; safe to share between threads."""
 
     def __init__(self, config: ClientConfig) -> None:
-        self.watch = Watch()
+        self.watch = ErrorWatch()
         self._lock = threading.RLock()
-        # never librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
-        # sent to the leader that was elected meanwhile
+        # not librdkafka's admin client: a request to a broker that is down keeps two of its threads busy, and is not
+        # sent to the newly elected leader
         self._client = ClusterClient(config)
-        #: By topic, with the login they were made with.
+        #: By topic, with the login that they were created with.
         self._consumers: dict[str, tuple[ClientConfig, Any]] = {}
         self._raw: dict[bytes, bytes] = {}
         self._decoded: dict[bytes, Any] = {}
         self._position = 0
-        #: The id of the topic that was read; None before anything was.
+        #: The id of the topic that was read; None before the first read.
         self._topic_id: str | None = None
-        #: Since when its end is below what was read already.
+        #: Since when the log end is below what was already read.
         self._hidden_since: float | None = None
         self._read_at = boottime()
         self._state = State()
@@ -113,8 +111,8 @@ class StateStore:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The librdkafka settings every client of this store shares, of certificates as they are now."""
-        # the library backs off up to 10 s from a broker that restarts; a lease has no such patience
+        """The librdkafka settings that all clients of this store share, with current certificates."""
+        # the default backoff of up to 10 s from a restarting broker is too long for a lease
         return {"reconnect.backoff.max.ms": 500, **self._login.librdkafka()}
 
     @property
@@ -124,7 +122,7 @@ class StateStore:
     def raise_if_hopeless(self) -> None:
         """Raise UnreachableError when waiting for librdkafka cannot help.
 
-        Where it is the password, it is looked for where it is kept: by a new connection of our own, which tries it.
+        If the password was refused, a new connection of our own reads and tries the current one first.
         """
         try:
             self.watch.raise_if_hopeless()
@@ -137,28 +135,28 @@ class StateStore:
 
     @property
     def client_config(self) -> ClientConfig:
-        """How the destination is reached."""
+        """The connection settings of the destination."""
         return self._client.config
 
     def grant(self, code: int) -> str:
-        """Return the command that gives the right for want of which something of kmirror's own was refused."""
+        """Return the command that grants the missing right after kmirror's own topic or id was refused with `code`."""
         return lacking_grant(code).line(self._client.config)
 
     def read(self, timeout: float = DEFAULT_TIMEOUT_S) -> State:
-        """Return what is committed, without what transactions that stay open for a second may hide.
+        """Return the committed state, without what transactions that stay open for a second may hide.
 
-        A destination that kmirror has never written to gives an empty State. Raises UnreachableError.
+        The State is empty if kmirror has never written to the destination. Raises UnreachableError.
         """
         with self._lock:
             deadline = Deadline(timeout)
             try:
-                return self._read(deadline, Deadline(min(_PATIENCE_S, timeout)))
+                return self._read(deadline, Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout)))
             except _Blocked:
                 _logger.info("%s has an unfinished transaction at offset %d", STATE_TOPIC, self._position)
                 return self._state
 
     def read_complete(self, deadline: Deadline) -> State:
-        """Return everything that was committed before this call; raise TimedOutError while a transaction hides it."""
+        """Return everything committed before this call; raise TimedOutError if an open transaction hides it."""
         with self._lock:
             try:
                 return self._read(deadline, deadline)
@@ -166,14 +164,14 @@ class StateStore:
                 raise TimedOutError(
                     f"{STATE_TOPIC} has an unfinished transaction at offset {self._position}, "
                     f"and it did not end within {deadline.seconds:g} s",
-                    "try again: brokers abort what a killed process left open after some seconds; what stays open for "
-                    "minutes is shown and ended by kafka-transactions.sh (find-hanging, abort)",
+                    "try again: brokers abort a killed process's transaction after some seconds; for one that stays "
+                    "open for minutes use kafka-transactions.sh (find-hanging, abort)",
                 ) from None
 
     def read_events(
         self, mirror: str | None = None, since_ms: int | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> tuple[Event, ...]:
-        """Return the events of one mirror or of all, oldest first, from the time given on. Raises UnreachableError."""
+        """Return the events of one mirror or of all since a time, oldest first. Raises UnreachableError."""
         return self.read_event_page(EventPage(()), mirror, since_ms, timeout).events
 
     def read_event_page(
@@ -183,7 +181,7 @@ class StateStore:
         since_ms: int | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> EventPage:
-        """Return the events that came after those of another page. Raises UnreachableError."""
+        """Return the events after another page. Raises UnreachableError."""
         with self._lock:
             deadline = Deadline(timeout)
             end = self._end(EVENTS_TOPIC, deadline)
@@ -191,15 +189,15 @@ class StateStore:
                 return EventPage(())
             position, topic_id = after.next_offset, after.topic_id
             if topic_id is None or (position is not None and end < position):
-                # a leader just elected hides its last records; another topic of that name has others
+                # either a newly elected leader hides its last records, or the topic was recreated
                 topic_id = self._id_of(EVENTS_TOPIC, deadline)
                 position = position if topic_id == after.topic_id else None
             if position is None:
-                # the log is in the order of writing, the times are the writers': start early, then look at each
+                # the log is in write order, but the times are the writers': start an hour early, then filter
                 since = None if since_ms is None else max(0, since_ms - 3_600_000)
                 position = 0 if since is None else self._offset_at(EVENTS_TOPIC, since, deadline)
             found: list[Event] = []
-            patience = Deadline(min(_PATIENCE_S, timeout))
+            patience = Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout))
             try:
                 for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
                     position = next_offset
@@ -213,18 +211,19 @@ class StateStore:
             return EventPage(tuple(found), position, topic_id)
 
     def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:
-        """Tell whether a committed record is at this offset; its transaction has ended. Raises UnreachableError."""
+        """Return whether a committed record is at this offset; its transaction has ended. Raises UnreachableError."""
         with self._lock:
             try:
                 messages = self._messages(topic, offset, offset + 1, deadline, deadline)
                 return any(message is not None and message.offset() == offset for _, message in messages)
             except _Blocked:
-                raise self.watch.silence(f"{topic} cannot be read at offset {offset}") from None
+                raise self.watch.no_answer(f"{topic} cannot be read at offset {offset}") from None
 
     def ensure_topics(self, replication_factor: int | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Create the two internal topics where they are missing; None is the brokers' default replication factor.
+        """Create missing internal topics; None is the brokers' default replication factor.
 
-        Raises RefusedError when one exists in a shape that would lose what is written to it, and UnreachableError.
+        Raises UnreachableError, and RefusedError for an existing topic with partitions or settings that would lose
+        state.
         """
         with self._lock:
             if self._shape_checked:
@@ -236,23 +235,21 @@ class StateStore:
             self._shape_checked = True
 
     def close(self) -> None:
-        """Close all connections; the store may be used again."""
+        """Close all connections; the next call opens new ones."""
         with self._lock:
             for _, consumer in self._consumers.values():
                 consumer.close()
             self._consumers.clear()
             self._client.close()
 
-    # reading
-
     def _read(self, deadline: Deadline, patience: Deadline) -> State:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
         end = self._end(STATE_TOPIC, deadline)
         while end is not None and end < self._position and self._id_of(STATE_TOPIC, deadline) == self._topic_id:
-            # a leader just elected hides its last records until it knows how far its followers are
+            # a newly elected leader hides its last records until it knows its followers' positions
             self._hidden_since = self._hidden_since or boottime()
-            if boottime() - self._hidden_since > _BELIEVED_LOST_S:
+            if boottime() - self._hidden_since > _ASSUMED_LOST_S:
                 break
             if patience.passed:
                 raise _Blocked
@@ -260,7 +257,7 @@ class StateStore:
             end = self._end(STATE_TOPIC, deadline)
         self._hidden_since = None
         if end is None or end < self._position:
-            self._start_over()  # never written to, created again, or cut short by an unclean election
+            self._start_over()  # missing, recreated, or truncated by an unclean election
         if end and self._topic_id is None:
             self._topic_id = self._id_of(STATE_TOPIC, deadline)
         changed: set[bytes] = set()
@@ -294,8 +291,8 @@ class StateStore:
                 self._decoded[key] = record
             if isinstance(record, EngineRecord | ProgressRecord | LaneRowsRecord) and not isinstance(before, Unknown):
                 reports.append(record)
-        is_all = len(reports) == len(changed)
-        self._state = self._state.reported(reports) if is_all else State.of(self._decoded.values())
+        only_reports = len(reports) == len(changed)
+        self._state = self._state.with_reports(reports) if only_reports else State.of(self._decoded.values())
 
     def _start_over(self) -> None:
         self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
@@ -304,15 +301,15 @@ class StateStore:
     def _messages(
         self, topic: str, start: int, end: int, patience: Deadline, deadline: Deadline
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (next offset, committed message) from `start` until `end` is reached; without a message at a log end.
+        """Yield (next offset, committed message) from `start` up to `end`; the message is None at a log end.
 
-        The last stable offset may stop before `end`: raises _Blocked when `patience` ends there, and
-        UnreachableError when nothing comes until `deadline`.
+        The last stable offset may be below `end`: raises _Blocked if it still is when `patience` ends, and
+        UnreachableError if the end is not reached by `deadline`.
         """
         from confluent_kafka import KafkaError
         from confluent_kafka import TopicPartition as Position
 
-        consumer = self._consuming(topic)
+        consumer = self._consumer(topic)
         consumer.assign([Position(topic, 0, start)])
         position, at_stable_end = start, False
         try:
@@ -325,34 +322,34 @@ class StateStore:
                     elif error.code() == KafkaError._PARTITION_EOF:
                         position, at_stable_end = message.offset(), True
                         yield position, None
-                    elif error.code() not in _NOT_ABOUT_READING and not error.retriable():
+                    elif error.code() not in _GROUP_ERRORS and not error.retriable():
                         raise known_error(error, f"reading {topic}", self.grant(error.code()))
                 self.raise_if_hopeless()
                 if position < end and at_stable_end and patience.passed:
                     raise _Blocked
                 if position < end and deadline.passed:
-                    raise self.watch.silence(f"reading {topic}: not at its end within {deadline.seconds:g} s")
+                    raise self.watch.no_answer(f"reading {topic}: not at its end within {deadline.seconds:g} s")
         finally:
             consumer.unassign()
 
-    def _consuming(self, topic: str) -> Any:
+    def _consumer(self, topic: str) -> Any:
         # one for each topic: a librdkafka consumer takes a second to find a second topic
         login = self._login
-        made_with, consumer = self._consumers.get(topic, (None, None))
-        if made_with != login:
+        created_with, consumer = self._consumers.get(topic, (None, None))
+        if created_with != login:
             from confluent_kafka import Consumer
 
             consumer = client(
                 Consumer,
                 {
                     **self.config,
-                    "group.id": "kmirror",  # the library asks for one; no group is joined, nothing is committed
+                    "group.id": "kmirror",  # required, but no group is joined and nothing is committed
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
                     "isolation.level": "read_committed",
                     "enable.partition.eof": True,
                     "auto.offset.reset": "earliest",
-                    "fetch.wait.max.ms": 10,  # the end is known by an empty answer: have it at once
+                    "fetch.wait.max.ms": 10,  # an empty answer marks the end: get it at once
                     "fetch.error.backoff.ms": 50,
                 },
                 self.watch,
@@ -360,19 +357,17 @@ class StateStore:
             self._consumers[topic] = login, consumer
         return consumer
 
-    # asking
-
     def _end(self, topic: str, deadline: Deadline) -> int | None:
-        # the high watermark, None when there is no such topic
+        # the high watermark; None if there is no such topic
         return self._offset(topic, LATEST, deadline)
 
     def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
-        # the end when nothing is as young as that
+        # the end if no record is that new
         found = self._offset(topic, timestamp_ms, deadline)
         return (self._end(topic, deadline) if found is None else found) or 0
 
     def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> int | None:
-        # once the topic was seen, a broker that does not know it yet does not count as its absence
+        # once the topic was seen, a broker that does not know it yet does not mean that it is missing
         if topic not in self._seen and not self._exists(topic, deadline):
             return None
         partition = TopicPartition(topic, 0)
@@ -388,7 +383,7 @@ class StateStore:
         return answer.offset
 
     def _ask(self, request: Callable[[float], Answer], what: str, deadline: Deadline) -> Answer:
-        """Ask the brokers; while they cannot be reached ask again, once they have been reached."""
+        """Send a request; retry while the brokers cannot be reached, if they were reached before."""
         attempt = 0
         while True:
             try:
@@ -418,8 +413,8 @@ class StateStore:
         return None if described is None else described.printed_topic_id
 
     def _described(self, topic: str, deadline: Deadline) -> TopicMetadata | None:
-        # None when there is no such topic
-        what = f"looking at topic {topic}"
+        # None if there is no such topic
+        what = f"describing topic {topic}"
         described = self._ask(lambda seconds: self._client.metadata([topic], timeout=seconds), what, deadline)
         found = described.topics.get(topic)
         if found is None or found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
@@ -432,7 +427,7 @@ class StateStore:
     def _create(
         self, topic: str, settings: Mapping[str, str], replication_factor: int | None, deadline: Deadline
     ) -> bool:
-        # False when another client was quicker
+        # False if another client was faster
         factor = -1 if replication_factor is None else replication_factor
         try:
             self._ask(
@@ -445,14 +440,14 @@ class StateStore:
                 return False
             raise
         while not self._exists(topic, deadline) and not deadline.passed:
-            time.sleep(STEP_S)  # the brokers learn of it from the controller
+            time.sleep(STEP_S)  # the brokers get it from the controller
         return True
 
     def _partitions_of(self, topic: str, deadline: Deadline) -> int:
-        # brokers may not know a topic that was just created, or none of its partitions
+        # brokers may not know a new topic yet, or none of its partitions
         while not (described := self._described(topic, deadline)) or not described.partitions:
             if deadline.passed:
-                raise self.watch.silence(f"the brokers report no partitions of {topic}")
+                raise self.watch.no_answer(f"the brokers report no partitions of {topic}")
             time.sleep(STEP_S)
         return len(described.partitions)
 

@@ -1,9 +1,9 @@
-"""The stored form under all records: compact JSON objects with a schema version, read by the types of their fields.
+"""The stored form of all records: compact JSON objects with a schema version, decoded by the types of their fields.
 
-Every field is checked for its type, so that what another program or a newer kmirror wrote is never half understood. A
-field that is missing, or null, has its default. What a class has no field for is kept in its `extra`.
+Every field's type is checked, so that what another program or a newer kmirror wrote is never half understood. A missing
+or null field gets its default. Unknown fields are kept in `extra`.
 
-A mapping's keys are JSON strings, also where they are numbers; a named tuple is an array of its fields, or an object.
+A mapping's keys are JSON strings even if they are numbers; a named tuple is an array of its fields, or an object.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 
-#: What reading bytes of another program may raise here.
+#: What decoding bytes of another program may raise here.
 UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
-#: What is wrong with a field is told with so much of it.
+#: Characters of a bad field that an error message shows.
 _SHOWN = 80
-#: No sum of offsets, times or counts has so many bits; and all below can be reckoned with as any number.
+#: Larger than any sum of offsets, times or counts, and still safe to convert to a float.
 _MOST_BITS = 127
 
 T = TypeVar("T")
@@ -40,10 +40,10 @@ def dump(value: Any, fields_of: Callable[[Any], dict[str, Any] | list[Any]] | No
 
 
 def load(value: bytes) -> Any:
-    """Return what compact JSON says, if it can be stored again and printed. Raises one of UNREADABLE."""
+    """Return the value of compact JSON, if it can be stored again and printed. Raises one of UNREADABLE."""
     parsed = _DECODER.decode(value.decode())
     if b"\\u" in value:
-        json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+        json.dumps(parsed, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     return parsed
 
 
@@ -69,7 +69,7 @@ def parse(value: bytes) -> dict[str, Any]:
 
 
 def read(kind: type[T], stored: dict[str, Any], names: Sequence[str | int] = ()) -> T:
-    """Make a dataclass of its stored fields, the first of them from `names`. Raises one of UNREADABLE."""
+    """Make a dataclass from its stored fields, the first of them from `names`. Raises one of UNREADABLE."""
     whole: Any = kind
     found: T = _object(whole)(dict(zip(_readers(whole), names, strict=False)) | stored)
     return found
@@ -88,7 +88,7 @@ def _reader(kind: Any) -> Reader:
         return lambda value: _exactly(value, kind)  # not isinstance: true is no number
     if get_origin(kind) is UnionType:
         (one,) = (argument for argument in arguments if argument is not NoneType)
-        return _reader(one)  # null was taken for missing
+        return _reader(one)  # null counts as missing
     if get_origin(kind) is tuple:
         return _array(arguments)
     if get_origin(kind) is Mapping:

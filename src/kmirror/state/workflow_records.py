@@ -1,4 +1,4 @@
-"""What is stored of work that takes several steps: a promote that waits, a failback, a switchover."""
+"""The stored progress of work in several steps: a waiting promote, a failback, a switchover."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: A promote that waits for its topics to be complete.
+#: The `name` of a promote that waits for its topics to be complete.
 PROMOTE = "promote"
-#: A process that has not renewed its record for so long is gone.
+#: A process that has not renewed its record for this long counts as gone.
 _ALIVE_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRecord:
-    """Say how far such work is, and who did it last; `facts` is JSON that belongs to the work.
+    """The current step of such work, and who worked on it last; `facts` is JSON that belongs to the work.
 
     `last_seen_ms` is renewed while a process works on it.
     """
@@ -33,5 +33,5 @@ class WorkflowRecord:
         return ("workflow", self.mirror, self.name)
 
     def is_alive(self, now_ms: int) -> bool:
-        """Tell whether a process works on it, by the clock of this machine."""
+        """Return whether a process works on it, by the clock of this machine."""
         return now_ms - self.last_seen_ms < _ALIVE_MS

@@ -1,12 +1,12 @@
-"""One transactional writer to the internal topics: opening it fences any process that wrote under its name before.
+"""A transactional writer to the internal topics: opening it fences any process that used its transactional id before.
 
 The transactional id is the lock. `open` makes the broker end the predecessor's transaction, committed or aborted, and
-refuse all it sends afterwards; what is read then cannot be changed under this name any more, so a decision taken
-on it still holds when it is committed, or the commit is refused.
+refuse all it sends afterwards. What is read then cannot change under this id any more, so a decision based on it still
+holds when it is committed, or the commit is refused.
 
-A commit that was not confirmed is in doubt, also when the broker says "fenced": librdkafka repeats a request whose
-answer was lost, and the repetition may meet the successor. The next `open` ends the doubt, since the record then either
-stands at its offset or never will.
+A commit that was not confirmed is in doubt, even if the broker says "fenced": librdkafka repeats a request whose answer
+was lost, and the repetition may meet the successor. The next `open` ends the doubt: the record is then at its offset,
+or never will be.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kmirror.state.records import encode, encode_key
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
 
-#: Brokers abort what a dead writer left open after this; it hides what others write meanwhile.
+#: After this, brokers abort a dead writer's transaction, which hides what others write meanwhile.
 _TRANSACTION_TIMEOUT_MS = 10_000
-#: A call into librdkafka lasts no longer, so that signals and refused passwords are noticed.
+#: The longest call into librdkafka, so that signals and refused passwords are noticed.
 _CALL_S = 0.5
-#: Each call to init_transactions also makes the library try at once what it would try again in half a second.
+#: Short, because each call to init_transactions makes the library retry at once, not after half a second.
 _INIT_CALL_S = 0.05
-#: How long the fate of a commit in doubt is looked up, even when the caller's time is over.
+#: How long the outcome of a commit in doubt is looked up, even after the caller's deadline.
 _SETTLE_S = 10.0
-#: An attempt that begins in time has at least this long, so that being late is not mistaken for being cut off.
+#: The least time for an attempt that begins before the deadline, so that being late does not look like an outage.
 _ATTEMPT_S = 5.0
-#: A fenced writer waits a random time before it fences others, at most this, doubling from the first to the longest.
+#: Bounds of the random pause before a fenced writer tries again, doubled with each attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 Decide = Callable[[State], Changes]
 
 
 class NotConfirmed(Exception):  # noqa: N818 - not a failure: it may have happened
-    """A transaction was not confirmed; `place` is (topic, offset) of a record in it, None when it was not written."""
+    """A transaction was not confirmed; `place` is (topic, offset) of one of its records, None if it was not written."""
 
     def __init__(self, place: tuple[str, int] | None, cause: str) -> None:
         super().__init__(place, cause)
@@ -63,7 +63,7 @@ class Writer:
         return self._producer is not None
 
     def open(self, deadline: Deadline) -> None:
-        """Take the transactional id over; raise UnreachableError when the brokers do not give it in time."""
+        """Take over the transactional id; raise UnreachableError if the brokers do not grant it in time."""
         from confluent_kafka import KafkaException, Producer
 
         self.close()
@@ -74,7 +74,7 @@ class Writer:
                 **self._store.config,
                 "transactional.id": self.transactional_id,
                 "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                # librdkafka wants it no longer than the transaction's time-out.
+                # librdkafka allows no more than the transaction's time-out
                 "socket.timeout.ms": _TRANSACTION_TIMEOUT_MS,
                 "linger.ms": 0,
             },
@@ -85,17 +85,17 @@ class Writer:
                 producer.init_transactions(min(_INIT_CALL_S, deadline.remaining))
                 break
             except KafkaException as error:
-                with suppress(KafkaException):  # a fatal error is raised here, too; the next call tells it
+                with suppress(KafkaException):  # a fatal error is raised here, too; the next call reports it
                     producer.poll(0)
                 self._store.raise_if_hopeless()
                 if not error.args[0].retriable():
                     raise known_error(error.args[0], what, self._store.grant(error.args[0].code())) from error
                 if deadline.passed:
-                    raise self._store.watch.silence(f"{what}: not done within {deadline.seconds:g} s") from error
+                    raise self._store.watch.no_answer(f"{what}: not done within {deadline.seconds:g} s") from error
         self._producer = producer
 
     def commit(self, changes: Changes, deadline: Deadline) -> None:
-        """Write all of it or nothing. Raises NotConfirmed, or the error that kept it from being written.
+        """Write all of the changes or none. Raises NotConfirmed, or the error that prevented the write.
 
         After any error the writer is closed.
         """
@@ -133,42 +133,42 @@ class Writer:
             if len(delivered) == len(messages):
                 self.close()
                 raise NotConfirmed(delivered[0], error.args[0].str()) from error
-            told = self._not_written(refused[0] if refused else error.args[0])
+            failure = self._not_written(refused[0] if refused else error.args[0])
             self.close()
-            raise told from error
+            raise failure from error
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the producer; an unfinished transaction is left to the next `open` or to the broker's time-out."""
+        """Close the producer; an unfinished transaction ends by the next `open` or the broker's time-out."""
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
 
-    def _not_written(self, told: Any) -> Exception:
-        # the commit is asked for only when every record is delivered, so nothing of this will ever be seen
+    def _not_written(self, error: Any) -> Exception:
+        # the commit is sent only after every record is delivered, so nothing of this becomes visible
         from confluent_kafka import KafkaError, KafkaException
 
-        # a producer that was fenced between two records says of the next one only that it is broken (_FATAL)
-        shut_out = (
+        # a producer that was fenced between two records reports only _FATAL for the next one
+        fenced = (
             KafkaError._FENCED,
             KafkaError.INVALID_PRODUCER_EPOCH,
             KafkaError.PRODUCER_FENCED,
             KafkaError._FATAL,
         )
-        if told.code() in shut_out:
-            return NotConfirmed(None, told.str())
+        if error.code() in fenced:
+            return NotConfirmed(None, error.str())
         with suppress(KafkaException):
             self._producer.abort_transaction(_CALL_S)
         what = f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}"
-        return known_error(told, what, self._store.grant(told.code()))
+        return known_error(error, what, self._store.grant(error.code()))
 
 
-def settled(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
-    """Open the writer again if needed and tell whether what is in doubt was written.
+def was_written(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: Deadline) -> bool:
+    """Reopen the writer if needed, and return whether the commit in doubt was written.
 
-    Raises OutcomeUnknown when the brokers do not tell, at least 10 s long.
+    Raises OutcomeUnknown when the brokers do not answer within the deadline or 10 s, whichever is longer.
     """
     if doubt.place is None:
         return False
@@ -181,12 +181,12 @@ def settled(store: StateStore, writer: Writer, doubt: NotConfirmed, deadline: De
         raise OutcomeUnknown(f"a change of {STATE_TOPIC} was not confirmed ({doubt.cause}), then: {error}") from error
 
 
-def write_decided(store: StateStore, writer: Writer, decide: Decide, deadline: Deadline) -> Changes:
-    """Read, decide and commit under the writer's name until it is done; return what was written.
+def decide_and_write(store: StateStore, writer: Writer, decide: Decide, deadline: Deadline) -> Changes:
+    """Read, decide and commit under the writer's id until it succeeds; return what was written.
 
-    `decide` sees everything committed so far and may raise RefusedError; a writer that is fenced reads and
-    decides again. When what held before no longer does, the refusal's reason is FENCED. Raises TimedOutError when
-    others keep fencing it, and OutcomeUnknown when the brokers stop responding during a commit.
+    `decide` is given everything committed so far and may raise RefusedError; a fenced writer reads and decides again.
+    If `decide` refuses only then, the reason is FENCED. Raises TimedOutError when others keep fencing it, and
+    OutcomeUnknown when the brokers stop responding during a commit.
     """
     attempt = 0
     patience = deadline
@@ -206,7 +206,7 @@ def write_decided(store: StateStore, writer: Writer, decide: Decide, deadline: D
             writer.commit(changes, patience)
             return changes
         except NotConfirmed as doubt:
-            if settled(store, writer, doubt, patience):
+            if was_written(store, writer, doubt, patience):
                 return changes
             cause = doubt.cause
         attempt += 1

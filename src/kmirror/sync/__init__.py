@@ -1,1 +1,1 @@
-"""What travels beside the records: each module turns two clusters' views into a list of changes."""
+"""What is synced besides records: each module turns two clusters' views into a list of changes."""

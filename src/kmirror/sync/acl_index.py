@@ -1,4 +1,4 @@
-"""Who may do what, by many ACLs, looked up for many resources. Pure. Super users are not known."""
+"""An index of ACLs: who may do what on which resource. Pure. Super users are unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.acl_binding import (
 
 
 class Resource(NamedTuple):
-    """One resource; or all whose names begin alike, or `*` for all, as an ACL may be about."""
+    """One resource, or all with a prefix, or `*` for all, as in an ACL."""
 
     resource_type: ResourceType
     name: str
@@ -27,12 +27,12 @@ class Resource(NamedTuple):
 
 
 class AclIndex:
-    """Find the ACLs that concern a resource, among many, for many resources."""
+    """Find the ACLs that apply to a resource, for many resources."""
 
     def __init__(self, acls: Iterable[AclBinding]) -> None:
         self._named: defaultdict[tuple[ResourceType, str], list[AclBinding]] = defaultdict(list)
         self._wide: defaultdict[ResourceType, list[AclBinding]] = defaultdict(list)
-        #: What was found before: a resource is looked up for many principals.
+        #: Cached, because a resource is looked up for many principals.
         self._known: dict[tuple[Resource, Operation], list[AclBinding]] = {}
         for one in acls:
             if one.pattern_type is PatternType.PREFIXED or one.resource_name == ANY_NAME:
@@ -41,13 +41,13 @@ class AclIndex:
                 self._named[one.resource_type, one.resource_name].append(one)
 
     def allowed(self, resource: Resource, operation: Operation) -> set[tuple[str, str]]:
-        """Return the principals and hosts that may do it."""
+        """Return the principals, with hosts, that may do the operation."""
         some = self._on(resource, operation)
         allowed = {(one.principal, one.host) for one in some if one.permission is Permission.ALLOW}
         return {(principal, host) for principal, host in allowed if not _is_denied(some, principal, host)}
 
     def allows(self, resource: Resource, operation: Operation, principal: str, host: str) -> bool:
-        """Tell whether a principal may do it from a host, or from any."""
+        """Return whether a principal may do the operation from a host (`*`: from any host)."""
         some = self._on(resource, operation)
         is_allowed = any(_meets(one, principal, host) for one in some if one.permission is Permission.ALLOW)
         return is_allowed and not _is_denied(some, principal, host)
@@ -64,7 +64,7 @@ class AclIndex:
 
 
 def _covers(wide: AclBinding, resource: Resource) -> bool:
-    """Tell whether an ACL on a prefix or on `*` is about all of a resource, which may be a prefix or `*`, too."""
+    """Return whether an ACL on a prefix or on `*` covers all of a resource, which may be a prefix or `*`, too."""
     if wide.pattern_type is not PatternType.PREFIXED:
         return True
     return resource.name != ANY_NAME and resource.name.startswith(wide.resource_name)

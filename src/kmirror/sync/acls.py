@@ -1,16 +1,15 @@
-"""Which ACLs the destination gets: those of the source that belong here, and those that keep others from writing. Pure.
+"""Which ACLs the destination gets: copies of the source's ACLs, and denials that protect mirror topics. Pure.
 
-Taken over is what is about a mirrored topic or group, by name or by a prefix. What is about `*` is narrowed to the
-mirrored ones, one by one: the destination has topics of its own. While a topic is mirrored its readers' rights are
-given; whatever would let a client change it is deferred until mirroring stops, and an ALL is given as what a reader
-needs of it. Denials are copied too, but those that would lock out kmirror itself are deferred. What kmirror itself
-was granted at the source is not taken over.
+ACLs on mirrored topics and groups are copied, by name or by prefix. One on `*` is narrowed to each mirrored topic or
+group, because the destination has topics of its own. While a topic is mirrored, its readers' rights are created; rights
+to change it are deferred until mirroring stops, and of an ALL only what a reader needs is created. Denials are copied
+too, but those that would lock out kmirror itself are deferred. Grants to kmirror itself at the source are not copied.
 
 ACLs on transactional ids and on the cluster: `sync.client_acls`.
 
-Keeping others from writing: a DENY beats every ALLOW, so each principal that an ALLOW lets write is denied WRITE on the
-mirror topic. No DENY means "all but kmirror": where everyone (`User:*`) may write, `User:*` is denied only when
-kmirror is a super user, whom no ACL concerns.
+Write protection: a DENY beats every ALLOW, so each principal that an ALLOW lets write is denied WRITE on the mirror
+topic. There is no DENY for "all but kmirror": if everyone (`User:*`) may write, `User:*` is denied only if kmirror is a
+super user, to whom no ACL applies.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from kmirror.cluster.protocol.acl_binding import (
 )
 from kmirror.state.rights_records import SHARED
 
-#: What does not change a topic: given while it is mirrored.
+#: Operations that do not change a topic: allowed while it is mirrored.
 READING = frozenset({Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
 WRITING = frozenset({Operation.WRITE, Operation.ALL})
 
 
 @dataclass(frozen=True, slots=True)
-class Selves:
-    """Say which principals we are, and whether ACLs concern us at all."""
+class OwnPrincipals:
+    """kmirror's own principals, and whether it is a super user, to whom no ACL applies."""
 
     principals: frozenset[str]
     is_super_user: bool = False
 
-    def are_struck_by(self, binding: AclBinding) -> bool:
-        """Tell whether a denial would lock us out."""
+    def are_denied_by(self, binding: AclBinding) -> bool:
+        """Return whether a denial would lock kmirror out."""
         return not self.is_super_user and binding.principal in (EVERYONE, *self.principals)
 
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """Say which denials a mirror topic needs, and which ALLOWs for everyone are in the way."""
+    """The denials that a mirror topic needs, and the ALLOWs for everyone that defeat them."""
 
     denied: frozenset[AclBinding]
     open_by: tuple[AclBinding, ...] = ()
 
 
-class WritingAcls:
-    """Find the ACLs that permit or forbid writing to a topic, among many, for many topics."""
+class WriteAcls:
+    """Find the ACLs that allow or deny writing to a topic, for many topics."""
 
     def __init__(self, acls: Iterable[AclBinding]) -> None:
         self._by_name: defaultdict[str, list[AclBinding]] = defaultdict(list)
@@ -68,25 +67,25 @@ class WritingAcls:
                 (self._wide if is_wide else self._by_name[one.resource_name]).append(one)
 
     def on(self, topic: str) -> list[AclBinding]:
-        """Return those that are about a topic, by its name, a prefix or `*`."""
+        """Return those on a topic, by its name, a prefix or `*`."""
         wide = (one for one in self._wide if one.covers(ResourceType.TOPIC, topic))
         return [*self._by_name.get(topic, ()), *wide]
 
 
-def enforcement(acls: WritingAcls, topic: str, own: Selves, ours: Collection[AclBinding]) -> Enforcement:
-    """Return what makes every other principal's produce to a topic fail.
+def enforcement(acls: WriteAcls, topic: str, own: OwnPrincipals, ours: Collection[AclBinding]) -> Enforcement:
+    """Return the denials that make every other principal's produce to a topic fail.
 
-    `ours` are denials that kmirror made for it, which are judged again: they do not count as others'.
+    `ours` are denials that kmirror created for it: they do not count as others'.
     """
     others = [one for one in acls.on(topic) if one not in ours]
     allows = [one for one in others if one.permission is Permission.ALLOW]
-    shut_out = {one.principal for one in others if one.permission is Permission.DENY and one.host == ANY_HOST}
-    if EVERYONE in shut_out:
+    denied = {one.principal for one in others if one.permission is Permission.DENY and one.host == ANY_HOST}
+    if EVERYONE in denied:
         return Enforcement(frozenset())
     open_by = tuple(sorted(one for one in allows if one.principal == EVERYONE))
     if open_by and own.is_super_user:
         return Enforcement(frozenset({denial(topic, EVERYONE)}))
-    writers = {one.principal for one in allows} - {EVERYONE} - own.principals - shut_out
+    writers = {one.principal for one in allows} - {EVERYONE} - own.principals - denied
     return Enforcement(frozenset(denial(topic, principal) for principal in writers), open_by)
 
 
@@ -105,23 +104,23 @@ def writers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one record is to hold: ACLs to be given now, and those deferred."""
+    """The ACLs of one record: those to create now, and those deferred."""
 
     now: frozenset[AclBinding] = frozenset()
-    held_back: frozenset[AclBinding] = frozenset()
+    deferred: frozenset[AclBinding] = frozenset()
 
 
 def joined(*parts: Wanted) -> Wanted:
-    """Return all that several parts want of one record."""
+    """Return the union of several parts of one record."""
     now = frozenset(one for part in parts for one in part.now)
-    return Wanted(now, frozenset(one for part in parts for one in part.held_back))
+    return Wanted(now, frozenset(one for part in parts for one in part.deferred))
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """What is wanted by topic, and under SHARED; what to create and to delete for it; what a record then says is ours.
+    """The wanted ACLs by topic, and under SHARED; what to create and delete for them; and `made`, ours afterwards.
 
-    Ours are to be recorded before anything is created, and with what is to be deleted until that is done.
+    Record `made` before creating anything, together with `delete` until that is done.
     """
 
     wanted: Mapping[str, Wanted]
@@ -135,39 +134,39 @@ def wanted_acls(
     topics: Collection[str],
     groups: Collection[str],
     takes_group: Callable[[str], bool],
-    own: Selves,
+    own: OwnPrincipals,
 ) -> dict[str, Wanted]:
-    """Return what is wanted of the source's ACLs (those the filter takes), by topic and under SHARED.
+    """Return which of the source's ACLs (those that the filter takes) are wanted, by topic and under SHARED.
 
-    `topics` are mirrored at the moment, under the source's names; `groups` are the source's that are mirrored, and
-    `takes_group` tells of any other name whether it would be.
+    `topics` are the mirrored topics, by source name; `groups` are the mirrored groups of the source, and `takes_group`
+    returns whether a group of another name would be mirrored.
     """
     now: dict[str, set[AclBinding]] = {SHARED: set(), **{topic: set() for topic in topics}}
-    held: dict[str, set[AclBinding]] = {SHARED: set(), **{topic: set() for topic in topics}}
+    deferred: dict[str, set[AclBinding]] = {SHARED: set(), **{topic: set() for topic in topics}}
     topics = frozenset(topics)
     for binding in source:
         if binding.permission is Permission.ALLOW and binding.principal in own.principals:
             continue
         if binding.resource_type is ResourceType.TOPIC:
-            concerned = [topic for topic in _candidates(binding, topics) if binding.covers(ResourceType.TOPIC, topic)]
-            for topic in concerned:
+            covered = [topic for topic in _candidates(binding, topics) if binding.covers(ResourceType.TOPIC, topic)]
+            for topic in covered:
                 narrow = _literal(binding, topic)
-                given = [] if binding.pattern_type is PatternType.PREFIXED else _readable(narrow, own)
-                now[topic].update(given)
-                if narrow not in given:
-                    held[topic].add(narrow)
-            if concerned and binding.pattern_type is PatternType.PREFIXED:
-                given = _readable(binding, own)
-                now[SHARED].update(given)
-                if binding not in given:
-                    held[SHARED].add(binding)
+                created = [] if binding.pattern_type is PatternType.PREFIXED else _now(narrow, own)
+                now[topic].update(created)
+                if narrow not in created:
+                    deferred[topic].add(narrow)
+            if covered and binding.pattern_type is PatternType.PREFIXED:
+                created = _now(binding, own)
+                now[SHARED].update(created)
+                if binding not in created:
+                    deferred[SHARED].add(binding)
         elif binding.resource_type is ResourceType.GROUP:
             for one in _on_groups(binding, groups, takes_group):
-                withheld = one.permission is Permission.DENY and own.are_struck_by(one)
-                (held if withheld else now)[SHARED].add(one)
-    for topic in topics:  # a prefixed ACL that is given whole needs no literal one beside it
-        held[topic] = {one for one in held[topic] if not _is_given(one, now[SHARED])}
-    return {name: Wanted(frozenset(now[name]), frozenset(held[name])) for name in now}
+                locks_us_out = one.permission is Permission.DENY and own.are_denied_by(one)
+                (deferred if locks_us_out else now)[SHARED].add(one)
+    for topic in topics:  # a prefixed ACL that is created whole needs no literal one besides
+        deferred[topic] = {one for one in deferred[topic] if not _is_covered(one, now[SHARED])}
+    return {name: Wanted(frozenset(now[name]), frozenset(deferred[name])) for name in now}
 
 
 def sync_plan(
@@ -176,10 +175,10 @@ def sync_plan(
     ours: Mapping[str, Collection[AclBinding]],
     stopped: Collection[str],
 ) -> SyncPlan:
-    """Compare what is wanted with what is here; `ours`: what the records of these names say kmirror made.
+    """Compare the wanted ACLs with those here; `ours` are, by name, the ACLs that kmirror created by its records.
 
-    What others made is neither made again nor deleted. What covers a topic that is stopped stays: its users
-    live by it now.
+    ACLs of others are neither created again nor deleted. An ACL that covers a stopped topic stays: its users rely on
+    it.
     """
     present = set(here)
     kept: dict[str, frozenset[AclBinding]] = {}
@@ -187,7 +186,7 @@ def sync_plan(
     gone: set[AclBinding] = set()
     for name, one in wanted.items():
         mine = set(ours.get(name, ()))
-        obsolete = {binding for binding in mine - one.now if not _is_lived_by(binding, stopped)}
+        obsolete = {binding for binding in mine - one.now if not _is_relied_on(binding, stopped)}
         missing = {binding for binding in one.now if binding not in present}
         create |= missing
         gone |= obsolete
@@ -196,34 +195,34 @@ def sync_plan(
     return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept)
 
 
-def to_give(
-    held_back: Iterable[AclBinding], mirrored: Collection[str], *, mirror_goes_on: bool
+def grantable(
+    deferred: Iterable[AclBinding], mirrored: Collection[str], *, mirror_has_topics: bool
 ) -> frozenset[AclBinding]:
-    """Return which of a mirror's deferred shared ACLs may be given now.
+    """Return which of a mirror's deferred shared ACLs may be created now.
 
     None that covers a topic in `mirrored`, the mirror topics of this destination; those on groups when the mirror has
     no topic left; those on the cluster when no mirror has.
     """
 
-    def may_be_given(one: AclBinding) -> bool:
+    def is_grantable(one: AclBinding) -> bool:
         if one.resource_type is ResourceType.TOPIC:
             return not any(one.covers(ResourceType.TOPIC, topic) for topic in mirrored)
         if one.resource_type is ResourceType.CLUSTER:
-            return not mirror_goes_on and not mirrored
-        return not mirror_goes_on
+            return not mirror_has_topics and not mirrored
+        return not mirror_has_topics
 
-    return frozenset(one for one in held_back if may_be_given(one))
+    return frozenset(one for one in deferred if is_grantable(one))
 
 
-def _is_lived_by(binding: AclBinding, stopped: Collection[str]) -> bool:
-    """Tell whether clients of topics that are stopped may live by an ACL: who uses the cluster's is not known."""
+def _is_relied_on(binding: AclBinding, stopped: Collection[str]) -> bool:
+    """Return whether clients of stopped topics may rely on an ACL: who uses the cluster's is unknown."""
     if binding.resource_type in (ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER):
         return bool(stopped)
     return any(binding.covers(ResourceType.TOPIC, topic) for topic in stopped)
 
 
 def denial(topic: str, principal: str) -> AclBinding:
-    """Return the ACL that keeps a principal from writing to a topic."""
+    """Return the ACL that denies a principal WRITE on a topic."""
     literal, write = PatternType.LITERAL, Operation.WRITE
     return AclBinding(ResourceType.TOPIC, topic, literal, principal, ANY_HOST, write, Permission.DENY)
 
@@ -232,23 +231,23 @@ def _literal(binding: AclBinding, name: str) -> AclBinding:
     return binding._replace(resource_name=name, pattern_type=PatternType.LITERAL)
 
 
-def _readable(binding: AclBinding, own: Selves) -> list[AclBinding]:
-    """Return what of an ACL on a topic is given while it is mirrored; the ACL itself among it: nothing is deferred."""
+def _now(binding: AclBinding, own: OwnPrincipals) -> list[AclBinding]:
+    """Return the part of a topic's ACL to create while it is mirrored; if that is the ACL itself, none is deferred."""
     if binding.permission is Permission.DENY:
-        return [] if own.are_struck_by(binding) else [binding]
+        return [] if own.are_denied_by(binding) else [binding]
     if binding.operation is Operation.ALL:
         return [binding._replace(operation=operation) for operation in sorted(READING)]
     return [binding] if binding.operation in READING else []
 
 
 def _candidates(binding: AclBinding, names: Collection[str]) -> Collection[str]:
-    """Return the names that it may be about: one has not to look at all of them for an ACL on one."""
+    """Return the names that an ACL may cover, without a search for a literal one."""
     if binding.pattern_type is PatternType.LITERAL and binding.resource_name != ANY_NAME:
         return [binding.resource_name] if binding.resource_name in names else []
     return names
 
 
-def _is_given(narrow: AclBinding, shared: Collection[AclBinding]) -> bool:
+def _is_covered(narrow: AclBinding, shared: Collection[AclBinding]) -> bool:
     return any(
         one.covers(ResourceType.TOPIC, narrow.resource_name) and _literal(one, narrow.resource_name) == narrow
         for one in shared

@@ -1,14 +1,14 @@
 """Which of the source's ACLs on transactional ids and on the cluster the destination gets. Pure.
 
-On transactional ids: those of principals that may write to a topic of the mirror, at once, as they cannot write to a
-mirror topic with them. Whoever may use kmirror's own ids could fence its locks. So an ACL on these ids alone is not
-taken over; where one on `*` or on a prefix covers them too, its principal is denied them. That does not work for
-`User:*`, whose denial would also deny kmirror: such an ACL is not taken over.
+On transactional ids: those of principals that may write to a topic of the mirror, at once, because the ids alone do not
+let them write to a mirror topic. A client that may use kmirror's own ids could fence its locks. So an ACL on these ids
+alone is not copied; if one on `*` or on a prefix covers them, its principal is denied them. That does not work for
+`User:*`, whose denial would also deny kmirror: such an ACL is not copied.
 
-On the cluster, only where that is wanted in so many words: they are power over every topic, of other mirrors too. With
-ALTER a client could delete the denials that protect mirror topics. What changes nothing is given at once, everything
-else when this cluster has no mirror topic left. CLUSTER_ACTION is the brokers' right and is not taken over, nor is a
-denial for `User:*` or kmirror.
+On the cluster, only with explicit consent: these rights reach every topic, of other mirrors too. With ALTER a client
+could delete the denials that protect mirror topics. Rights that change nothing are created at once, all others when
+this cluster has no mirror topic left. CLUSTER_ACTION is the brokers' right and is not copied, nor is a denial for
+`User:*` or kmirror.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.sync.acls import Selves, Wanted, WritingAcls
+from kmirror.sync.acls import OwnPrincipals, Wanted, WriteAcls
 
-#: What does not change a cluster: given while topics are mirrored.
+#: Operations that do not change a cluster: allowed while topics are mirrored.
 _HARMLESS = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.IDEMPOTENT_WRITE})
 
 
 def producers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[str]:
-    """Return the principals, `User:*` among them, that an ALLOW lets write to any of the topics."""
-    writing = WritingAcls(acls)
+    """Return the principals, including `User:*`, that an ALLOW lets write to any of the topics."""
+    writing = WriteAcls(acls)
     return frozenset(one.principal for topic in topics for one in writing.on(topic) if _allows(one))
 
 
 def on_transactional_ids(
-    source: Iterable[AclBinding], producers: Collection[str], others: Collection[AclBinding], own: Selves
+    source: Iterable[AclBinding], producers: Collection[str], others: Collection[AclBinding], own: OwnPrincipals
 ) -> Wanted:
-    """Return what is wanted of the source's ACLs (those the filter takes) on transactional ids.
+    """Return which of the source's ACLs (those that the filter takes) on transactional ids are wanted.
 
-    `others` are the ACLs at the destination that kmirror did not make: who was granted kmirror's ids there keeps them.
+    `others` are the destination's ACLs that kmirror did not create: principals granted kmirror's ids there keep them.
     """
     now: set[AclBinding] = set()
     for one in source:
@@ -66,10 +66,10 @@ def on_transactional_ids(
     return Wanted(frozenset(now))
 
 
-def on_cluster(source: Iterable[AclBinding], own: Selves) -> Wanted:
-    """Return what is wanted of the source's ACLs (those the filter takes) on the cluster."""
+def on_cluster(source: Iterable[AclBinding], own: OwnPrincipals) -> Wanted:
+    """Return which of the source's ACLs (those that the filter takes) on the cluster are wanted."""
     now: set[AclBinding] = set()
-    held: set[AclBinding] = set()
+    deferred: set[AclBinding] = set()
     for one in source:
         if one.resource_type is not ResourceType.CLUSTER or one.operation is Operation.CLUSTER_ACTION:
             continue
@@ -81,10 +81,10 @@ def on_cluster(source: Iterable[AclBinding], own: Selves) -> Wanted:
         elif one.operation in _HARMLESS:
             now.add(one)
         else:
-            held.add(one)
+            deferred.add(one)
             if one.operation is Operation.ALL:
                 now.update(one._replace(operation=operation) for operation in _HARMLESS)
-    return Wanted(frozenset(now), frozenset(held))
+    return Wanted(frozenset(now), frozenset(deferred))
 
 
 def _allows(one: AclBinding) -> bool:

@@ -1,7 +1,7 @@
-"""What the source's ACLs let its clients do that those of the destination do not. Pure.
+"""Which rights clients have by the source's ACLs and lack by those of the destination. Pure.
 
-Reading and writing topics, reading groups, and using transactional ids; by ACLs alone: whether a principal is a super
-user cannot be known. Who may do it from one host there has to be let in from that host here.
+Reading and writing topics, reading groups, and using transactional ids, by ACLs alone: super users are unknown. A right
+from one host at the source needs the same host here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KINDS = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSAC
 
 
 class LackingRight(NamedTuple):
-    """What one principal may not do here: `names` are the destination's, or prefixes, as `pattern_type` says."""
+    """A right that a principal lacks here: `names` are the destination's names, or prefixes, by `pattern_type`."""
 
     principal: str
     host: str
@@ -38,7 +38,7 @@ class LackingRight(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Whose rights count: source topics and groups with their names here, and which other groups are mirrored."""
+    """What to compare: source topics and groups with their names here, and which other groups are mirrored."""
 
     topics: Mapping[str, str]
     groups: Mapping[str, str]
@@ -49,7 +49,7 @@ class Scope(NamedTuple):
 
 
 def is_of_clients(binding: AclBinding, topics: frozenset[str]) -> bool:
-    """Tell whether an ACL of the source says what clients of these topics may do; to be kept for later."""
+    """Return whether an ACL of the source is about clients of these topics, and so is to be kept for later."""
     if binding.resource_type is not ResourceType.TOPIC:
         return binding.resource_type in _KINDS
     if binding.pattern_type is PatternType.PREFIXED:
@@ -60,18 +60,18 @@ def is_of_clients(binding: AclBinding, topics: frozenset[str]) -> bool:
 def lacking_rights(
     source: Collection[AclBinding], here: Iterable[AclBinding], scope: Scope
 ) -> tuple[LackingRight, ...]:
-    """Return what clients could do at the source by `source` and cannot do here by `here`."""
+    """Return the rights that clients have by the ACLs `source` and lack by the ACLs `here`."""
     there, present = AclIndex(source), AclIndex(here)
     found: defaultdict[tuple[str, str, Operation, ResourceType, PatternType], set[str]] = defaultdict(set)
-    for theirs, ours, operation in _asked(source, scope):
+    for theirs, ours, operation in _rights(source, scope):
         for principal, host in there.allowed(theirs, operation):
             if principal not in scope.own and not present.allows(ours, operation, principal, host):
                 found[principal, host, operation, ours.resource_type, ours.pattern_type].add(ours.name)
     return tuple(LackingRight(*key, tuple(sorted(names))) for key, names in sorted(found.items()))
 
 
-def _asked(source: Collection[AclBinding], scope: Scope) -> Iterator[tuple[Resource, Resource, Operation]]:
-    """Yield what is looked at: a resource of the source, as it is here, and what is done with it."""
+def _rights(source: Collection[AclBinding], scope: Scope) -> Iterator[tuple[Resource, Resource, Operation]]:
+    """Yield what to compare: a resource of the source, the same resource here, and an operation."""
     topic, group, ids = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
     for name, here in scope.topics.items():
         for operation in (Operation.READ, Operation.WRITE):

@@ -1,4 +1,4 @@
-"""Which topics of the source a mirror's filters take that are not mirror topics yet. Pure."""
+"""Which source topics match a mirror's filters and are not mirror topics yet. Pure."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _ARCHIVE = ".kmirror-archive."
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomers:
-    """Source topics by name: those to be made mirror topics, and those that filters take but that it does not show."""
+class NewSourceTopics:
+    """Source topics by name: those to make mirror topics, and those that match but that we may not describe."""
 
     topics: tuple[str, ...]
     hidden: tuple[str, ...] = ()
 
 
 def is_internal(topic: TopicMetadata) -> bool:
-    """Tell whether a topic is never taken by a filter: Kafka's internal ones, ours, and archives."""
+    """Return whether filters never match a topic: Kafka's internal topics, ours, and archives."""
     return topic.is_internal or topic.name.startswith("__") or _ARCHIVE in topic.name
 
 
-def newcomers(
+def new_source_topics(
     settings: Settings,
     source: Mapping[str, TopicMetadata],
     mirrored: Iterable[TopicRecord],
-) -> Newcomers:
-    """Return what discovery is to add.
+) -> NewSourceTopics:
+    """Return the topics that discovery is to add.
 
-    `mirrored` are the topics that are known: stopped, paused or under another operation, they stay unchanged.
+    `mirrored` are the known topics; stopped and paused ones, and those of another operation, stay unchanged.
     """
     known = {topic.source_topic for topic in mirrored}
     found, hidden = [], []
@@ -44,11 +44,11 @@ def newcomers(
             hidden.append(name)
         elif not topic.error_code:
             found.append(name)
-    return Newcomers(tuple(found), tuple(hidden))
+    return NewSourceTopics(tuple(found), tuple(hidden))
 
 
 def is_deleted(topic: TopicRecord, here: TopicMetadata | None) -> bool:
-    """Tell whether a mirror topic that is wanted was deleted by its owner, and no topic has its name now."""
+    """Return whether an ACTIVE mirror topic was deleted by its owner, and no topic has its name now."""
     return (
         topic.desired is DesiredState.ACTIVE
         and topic.pending_operation is None

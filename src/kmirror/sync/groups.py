@@ -1,15 +1,15 @@
-"""Decide which offsets groups get at the destination. Pure: both clusters' views in, a plan out.
+"""Decide which offsets to commit for groups at the destination. Pure: both clusters' views in, a plan out.
 
-Logs are equal, so offsets are: a group's offset for a mirror topic is the one that it has for the source topic, brought
-into [log start, log end] of the mirror topic. Rules for one partition, in this order:
+Offsets are the same on both clusters: a group's offset for a mirror topic is its offset for the source topic, clamped
+to [log start, log end] of the mirror topic. Rules for one partition, in this order:
 
-1. The topic is not mirrored, or stopped: it is not looked at.
-2. Something about the partition forbids it for now (paused, not aligned yet, FAILED, another topic): left alone.
-3. The group has that offset already: nothing to do, unless kmirror has set it without what the group has written beside
-   it, as after a rebuild. That is added: Kafka Streams keeps its times there.
+1. The topic is not mirrored, or stopped: ignored.
+2. The partition is not ready (paused, not aligned yet, FAILED, another topic): left alone.
+3. The group has that offset already: nothing to do, unless kmirror committed it without the group's commit metadata, as
+   after a rebuild. The metadata is then added: Kafka Streams keeps its times there.
 4. The group has members at the destination, or is of another kind: left alone.
-5. The offset there is none that kmirror has set: a local consumer's or an operator's, left alone.
-6. Otherwise it is set, forward or, when the group was rewound at the source, backward.
+5. The offset there was not committed by kmirror: a local consumer's or an operator's, left alone.
+6. Otherwise it is committed, forward or, if the group was rewound at the source, backward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group as one cluster has it; `trouble` is why that is not known."""
+    """One group on one cluster; `trouble` is why that is unknown."""
 
     kind: GroupKind
     has_members: bool = False
@@ -37,7 +37,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class MirroredTopics:
-    """The topics that are mirrored: destination names by source names, and partitions that are not to be touched now.
+    """The mirrored topics: destination names by source names, and partitions whose offsets must not change now.
 
     A key of `waiting` is a destination topic, or one partition of it.
     """
@@ -46,20 +46,20 @@ class MirroredTopics:
     waiting: Mapping[str | TopicPartition, GroupReason] = field(default_factory=dict)
 
     def destination_of(self, source: TopicPartition) -> TopicPartition | None:
-        """Return the mirror partition of a source partition; None where its topic is not mirrored."""
+        """Return the mirror partition of a source partition; None if its topic is not mirrored."""
         topic = self.names.get(source.topic)
         return None if topic is None else TopicPartition(topic, source.partition)
 
     def reason_to_wait(self, place: TopicPartition) -> GroupReason | None:
-        """Return why a mirror partition is not to be touched now."""
+        """Return why offsets of a mirror partition must not change now."""
         return self.waiting.get(place.topic) or self.waiting.get(place)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """One partition of one group: its offset at the destination, the one to set, why it is left alone.
+    """One partition of one group: its offset at the destination, the one to commit, why it is left alone.
 
-    `lacks_metadata`: the offset is right, but what the group has written beside it at the source is missing.
+    `lacks_metadata`: the offset is right, but the commit metadata of the source is missing.
     """
 
     place: TopicPartition
@@ -71,13 +71,13 @@ class OffsetPlan:
 
     @property
     def is_change(self) -> bool:
-        """Tell whether an offset is to be set."""
+        """Return whether an offset is to be committed."""
         return self.reason is None and (self.lacks_metadata or self.destination_offset != self.target.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What is to be done for one group of the source; `record` is what was stored of it when this was planned."""
+    """The plan for one group of the source; `record` is its stored record when this was planned."""
 
     group: str
     destination_group: str
@@ -87,17 +87,17 @@ class GroupPlan:
 
     @property
     def changes(self) -> tuple[OffsetPlan, ...]:
-        """The offsets to set."""
+        """The offsets to commit."""
         return tuple(row for row in self.rows if row.is_change)
 
     @property
     def skipped(self) -> GroupReason | None:
-        """Why the group is left alone until someone acts."""
+        """Why the group is left alone until an operator acts."""
         return next((row.reason for row in self.rows if row.reason in LASTING_REASONS), None)
 
 
-def in_question(source: GroupView, destination: GroupView, topics: MirroredTopics) -> set[TopicPartition]:
-    """Return the mirror partitions of which log start and end have to be known: where the two sides differ."""
+def differing_partitions(source: GroupView, destination: GroupView, topics: MirroredTopics) -> set[TopicPartition]:
+    """Return the mirror partitions where the two sides differ: their log start and end must be known."""
     return {
         place
         for at, committed in source.committed.items()
@@ -116,7 +116,7 @@ def plan_group(
     bounds: Mapping[TopicPartition, Bounds],
     record: GroupRecord | None,
 ) -> GroupPlan:
-    """Return what is to be done for one group that has committed offsets of mirrored topics at the source."""
+    """Return the plan for one group with committed offsets of mirrored topics at the source."""
     rows = []
     for at, committed in sorted(source.committed.items()):
         place = topics.destination_of(at)
@@ -158,16 +158,16 @@ def _decided(
 
 
 def clamped(offset: int, bounds: Bounds) -> int:
-    """Return the offset, or the end of the log that is nearer to it."""
+    """Return the offset, clamped to the log."""
     start, end = bounds
     return min(max(offset, start), end)
 
 
 def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | None = None) -> GroupRecord | None:
-    """Return the record before the plan is carried out, equal to `plan.record` where nothing is new; None: none needed.
+    """Return the record to store before carrying out the plan; `plan.record` if nothing is new; None: none needed.
 
-    The offset at the destination is kept beside the new one: a crash in between leaves neither wrong.
-    `refused` is why the brokers refused it the last time.
+    It keeps the offset at the destination besides the new one, so that a crash in between leaves neither wrong.
+    `refused` is why the brokers refused the last commit.
     """
     before = plan.record
     skipped = plan.skipped or (refused if plan.changes else None)
@@ -183,7 +183,7 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
             kept = tuple(dict.fromkeys((row.target.offset, *here, *ours)))[:KEPT_OFFSETS]
             offsets.setdefault(topic, {})[partition] = kept
         elif ours and row.destination_offset == ours[0]:
-            # it has arrived: what was there before no longer counts
+            # committed: the offsets before it no longer count
             offsets[topic][partition] = ours[:1]
     record = replace(
         known, destination_group=plan.destination_group, kind=plan.kind.value, offsets=offsets, skipped=skipped
@@ -191,8 +191,8 @@ def recorded(plan: GroupPlan, mirror: str, now_ms: int, refused: GroupReason | N
     return record if record == before else replace(record, time_ms=now_ms)
 
 
-def without_others(plan: GroupPlan, allowed: MirroredTopics) -> GroupPlan:
-    """Return the plan without what must not be touched any more: topics that were stopped meanwhile, for instance."""
+def restricted(plan: GroupPlan, allowed: MirroredTopics) -> GroupPlan:
+    """Return the plan without topics that were stopped meanwhile, and with new reasons to wait."""
     names = set(allowed.names.values())
     rows = tuple(
         row if row.reason is not None else replace(row, reason=allowed.reason_to_wait(row.place))

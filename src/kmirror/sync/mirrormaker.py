@@ -1,6 +1,6 @@
 """The records of MirrorMaker 2's own topics, as its clients read them. Pure.
 
-Offsets are the same on both clusters, so each record says the same offset twice. Formats are those of `OffsetSync`,
+Offsets are the same on both clusters, so each record has the same offset twice. Formats are those of `OffsetSync`,
 `Checkpoint` and `Heartbeat` of Kafka's connect-mirror-client: big-endian, strings with a length of two bytes;
 checkpoints and heartbeats begin with a version, which is 0.
 """
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 def offset_syncs_topic(settings: Settings) -> str:
-    """Return the topic of offset syncs, which MirrorMaker 2 names after the source when it is on the target."""
+    """Return the topic of offset syncs, named after the source because it is on the target."""
     return f"mm2-offset-syncs.{settings.source_cluster_alias}.internal"
 
 
@@ -47,7 +47,7 @@ def own_topics(settings: Settings) -> tuple[str, ...]:
 
 
 def offset_syncs(topics: MirroredTopics, ends: Mapping[TopicPartition, int]) -> dict[bytes, bytes]:
-    """Return a sync for each mirror partition whose log end is known; its key has the source's topic."""
+    """Return an offset sync for each mirror partition whose log end is known; its key has the source's topic."""
     sources = {topic: source for source, topic in topics.names.items()}
     return dict(
         Entry(_text(sources[at.topic]) + pack(">i", at.partition), pack(">qq", end, end))
@@ -61,8 +61,8 @@ def checkpoints(
 ) -> dict[bytes, bytes]:
     """Return a checkpoint for each offset that a group of the source has committed for a mirrored partition.
 
-    Its offset at the destination lies in the mirror topic's log, as a consumer needs it. Partitions that are not copied
-    now, or whose log is not known, have none.
+    Its offset at the destination is clamped to the mirror topic's log, as a consumer needs it. Partitions that are not
+    copied now, or whose log is unknown, have none.
     """
     found = {}
     for group, view in groups.items():
@@ -82,7 +82,7 @@ def checkpoint(group: str, place: TopicPartition, source_offset: int, offset: in
 
 
 def heartbeat(settings: Settings, now_ms: int) -> Entry:
-    """Return a heartbeat of this moment."""
+    """Return a heartbeat with this time."""
     key = _text(settings.source_cluster_alias) + _text(settings.target_cluster_alias)
     return Entry(key, _VERSION + pack(">q", now_ms))
 

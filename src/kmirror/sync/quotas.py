@@ -1,8 +1,8 @@
 """Which of the source's client quotas the destination gets. Pure.
 
-Quotas of users and client ids by name. A default limits every client of the destination that has no quota of its own,
-kmirror among them, and addresses mean other machines there: neither is taken over, nor is what limits kmirror itself.
-A quota that another client has set at the destination stays as it is.
+Quotas of users and client ids by name. A default quota would limit every client of the destination without its own
+quota, including kmirror, and addresses are of other machines there: neither is copied, nor is a quota of kmirror
+itself. A quota that someone else set at the destination stays unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _KINDS = frozenset({"user", "client-id"})
 class QuotaPlan:
     """What to set and to remove at the destination.
 
-    `ours` is what may be kmirror's while that is done, to be recorded before; `kept` is what is, once it is done.
-    `differing` are quotas of the source that others have set otherwise at the destination.
+    `ours` are the quotas that may be kmirror's meanwhile, to be recorded before; `kept` those that are afterwards.
+    `differing` are quotas of the source that others have set to another value at the destination.
     """
 
     wanted: frozenset[Quota]
@@ -30,8 +30,8 @@ class QuotaPlan:
     differing: frozenset[Quota] = frozenset()
 
 
-def taken_over(source: Iterable[Quota], is_own: Callable[[str, str], bool]) -> frozenset[Quota]:
-    """Return the quotas that may be taken over; `is_own` tells of a type and a name whether that is kmirror itself."""
+def copied_quotas(source: Iterable[Quota], is_own: Callable[[str, str], bool]) -> frozenset[Quota]:
+    """Return the quotas that may be copied; `is_own` returns whether a type and name are kmirror's own."""
     return frozenset(
         one for one in source if all(kind in _KINDS and name and not is_own(kind, name) for kind, name in one.entity)
     )
@@ -40,9 +40,10 @@ def taken_over(source: Iterable[Quota], is_own: Callable[[str, str], bool]) -> f
 def quota_plan(
     source: Collection[Quota], here: Collection[Quota], ours: Collection[Quota], *, deletes: bool
 ) -> QuotaPlan:
-    """Compare what is to be taken over with what is here; `ours` is what is on record as set by kmirror.
+    """Compare the quotas to copy with those here; `ours` are recorded as set by kmirror.
 
-    With `deletes`, what is gone at the source is removed; not so once clients may live by it.
+    With `deletes`, quotas that are gone at the source are removed; without, they stay, because clients may rely on
+    them.
     """
     present = {one.place: one for one in here}
     mine = frozenset(ours)

@@ -1,19 +1,19 @@
-"""Settings of a mirror topic: what it gets from the source's, what is deferred meanwhile, and what the stop makes of
-them. Pure: two clusters' views in, changes out.
+"""Settings of a mirror topic: which follow the source, which are deferred, and what changes when mirroring stops. Pure:
+two clusters' views in, changes out.
 
-While a topic is mirrored, some settings would change or delete what was copied: the broker would compress again, put
-its own times into records, refuse old ones, or delete segments that the source still has (its segments are cut
-elsewhere). They get values that do nothing, and the source's are `deferred` until mirroring stops.
+While a topic is mirrored, some settings would change or delete copied records: the broker would recompress them, set
+its own timestamps, refuse old ones, or delete segments that the source still has (its segments are rolled at other
+offsets). These get neutral values (`MIRROR_VALUES`), and the source's are `deferred` until mirroring stops.
 
-Sizes are among them. A source may hold batches larger than its `max.message.bytes` of today, which was lowered after
-they were written, and a batch that has lost records to compaction can grow when the rest is compressed again. Only a
-limit that no batch reaches is sure to take them all; only kmirror writes to the topic meanwhile.
+`max.message.bytes` is one of them. A source may hold batches larger than its present limit, which was lowered later,
+and a batch that lost records to compaction can grow when the rest is recompressed. Only a limit that no batch reaches
+accepts them all; only kmirror writes to the topic meanwhile.
 
-A source topic may itself be a mirror topic, with such values of its own. What counts then is what its cluster stored
-to be its source's (`as_first_source`), and so on along a chain.
+A source topic may itself be a mirror topic, with such values of its own. Then the values that count are those that its
+cluster has stored for its source (`as_first_source`), and so on along a chain.
 
-What kmirror has set is remembered by its value (`TopicRecord.settings`): a key that has another value by now was set by
-someone here, and is left alone; one that the source does not set any more is removed only while it has that value.
+The values that kmirror set are stored (`TopicRecord.settings`): a key with another value was changed by someone here
+and is left alone; a key that the source no longer sets is removed only while it still has the stored value.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _LARGEST_BATCH = str((1 << 31) - 1)
 #: Kafka 4 takes no smaller segments, and kmirror's own filler has to fit into one.
 _SMALLEST_SEGMENT = 1 << 20
 
-#: Set whether or not the source topic sets them: the two clusters' defaults may differ, and change. The stop removes
-#: those that the source does not set and the brokers here have anyway.
+#: Always set, even if the source topic does not, because the clusters' defaults may differ and change. The stop removes
+#: those that the source topic does not set and that equal the defaults here.
 ALWAYS = (
     "cleanup.policy",
     "delete.retention.ms",
@@ -40,20 +40,20 @@ ALWAYS = (
     "min.compaction.lag.ms",
 )
 
-#: What these are while mirroring, whatever the source says.
-HELD_BACK: Mapping[str, str] = {
+#: The values while a topic is mirrored, whatever the source has.
+MIRROR_VALUES: Mapping[str, str] = {
     "compression.type": "producer",
     "max.message.bytes": _LARGEST_BATCH,
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": _ENDLESS,
     "message.timestamp.after.max.ms": _ENDLESS,
-    # only 3.9 has it; there it rules where `after` is at its default
+    # only in 3.9, where it applies if `after` has its default
     "message.timestamp.difference.max.ms": _ENDLESS,
     "retention.ms": "-1",
     "retention.bytes": "-1",
 }
 
-#: These belong to a cluster, not to the data.
+#: Settings of a cluster, not of the data: never synced.
 _NEVER = frozenset(
     {
         "min.insync.replicas",
@@ -69,7 +69,7 @@ _LEFT_OUT = "left out by topic.properties.include or topic.properties.exclude"
 
 @dataclass(frozen=True, slots=True)
 class SettingsPlan:
-    """What to set now, what to remember for the stop, and which keys the destination does not know."""
+    """What to set now, what to defer until the stop, and which keys the destination does not know."""
 
     now: Mapping[str, str]
     deferred: Mapping[str, str]
@@ -80,20 +80,20 @@ class SettingsPlan:
     first_source_seen_ms: int | None = None
 
 
-#: Settings to change on a topic; None: to be removed, so that the brokers' default holds again.
+#: Settings to change on a topic; None: remove it, so that the brokers' default applies again.
 SettingsChange = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsSync:
-    """What the destination's topic needs to follow its source, and its record afterwards."""
+    """Changes that make a mirror topic follow its source's settings, and its record afterwards."""
 
     changes: SettingsChange
     record: TopicRecord
 
 
 class SettingState(StrEnum):
-    """Name how one setting of a mirror topic relates to its source's."""
+    """How one setting of a mirror topic relates to its source's."""
 
     SYNCED = "SYNCED"
     HELD_BACK = "HELD_BACK"
@@ -108,7 +108,7 @@ class SettingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedSetting:
-    """One setting on both sides, None where it is not known, and why they differ or may."""
+    """One setting on both sides, None where unknown, and why they differ or may differ."""
 
     key: str
     source_value: str | None
@@ -122,7 +122,7 @@ def settings_for(
 ) -> SettingsPlan:
     """Return the settings of a new mirror topic.
 
-    `known` are the keys the destination has, None if it does not tell; `exclude` the keys that are not taken over.
+    `known` are the keys that the destination has, None if unknown; `exclude` the keys that are not synced.
     """
     now = {
         key: found.value
@@ -131,7 +131,13 @@ def settings_for(
     }
     left_out = []
     for key, found in sorted(source.items()):
-        if not found.is_override or found.value is None or key in HELD_BACK or is_local(key) or exclude.matches(key):
+        if (
+            not found.is_override
+            or found.value is None
+            or key in MIRROR_VALUES
+            or is_local(key)
+            or exclude.matches(key)
+        ):
             continue
         if known is not None and key not in known:
             left_out.append(key)
@@ -139,7 +145,7 @@ def settings_for(
             now[key] = found.value
     if "segment.bytes" in now:
         now["segment.bytes"] = str(max(int(now["segment.bytes"]), _SMALLEST_SEGMENT))
-    held = {key: value for key, value in HELD_BACK.items() if _has(key, source, known)}
+    held = {key: value for key, value in MIRROR_VALUES.items() if _has(key, source, known)}
     deferred = {
         key: found.value
         for key in held
@@ -149,50 +155,52 @@ def settings_for(
     return SettingsPlan({**now, **held}, deferred, tuple(left_out), inherited)
 
 
-def holds_back(settings: TopicSettings) -> bool:
-    """Tell whether a topic may be a mirror topic: it sets one of the values that mirror topics have."""
-    return any((one := settings.get(key)) is not None and one == TopicSetting(v, True) for key, v in HELD_BACK.items())
+def has_a_mirror_value(settings: TopicSettings) -> bool:
+    """Return whether a topic sets one of `MIRROR_VALUES`, and so may be a mirror topic."""
+    return any(
+        (one := settings.get(key)) is not None and one == TopicSetting(v, True) for key, v in MIRROR_VALUES.items()
+    )
 
 
-def holds_all_back(settings: TopicSettings) -> bool:
-    """Tell whether a topic sets every value that mirror topics have, and so is one, or was made by a mirror."""
-    return all(settings[key] == TopicSetting(value, True) for key, value in HELD_BACK.items() if key in settings)
+def has_all_mirror_values(settings: TopicSettings) -> bool:
+    """Return whether a topic sets all of `MIRROR_VALUES`, and so is a mirror topic, or was created by a mirror."""
+    return all(settings[key] == TopicSetting(value, True) for key, value in MIRROR_VALUES.items() if key in settings)
 
 
 def knows_no_first_source(topic: TopicRecord) -> bool:
-    """Tell whether what is deferred are the values of another mirror topic: its first source's are not known."""
+    """Return whether the deferred values are those of another mirror topic: the first source's are unknown."""
     deferred = topic.deferred or {}
     return (
         bool(deferred)
-        and all(deferred[key] == HELD_BACK.get(key) for key in deferred)
+        and all(deferred[key] == MIRROR_VALUES.get(key) for key in deferred)
         and not ({*deferred} & {*(topic.inherited or ())})
     )
 
 
-def as_first_source(settings: TopicSettings, remembered: TopicRecord) -> TopicSettings:
-    """Return a mirror topic's settings with those of its first source in place of what is deferred there.
+def as_first_source(settings: TopicSettings, stored: TopicRecord) -> TopicSettings:
+    """Return a mirror topic's settings with those of its first source instead of `MIRROR_VALUES`.
 
-    `remembered` is the record of a mirror topic with the same first source: the topic's own, or one further down.
+    `stored` is the record of a mirror topic with the same first source: the topic's own, or one further down the chain.
     """
-    deferred, inherited = remembered.deferred or {}, remembered.inherited or ()
+    deferred, inherited = stored.deferred or {}, stored.inherited or ()
     view = {key: replace(one, is_override=one.is_override and key not in inherited) for key, one in settings.items()}
-    for key in HELD_BACK.keys() & settings.keys():
+    for key in MIRROR_VALUES.keys() & settings.keys():
         view[key] = TopicSetting(deferred.get(key), key in deferred and key not in inherited)
     return view
 
 
 def settings_to_change(plan: SettingsPlan, present: TopicSettings) -> dict[str, str]:
-    """Return what has to be set on a topic that exists, so that it can be mirrored to.
+    """Return what to set on an existing topic before it can be mirrored to.
 
-    What someone set there stays, unless mirroring needs another value.
+    Other values set there stay, unless mirroring needs another one.
     """
     return _to_set(plan, present, {})
 
 
 def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> dict[str, str]:
-    """Return what counts as set by kmirror on a topic that `present` describes, None for one that it creates.
+    """Return which settings count as set by kmirror on a topic; `present` are its settings, None for a new topic.
 
-    A value that equals the source's does: an earlier mirror of the topic has set it.
+    A value that equals the source's counts: an earlier mirror of the topic set it.
     """
     if present is None:
         return dict(plan.now)
@@ -204,47 +212,42 @@ def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> d
 def sync_settings(
     topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: LeftOut | TopicSelector = _NOTHING
 ) -> SettingsSync:
-    """Return what a mirror topic needs to follow its source's settings; `present` are the mirror topic's own."""
+    """Return the changes that make a mirror topic follow its source's settings; `present` are its own settings."""
     plan = settings_for(source, present, exclude)
     ours = dict(topic.settings or {})
     to_set = _to_set(plan, present, ours)
     to_remove: dict[str, None] = {}
     for key, value in sorted(ours.items()):
         found = present.get(key)
-        stands = found is not None and found.is_override and found.value == value
+        is_unchanged = found is not None and found.is_override and found.value == value
         if key in plan.now:
-            if key not in to_set and not stands:
-                # someone has set it here, perhaps to the source's value: either way it is theirs now
+            if key not in to_set and not is_unchanged:
+                # someone set it here, perhaps to the source's value: it is no longer ours
                 del ours[key]
             continue
         del ours[key]
-        if stands and not exclude.matches(key):
+        if is_unchanged and not exclude.matches(key):
             to_remove[key] = None
-    after = replace(
-        topic,
-        settings=ours | to_set,
-        deferred=dict(plan.deferred),
-        inherited=plan.inherited,
-    )
+    after = replace(topic, settings=ours | to_set, deferred=dict(plan.deferred), inherited=plan.inherited)
     return SettingsSync({**to_set, **to_remove}, after)
 
 
 def settings_at_stop(
     topic: TopicRecord, present: TopicSettings, defaults: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """Return what a mirror topic's settings need when mirroring stops: what was deferred becomes what the source says.
+    """Return the changes of a mirror topic's settings when mirroring stops: deferred keys get the source's values.
 
-    `present` are the topic's settings now; what someone has changed meanwhile, or an earlier attempt has set, stays.
-    A key that the source does not set is removed here (None), unless the brokers here would then give it another value
-    than the source's brokers do: `defaults` are the brokers' values, None where they are not known. So nothing is
-    deleted sooner, and nothing refused, that the source kept or took.
+    `present` are the topic's settings now; values changed by others meanwhile, or by an earlier attempt, stay. A key
+    that the source topic does not set is removed here (None), unless the brokers' default here differs from the
+    source's value: `defaults` are the brokers' values, None if unknown. So nothing is deleted or refused that the
+    source kept or accepted.
     """
     changes: dict[str, str | None] = {}
     deferred, inherited = topic.deferred or {}, topic.inherited or ()
     defaults = defaults or {}
-    for key, held in HELD_BACK.items():
+    for key, neutral in MIRROR_VALUES.items():
         found = present.get(key)
-        if found is None or found.value != held:
+        if found is None or found.value != neutral:
             continue
         wanted = deferred.get(key)
         if wanted is None or (key in inherited and defaults.get(key) == wanted):
@@ -268,10 +271,9 @@ def compare_settings(
     *,
     is_synced: bool = True,
 ) -> list[ComparedSetting]:
-    """Return what differs, is deferred, or was set by kmirror on a mirror topic; `source` None: it does not answer.
+    """Return the settings that differ, are deferred, or were set by kmirror; `source` None: it does not answer.
 
-    `is_synced` tells whether later changes at the source are followed. Settings on which both sides agree although
-    no one set them are left out.
+    `is_synced`: later changes at the source are followed. Defaults that are equal on both sides are left out.
     """
     if source is None:
         return _without_source(topic, present)
@@ -280,7 +282,7 @@ def compare_settings(
     sync = sync_settings(topic, source, present, exclude)
     for key in sorted({*source, *present}):
         there, here = source.get(key), present.get(key)
-        state, why = _standing(key, there, here, plan, sync, exclude, is_synced=is_synced)
+        state, why = _state_of(key, there, here, plan, sync, exclude, is_synced=is_synced)
         if here is None:
             is_shown = there is not None and there.is_override
         elif there is None:
@@ -294,7 +296,7 @@ def compare_settings(
 
 
 def is_local(key: str) -> bool:
-    """Tell whether a setting belongs to a cluster and is never taken over."""
+    """Return whether a setting belongs to a cluster and is never synced."""
     return key in _NEVER or key.startswith(_NEVER_PREFIXES)
 
 
@@ -303,15 +305,15 @@ def _to_set(plan: SettingsPlan, present: TopicSettings, ours: Mapping[str, str])
     for key, wanted in plan.now.items():
         found = present.get(key)
         value = found.value if found else None
-        is_ruled = key in ALWAYS or key in HELD_BACK
-        is_somebodys = found is not None and found.is_override and (key not in ours or ours[key] != value)
-        if value == wanted or (is_somebodys and not is_ruled):
+        is_required = key in ALWAYS or key in MIRROR_VALUES
+        is_set_by_others = found is not None and found.is_override and (key not in ours or ours[key] != value)
+        if value == wanted or (is_set_by_others and not is_required):
             continue
         changes[key] = wanted
     return changes
 
 
-def _standing(
+def _state_of(
     key: str,
     there: TopicSetting | None,
     here: TopicSetting | None,
@@ -323,9 +325,9 @@ def _standing(
 ) -> tuple[SettingState, str]:
     """Return a setting's state, and why."""
     when = "the next sync changes it" if is_synced else "sync.topic.configs.enabled=false: it is left unchanged"
-    if key in HELD_BACK and here is not None:
-        if here.value != HELD_BACK[key]:
-            return SettingState.PENDING, f"must be {HELD_BACK[key]} while the topic is mirrored; {when}"
+    if key in MIRROR_VALUES and here is not None:
+        if here.value != MIRROR_VALUES[key]:
+            return SettingState.PENDING, f"must be {MIRROR_VALUES[key]} while the topic is mirrored; {when}"
         if exclude.matches(key):
             return SettingState.HELD_BACK, f"{_LEFT_OUT}: removed here when mirroring stops"
         why = "could change or delete copied records"
@@ -350,14 +352,14 @@ def _standing(
 
 
 def _without_source(topic: TopicRecord, present: TopicSettings) -> list[ComparedSetting]:
-    """Return what is known while the source does not answer."""
+    """Return what is known without the source."""
     rows = []
-    for key in sorted({*(topic.settings or {}), *(key for key in HELD_BACK if key in present)}):
+    for key in sorted({*(topic.settings or {}), *(key for key in MIRROR_VALUES if key in present)}):
         here = present.get(key)
-        state = SettingState.HELD_BACK if key in HELD_BACK else SettingState.SOURCE_UNKNOWN
-        known = (topic.deferred or {}).get(key) if key in HELD_BACK else None
+        state = SettingState.HELD_BACK if key in MIRROR_VALUES else SettingState.SOURCE_UNKNOWN
+        known = (topic.deferred or {}).get(key) if key in MIRROR_VALUES else None
         why = "the source does not answer"
-        if key in HELD_BACK:
+        if key in MIRROR_VALUES:
             why = f"{why}: its last known value is applied when mirroring stops"
         rows.append(ComparedSetting(key, known, here.value if here else None, state, why))
     return rows

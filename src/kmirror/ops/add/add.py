@@ -32,7 +32,14 @@ from kmirror.settings.table import StartFrom, stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC
-from kmirror.sync.topic_settings import ALWAYS, HELD_BACK, SettingsPlan, settings_for, settings_made, settings_to_change
+from kmirror.sync.topic_settings import (
+    ALWAYS,
+    MIRROR_VALUES,
+    SettingsPlan,
+    settings_for,
+    settings_made,
+    settings_to_change,
+)
 from kmirror.work import Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
@@ -98,7 +105,7 @@ def add(
 
 def _check_overrides(overrides: Mapping[str, str]) -> None:
     for key in overrides:
-        if key in ALWAYS or key in HELD_BACK:
+        if key in ALWAYS or key in MIRROR_VALUES:
             raise UsageError(
                 f"--config {key} cannot be set on a mirror topic: it decides which records stay, and is its source's",
                 "leave it out; change it with kafka-configs when mirroring has stopped",
@@ -165,7 +172,7 @@ def _facts(
     told = source_settings(source, work.mirror.source, chosen)
     work.warnings += [
         f"{name} is itself a mirror topic, and which of its settings are deferred is unknown: {why}"
-        for name, why in told.untold.items()
+        for name, why in told.unreadable.items()
     ]
     plans: dict[str, SettingsPlan | int] = {}
     for name, one in told.topics.items():

@@ -12,7 +12,7 @@ from kmirror.engine.compare.verification import Verdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import told
+from kmirror.ops.context import as_kmirror_error
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.verify.comparing import Bounds, Pairs, carry_out
 from kmirror.words import counted
@@ -65,7 +65,7 @@ def refusals(
         starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))
         ends = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), LATEST), log_end=True)
     except (KmirrorError, OutcomeUnknown) as error:
-        return {plan.topic: _uncompared(TopicPartition(plan.topic, 0), told(error)) for plan in plans}
+        return {plan.topic: _uncompared(TopicPartition(plan.topic, 0), as_kmirror_error(error)) for plan in plans}
     refused: dict[str, TopicResult] = {}
     for there, here in pairs:
         start, end = starts[there].offset, ends[there].offset

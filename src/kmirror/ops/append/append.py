@@ -20,7 +20,7 @@ from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, Span, read_lines, spans_of
-from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, told
+from kmirror.ops.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
 from kmirror.ops.results import Outcome, TopicResult, VerbResult, exit_code_of
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.rows import engine_in_charge
@@ -239,7 +239,7 @@ def _ended(place: TopicPartition, span: Span, end: int, error: Exception | None)
         message = f"{place}: {done}, and it is not known whether more are: {error or 'no answer came'}"
         hint = "look where the log ends, leave out what is there, and run it again"
         return TopicResult(place.topic, place.partition, Outcome.FAILED, message, hint=hint)
-    why = told(error)
+    why = as_kmirror_error(error)
     hint = f"{why.hint or 'correct what is wrong'}; leave out the records below offset {end} and run it again"
     message = f"{place}: {done}: {why.message}"
     return TopicResult(place.topic, place.partition, Outcome.FAILED, message, why.reason, hint=hint)

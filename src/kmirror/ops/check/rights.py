@@ -20,7 +20,7 @@ from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import Known, judge, survey
 from kmirror.settings.table import Settings
-from kmirror.state.own_rights import OWN_LOCKS, OWN_MEMORY
+from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acls import writers_of
@@ -49,8 +49,8 @@ def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Gra
         cluster += ("ALTER_CONFIGS",)
     groups = [Grant("--group '*'", ("READ",))] if settings.sync_group_offsets_enabled else []
     return (
-        OWN_MEMORY,
-        OWN_LOCKS,
+        OWN_TOPICS_GRANT,
+        OWN_IDS_GRANT,
         *(Grant(f"--topic {name}", ("CREATE", "WRITE")) for name in own_topics(settings)),
         *(Grant(f"--topic {name}", _ON_MIRROR_TOPICS) for name in _named(topics)),
         *(Grant(f"--topic {archive_prefix(name)}", _ON_ARCHIVES, prefixed=True) for name in _named(topics)),

@@ -20,7 +20,7 @@ from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.rights.source_cut import forget_handed_over, hand_over
 from kmirror.ops.stop.steps import Step, carry_out
-from kmirror.ops.upstream import remembered_on
+from kmirror.ops.upstream import stored_state_on
 from kmirror.ops.verify.comparing import Pairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
@@ -67,13 +67,13 @@ def _record_mirror(course: Course) -> str:
 
 
 def _hand_over_denials(course: Course) -> str | None:
-    there = remembered_on(course.mirror.source) or State()
+    there = stored_state_on(course.mirror.source) or State()
     taken = hand_over(course.destination, there, course.mirror.name, _all_topics(course))
     return "denials taken over" if taken else None
 
 
 def _forget_denials(course: Course) -> str | None:
-    there = remembered_on(course.mirror.source) or State()
+    there = stored_state_on(course.mirror.source) or State()
     name = course.mirror.name
     blocked = [topic.topic for topic in there.topics(name) if there.rights(name, topic.topic).blocked]
     here = course.destination.state()

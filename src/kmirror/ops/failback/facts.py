@@ -29,7 +29,7 @@ from kmirror.ops.failback.groups import LiveGroup, live_groups
 from kmirror.ops.gone import is_gone
 from kmirror.ops.selection import select_topics
 from kmirror.ops.stop.work import is_stopped
-from kmirror.ops.upstream import remembered_on
+from kmirror.ops.upstream import stored_state_on
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, TopicRecord
@@ -89,7 +89,7 @@ def new_primary(
         RefusedError: its mirror of that name is another one, or renames topics.
     """
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
-        state = remembered_on(properties) or State()
+        state = stored_state_on(properties) or State()
     state.require_readable(mirror)
     record = state.mirror(mirror)
     if record is None:
@@ -331,7 +331,7 @@ def _forks(
     where = bulk.where(SEARCH_BYTES * len(questions))
     runner = bulk.runner(where)
     found = {}
-    with Meter(watch, f"searching for the forks {bulk.named(where)}", "partition", len(questions)) as meter:
+    with Meter(watch, f"searching for the forks {bulk.place(where)}", "partition", len(questions)) as meter:
         for answer in find_forks(runner, "forks", questions, primary.properties, destination.properties, meter):
             place = answer.question.destination
             if answer.fork is None:
@@ -370,7 +370,7 @@ def _count(
     offsets = sum(one.high - one.low for one in wanted)
     # before the time is taken: it may start Spark
     runner = bulk.runner(where)
-    with Meter(watch, f"counting the records after the forks {bulk.named(where)}", "offset", offsets) as meter:
+    with Meter(watch, f"counting the records after the forks {bulk.place(where)}", "offset", offsets) as meter:
         return count_records(runner, destination.properties, wanted, meter)
 
 

@@ -24,7 +24,7 @@ from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
 from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import Destination, told
+from kmirror.ops.context import Destination, as_kmirror_error
 from kmirror.ops.failback.facts import TopicLook
 from kmirror.ops.failback.fork import Divergence
 from kmirror.ops.failback.groups import put_back, standing_offsets
@@ -81,7 +81,7 @@ class Course:
         try:
             do()
         except (KmirrorError, OutcomeUnknown) as error:
-            failed = told(error)
+            failed = as_kmirror_error(error)
             hint = failed.hint or _AGAIN
             self.rows.append(TopicResult(topic, None, Outcome.FAILED, failed.message, failed.reason, hint=hint))
 
@@ -189,7 +189,7 @@ def _archive(topic: Topic) -> int:
             topic.known = course.progress.note(replace(topic.work, proved=dict(proofs)), tells=False)
             noted_at = time.monotonic()
 
-    runner, named = course.bulk.runner(where), f"{course.named(work.topic)} {course.bulk.named(where)}"
+    runner, named = course.bulk.runner(where), f"{course.named(work.topic)} {course.bulk.place(where)}"
     for outcome in archive_topic(spec, runner, course.watch, named, work.proved, note).outcomes:
         place = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:

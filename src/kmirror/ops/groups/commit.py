@@ -19,7 +19,7 @@ from kmirror.ops.results import GroupResult, Outcome
 from kmirror.state.client import boottime
 from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.groups import GroupPlan, MirroredTopics, recorded, without_others
+from kmirror.sync.groups import GroupPlan, MirroredTopics, recorded, restricted
 
 #: Whoever was held up for longer since the topics were looked at does not set offsets any more.
 _COMMIT_S = 5.0
@@ -94,7 +94,7 @@ def carry_out(
         for plan in plans:
             if state.group(mirror, plan.group) != plan.record:
                 continue  # somebody else is at work on it
-            kept = without_others(plan, topics)
+            kept = restricted(plan, topics)
             decided.append(kept)
             record = recorded(kept, mirror, at, refused.get(plan.group))
             if record is None or record == plan.record:
@@ -108,7 +108,7 @@ def carry_out(
 
     results: list[GroupResult] = []
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        noted = destination.state().groups_looked_at(mirror)
+        noted = destination.state().groups_checked(mirror)
         is_due = may_note and (noted is None or now_ms() - noted.time_ms >= _NOTE_MS)
         if not is_due and not any(_is_news(plan, refused.get(plan.group)) for plan in plans):
             return Carried([], [])

@@ -23,7 +23,7 @@ from kmirror.state.records import (
     PartitionState,
 )
 from kmirror.state.snapshot import State
-from kmirror.sync.groups import Bounds, GroupPlan, GroupView, MirroredTopics, in_question, plan_group
+from kmirror.sync.groups import Bounds, GroupPlan, GroupView, MirroredTopics, differing_partitions, plan_group
 
 _ILLEGAL_GENERATION = 22
 _REASONS = {
@@ -146,7 +146,7 @@ def plan_groups(
             if whole:
                 asked |= {place for at in view.committed if (place := topics.destination_of(at)) is not None}
             else:
-                asked |= in_question(view, there[prefix + name], topics)
+                asked |= differing_partitions(view, there[prefix + name], topics)
         bounds = log_bounds(here.client, asked)
     return tuple(
         plan_group(name, prefix + name, view, there[prefix + name], topics, bounds, state.group(mirror, name))

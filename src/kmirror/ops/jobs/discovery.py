@@ -31,7 +31,7 @@ from kmirror.ops.upstream import upstream_of
 from kmirror.settings.table import Settings, stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.discovery import is_deleted, newcomers
+from kmirror.sync.discovery import is_deleted, new_source_topics
 
 _TOPICS_AT_ONCE = 100
 _TOPICS_IN_NOTE = 10
@@ -89,7 +89,7 @@ class DiscoveryJob:
         """Tell, from what the engine knows, whether a closer look is worth it: most looks end here."""
         deleted = {p.topic for p, known in view.partitions.items() if _says_deleted(known.reason)}
         settled = [t for t in view.topics if t.topic not in deleted and t.pending_operation != PENDING_ADD]
-        new = newcomers(view.settings, found, settled)
+        new = new_source_topics(view.settings, found, settled)
         return bool(self._due((*new.topics, *new.hidden)))
 
     def _due(self, names: Iterable[str]) -> list[str]:
@@ -107,7 +107,7 @@ class DiscoveryJob:
     ) -> Iterator[JobEvent]:
         mirrored = state.topics(mirror.name)
         unsettled = self._unsettled(destination.client, state, mirrored)
-        new = newcomers(settings, found, [topic for topic in mirrored if topic.topic not in unsettled])
+        new = new_source_topics(settings, found, [topic for topic in mirrored if topic.topic not in unsettled])
         for name in self._due(new.hidden):
             told = f"no right to see source topic {name}, or it does not exist; grant DESCRIBE and READ on it"
             yield from self._left(name, TopicResult(None, None, Outcome.REFUSED, told, Reason.NOT_AUTHORIZED))

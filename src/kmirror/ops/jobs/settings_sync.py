@@ -84,10 +84,10 @@ class SettingsSyncJob:
                 yield from self._trouble(topic.topic, f"the {side} does not return its settings: {code_name(code)}")
                 continue
             seen_ms = found.first_source_seen_ms.get(topic.source_topic)
-            if untold := found.untold.get(topic.source_topic):
+            if unreadable := found.unreadable.get(topic.source_topic):
                 yield from self._trouble(
                     topic.topic,
-                    f"its source is a mirror topic too, and its deferred settings there are unknown: {untold}",
+                    f"its source is a mirror topic too, and its deferred settings there are unknown: {unreadable}",
                 )
                 # what was known before of the settings behind it stays
                 there = as_first_source(there, topic)
@@ -98,7 +98,7 @@ class SettingsSyncJob:
                 after = replace(after, first_source_seen_ms=seen_ms)
             if sync.changes or after != topic:
                 wanted[topic.topic] = replace(sync, record=after)
-            elif not untold:
+            elif not unreadable:
                 self._said.pop(topic.topic, None)
         yield from self._apply(destination, {topic.topic: topic for topic in same}, wanted)
 

@@ -45,7 +45,7 @@ def _change(
 ) -> VerbResult:
     state = destination.state()
     require_mirror(state, mirror)
-    chosen = select_topics(state.topics(mirror), topics, f"mirror {mirror}")
+    chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     pauses = verb == "pause"
     before, after = (DesiredState.ACTIVE, DesiredState.PAUSED) if pauses else (DesiredState.PAUSED, DesiredState.ACTIVE)
     changed = [topic.topic for topic in chosen if topic.desired is before]

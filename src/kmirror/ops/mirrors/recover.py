@@ -19,7 +19,7 @@ from kmirror.ops.next_steps import next_step
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import look_at
+from kmirror.ops.show.describe import read_rows
 from kmirror.ops.show.rows import engine_in_charge, reports_of
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.patterns import TopicSelector
@@ -88,8 +88,8 @@ def recover(
     state = destination.state()
     require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-    with Prober(destination) as looker:
-        rows, _ = look_at(looker, state, chosen, ())
+    with Prober(destination) as prober:
+        rows, _ = read_rows(prober, state, chosen, ())
     failed = [row for row in rows if row.failed]
     if not failed:
         return _result(mirror, [TopicResult(None, None, Outcome.NOOP, "no partition is FAILED")], dry_run)

@@ -1,6 +1,6 @@
-"""Charts of what is remembered, as SVG that stretches to any width: words stand beside it, in HTML. Pure.
+"""Charts of a mirror's stored history, as SVG that stretches to any width, with its text outside, in HTML. Pure.
 
-Where nothing is known nothing is drawn: a line ends, and a strip shows its ground.
+Unknown values are not drawn: a line ends, and a strip stays empty.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from itertools import groupby
 from kmirror.ops.report.html import Html, tag
 from kmirror.state.history_records import HistoryPoint, TimedPoint
 
-#: A point says how the minute before it went; one that comes later leaves a time of which nothing is known.
+#: A point describes the minute before it; after a longer gap, the time between two points is unknown.
 POINT_MS = 60_000
 GAP_MS = 150_000
 _WIDTH, _HEIGHT = 720, 100
 
 
 class Health(StrEnum):
-    """Name how a mirror was at some time, for its colour; what is not known has no name."""
+    """The health of a mirror at some time, for its colour; unknown health is None."""
 
     COPIED = "ok"
     PARTLY = "warn"
@@ -29,7 +29,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in epoch milliseconds, and what was the matter then; without a health nothing is known of it."""
+    """A time span in epoch milliseconds, with its health and what was wrong; health None: unknown."""
 
     from_ms: int
     until_ms: int
@@ -38,28 +38,29 @@ class Span:
 
 
 def health_of(point: HistoryPoint) -> tuple[Health, str]:
-    """Return how the mirror was, and that in words."""
-    told = []
+    """Return the health at a point, and its description."""
+    troubles = []
     if point.phase is not None and point.phase != NOTHING_TO_COPY:
-        told.append(f"nothing was copied: {point.phase}")
+        troubles.append(f"nothing was copied: {point.phase}")
     if point.failed:
-        told.append(f"{point.failed:,} FAILED")
-    if told:
-        return Health.BROKEN, ", ".join(told)
+        troubles.append(f"{point.failed:,} FAILED")
+    if troubles:
+        return Health.BROKEN, ", ".join(troubles)
     if point.phase == NOTHING_TO_COPY:
         return Health.PARTLY, "nothing was to be copied"
     if point.not_copied:
-        told.append(f"{point.not_copied:,} not copied")
+        troubles.append(f"{point.not_copied:,} not copied")
     if point.lag_unknown:
-        told.append(f"lag of {point.lag_unknown:,} unknown")
-    return (Health.PARTLY, ", ".join(told)) if told else (Health.COPIED, "all were copied")
+        troubles.append(f"lag of {point.lag_unknown:,} unknown")
+    return (Health.PARTLY, ", ".join(troubles)) if troubles else (Health.COPIED, "all were copied")
 
 
 NOTHING_TO_COPY = "NOTHING_TO_COPY"
+_UNKNOWN = "not known: no engine recorded anything"
 
 
 def spans_of(points: Sequence[TimedPoint], from_ms: int, until_ms: int) -> list[Span]:
-    """Return how a mirror was from one moment to another, without a hole; `points` are in order."""
+    """Return contiguous spans from one moment to another; `points` are in order."""
     spans: list[Span] = []
     at = from_ms
     for time_ms, point in points:
@@ -67,11 +68,11 @@ def spans_of(points: Sequence[TimedPoint], from_ms: int, until_ms: int) -> list[
             continue
         begins = max(at, time_ms - POINT_MS) if time_ms - at > GAP_MS else at
         if begins > at:
-            spans.append(Span(at, begins, None, "not known: no engine noted anything"))
+            spans.append(Span(at, begins, None, _UNKNOWN))
         spans.append(Span(begins, time_ms, *health_of(point)))
         at = time_ms
     if until_ms - at > GAP_MS:
-        spans.append(Span(at, until_ms, None, "not known: no engine noted anything"))
+        spans.append(Span(at, until_ms, None, _UNKNOWN))
     return _merged(spans)
 
 
@@ -84,7 +85,7 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def strip(spans: Sequence[Span]) -> Html:
-    """Return spans as a strip of colours."""
+    """Return spans as a coloured strip."""
     if not spans:
         return Html()
     began, whole = spans[0].from_ms, max(1, spans[-1].until_ms - spans[0].from_ms)
@@ -104,7 +105,7 @@ def strip(spans: Sequence[Span]) -> Html:
 
 
 def _severity(span: Span) -> int:
-    # what is short and bad is drawn last, above its neighbours
+    # the worst spans are drawn last, above their neighbours, however short they are
     return [Health.COPIED, None, Health.PARTLY, Health.BROKEN].index(span.health)
 
 
@@ -115,9 +116,9 @@ def line(
     until_ms: int,
     is_whole: Callable[[HistoryPoint], bool] = lambda _: True,
 ) -> Html:
-    """Return a value over time as a line that ends where the value is not known.
+    """Return a value over time as a line that ends where the value is unknown.
 
-    Where it is not the whole value, as `is_whole` tells, it is drawn as one that is at least so large.
+    Where `is_whole` is false, the value is a lower bound and the line is dashed.
     """
     top = max((found for _, point in points if (found := value(point)) is not None), default=0) or 1
     whole_ms = max(1, until_ms - from_ms)
@@ -127,7 +128,7 @@ def line(
 
     def end() -> None:
         if part:
-            # a point alone is a dot
+            # a single point becomes a dot
             drawn = part if len(part) > 1 else [part[0], "h0.01"]
             kind = "line" if before is None or before[1] else "line least"
             lines.append(tag("path", d="M" + " ".join(drawn), class_=kind))
@@ -157,7 +158,7 @@ def _thinned(
     is_whole: Callable[[HistoryPoint], bool],
     each_ms: int,
 ) -> Iterable[tuple[int, float | None, bool]]:
-    """Yield times and values, of those that would share a place the largest."""
+    """Yield times and values, of those on the same pixel the largest."""
     for _, group in groupby(points, key=lambda timed: timed[0] // each_ms):
         same = list(group)
         known = [found for _, point in same if (found := value(point)) is not None]

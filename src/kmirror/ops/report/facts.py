@@ -1,4 +1,4 @@
-"""What a report is made of: what is remembered of a mirror, and one look at both clusters. Reads only."""
+"""The facts of a report: a mirror's stored state, and a snapshot of both clusters. Reads only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kmirror.ops.check.versions import Role, broker_version
 from kmirror.ops.context import REACH_TIMEOUT_S, Destination, actor, now_ms, require_mirror
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import engine_has_ended, look_at, with_open_transactions
+from kmirror.ops.show.describe import engine_has_ended, read_rows, with_open_transactions
 from kmirror.ops.show.engine_health import EngineHealth, engine_health
 from kmirror.ops.show.rows import mirror_row, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
@@ -26,7 +26,7 @@ from kmirror.state.snapshot import State
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """One of the two clusters; `release` is None where it was not told, `trouble` where it answered."""
+    """One of the two clusters; `release` is None if unknown, `trouble` if it answered."""
 
     bootstrap_server: str | None
     cluster_id: str | None
@@ -36,7 +36,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts:
-    """All that a report says; times are epoch milliseconds, unknown is None."""
+    """The facts of a report; times are epoch milliseconds, unknown is None."""
 
     mirror: MirrorRecord
     made_ms: int
@@ -47,19 +47,19 @@ class ReportFacts:
     listed: MirrorRow
     rows: tuple[PartitionRow, ...]
     topics: tuple[TopicRecord, ...]
-    #: The partitions that are STOPPED, with what is known of their loss.
+    #: The STOPPED partitions, with their known loss.
     stops: tuple[TopicResult, ...]
     #: Oldest first.
     history: tuple[TimedPoint, ...]
     events: tuple[Event, ...]
-    #: Archives that exist now, by the topic that they belong to.
+    #: Existing archives, by topic.
     archives: Mapping[str, tuple[str, ...]]
     #: How many stored records of the mirror this version cannot read.
     unreadable: int = 0
 
 
 def report_facts(destination: Destination, mirror: str) -> ReportFacts:
-    """Gather what is known. Works with the source down (it waits 3 s for it) and without an engine.
+    """Gather the facts. Works with the source down (it waits 3 s for it) and without an engine.
 
     Raises:
         RefusedError: there is no such mirror.
@@ -68,17 +68,17 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
     state = destination.state()
     record = require_mirror(state, mirror)
     topics = state.topics(mirror)
-    with Prober(destination) as looker:
-        found, looks = look_at(looker, state, topics, (record,))
-        rows = with_open_transactions(looker, state, found)
-        releases = looker.ask_further([(record, _release)])
-    look = looks.get(mirror)
+    with Prober(destination) as prober:
+        found, snapshots = read_rows(prober, state, topics, (record,))
+        rows = with_open_transactions(prober, state, found)
+        releases = prober.ask_sources([(record, _release)])
+    snapshot = snapshots.get(mirror)
     at_ms, has_ended = now_ms(), engine_has_ended(state, mirror)
     source = ClusterFacts(
         record.source.get("bootstrap.servers"),
         record.source_cluster_id,
         releases.get(mirror),
-        str(look.trouble) if look is not None and look.trouble is not None else None,
+        str(snapshot.trouble) if snapshot is not None and snapshot.trouble is not None else None,
     )
     return ReportFacts(
         record,
@@ -87,7 +87,7 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
         source,
         ClusterFacts(destination.bootstrap_server, destination.cluster_id, _own_release(destination.client)),
         engine_health(state.engine(mirror), mirror, at_ms, has_ended=has_ended),
-        mirror_row(state, record, rows, source_trouble(look), at_ms, engine_has_ended=has_ended),
+        mirror_row(state, record, rows, source_trouble(snapshot), at_ms, engine_has_ended=has_ended),
         tuple(rows),
         topics,
         _stops(state, topics),
@@ -99,7 +99,7 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
 
 
 def _release(client: ClusterClient, seconds: float) -> str:
-    """Ask one broker of a cluster for its release."""
+    """Return the release of one broker of a cluster."""
     broker = next(iter(client.metadata([], timeout=seconds).brokers.values()))
     return broker_version(client, broker.node_id, broker.host, broker.port, Role.SOURCE).release
 

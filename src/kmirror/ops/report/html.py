@@ -1,4 +1,4 @@
-"""HTML that is safe by construction: text is escaped unless it was made here. Pure."""
+"""HTML that is safe by construction: text is escaped unless it was created here. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VOID = frozenset({"br", "meta", "rect", "path", "line", "input"})
 
 
 class Html(str):
-    """Hold markup; any other text is escaped where it becomes a part of markup."""
+    """Markup; any other text is escaped when it becomes part of markup."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ Content: TypeAlias = "str | Iterable[Content] | None"
 
 
 def tag(name: str, *content: Content, **attributes: str | float | None) -> Html:
-    """Return an element; attributes that are None are left out, `_` in their names is `-`, and `class_` is `class`."""
+    """Return an element, without attributes that are None; `_` in their names becomes `-`, and `class_` is `class`."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
@@ -31,7 +31,7 @@ def tag(name: str, *content: Content, **attributes: str | float | None) -> Html:
 
 
 def join(*content: Content) -> Html:
-    """Return parts as one."""
+    """Return the concatenated parts."""
     written: list[str] = []
     for part in content:
         if isinstance(part, Html):

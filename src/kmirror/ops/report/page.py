@@ -1,4 +1,4 @@
-"""The page of a report: one HTML document that needs nothing else. Pure: no I/O, no clock."""
+"""The page of a report: one self-contained HTML document. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kmirror import __version__
 from kmirror.ops.report.charts import Health, line, strip
 from kmirror.ops.report.facts import ClusterFacts, ReportFacts
 from kmirror.ops.report.html import Content, Html, join, tag
-from kmirror.ops.report.story import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
+from kmirror.ops.report.summary import Period, TopicLoss, TopicSummary, period_of, summary, topics_of
 from kmirror.ops.results import TopicResult
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.durations import format_duration
@@ -21,9 +21,9 @@ from kmirror.state.history_records import HistoryPoint, TimedPoint
 from kmirror.state.records import PartitionState
 from kmirror.words import UNKNOWN, at_time, counted, one_line
 
-#: By this line a page is known as one that may be replaced by a newer one.
+#: Marks a page that `kmirror report` may overwrite.
 GENERATOR = '<meta name="generator" content="kmirror report">'
-#: More rows than these make a page that no browser likes; what is left out is said.
+#: The most rows of each table, so that browsers can cope; the page says how many it leaves out.
 _MOST_TOPICS, _MOST_PARTITIONS, _MOST_EVENTS, _MOST_SPANS = 1_500, 1_000, 300, 100
 _LONGEST_DETAIL = 400
 
@@ -70,12 +70,9 @@ def _section(title: str, *content: Content) -> Html:
 
 
 def _with_times(text: str) -> Html:
-    """Return a text in which no time is broken at the end of a line."""
+    """Return a text with its times marked, so that they are not broken at the end of a line."""
     parts = _TIME.split(text)
     return join([tag("time", part) if index % 2 else part for index, part in enumerate(parts)])
-
-
-# -- header ------------------------------------------------------------------------------------------------------------
 
 
 def _header(facts: ReportFacts) -> Html:
@@ -85,13 +82,13 @@ def _header(facts: ReportFacts) -> Html:
         heartbeat = f"{_ago(engine.age_ms)} before this report, by {engine.record.name}"
     living = [row for row in facts.rows if row.state is not PartitionState.STOPPED]
     seen = [row.as_of_ms for row in living if row.as_of_ms is not None]
-    source_age = "not looked at: no partition is to be copied" if not living else "never"
+    source_age = "not read: no partition is to be copied" if not living else "never"
     if seen:
         oldest = "" if min(seen) == max(seen) else ", the oldest of them"
         source_age = f"{_ago(max(0, facts.made_ms - min(seen)))} before this report{oldest}"
-    remembered = "nothing"
+    history = "nothing"
     if facts.history:
-        remembered = f"up to {_ago(max(0, facts.made_ms - facts.history[-1][0]))} before this report"
+        history = f"up to {_ago(max(0, facts.made_ms - facts.history[-1][0]))} before this report"
     rows = [
         ("State", _state(facts)),
         ("Source", _cluster(facts.source)),
@@ -99,7 +96,7 @@ def _header(facts: ReportFacts) -> Html:
         ("Report made", f"{at_time(facts.made_ms)} by {facts.made_by}, kmirror {__version__}"),
         ("Last heartbeat of an engine", heartbeat),
         ("Source's ends seen", source_age),
-        ("Lag and rates remembered", remembered),
+        ("History of lag and rates", history),
     ]
     return tag("dl", [join(tag("dt", name), tag("dd", value)) for name, value in rows])
 
@@ -109,21 +106,18 @@ def _state(facts: ReportFacts) -> Html:
     if state is None:
         return Html("no topics")
     is_well = state not in _BAD and (reason is None or state in (TopicState.STOPPED, TopicState.PAUSED))
-    told = f"{state} ({reason})" if reason is not None else str(state)
-    return tag("strong", told, class_=_GOOD.get(state, "warn") if is_well else "bad")
+    text = f"{state} ({reason})" if reason is not None else str(state)
+    return tag("strong", text, class_=_GOOD.get(state, "warn") if is_well else "bad")
 
 
 def _cluster(found: ClusterFacts) -> Html:
     parts = [f"cluster {found.cluster_id or UNKNOWN}", found.bootstrap_server, found.release]
-    told = ", ".join(part for part in parts if part)
-    return join(told, tag("span", "; does not answer now", class_="bad") if found.trouble else None)
+    text = ", ".join(part for part in parts if part)
+    return join(text, tag("span", "; does not answer now", class_="bad") if found.trouble else None)
 
 
 def _ago(age_ms: int) -> str:
     return format_duration(age_ms // 1000 * 1000) if age_ms >= 1000 else "less than 1s"
-
-
-# -- charts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +146,14 @@ _CHARTS = (
 
 def _charts(facts: ReportFacts, period: Period | None) -> Html:
     if period is None:
-        return _section("How it went", tag("p", "Nothing is remembered of the last two days.", class_="soft"))
+        return _section("How it went", tag("p", "There is no history of the last two days.", class_="soft"))
     points = [timed for timed in facts.history if period.from_ms < timed[0] <= period.until_ms]
     return _section(
         "How it went",
         tag(
             "p",
-            "Each point is the worst of a minute, rates are averages. Where nothing is known nothing is drawn; a dashed"
-            " line leaves out partitions whose lag was not known.",
+            "Each point is the worst of a minute, rates are averages. Unknown values are not drawn; a dashed line"
+            " leaves out partitions whose lag was unknown.",
             class_="soft",
         ),
         _states(period),
@@ -224,9 +218,6 @@ def _amount(value: float) -> str:
     return f"{value:.3g} "
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Cell:
     content: Html
@@ -252,12 +243,12 @@ def _number(value: int | None, bound: str = "") -> _Cell:
 
 
 def _duration(duration_ms: int | None, bound: str = "") -> _Cell:
-    told = UNKNOWN if duration_ms is None else f"{bound}{format_duration(duration_ms) if duration_ms else '0s'}"
-    return _Cell(join(told), None, is_number=True)
+    text = UNKNOWN if duration_ms is None else f"{bound}{format_duration(duration_ms) if duration_ms else '0s'}"
+    return _Cell(join(text), None, is_number=True)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]], kind: str = "table wide") -> Html:
-    """Return a table; where it does not fit each row becomes a list of its cells."""
+    """Return a table; on a narrow screen each row becomes a list of its cells."""
     shown = list(rows)
     numbers = [any(row[index].is_number for row in shown) for index in range(len(heads))]
     head = [tag("th", name, class_="number" if right else None) for name, right in zip(heads, numbers, strict=True)]
@@ -304,9 +295,9 @@ def _topics(facts: ReportFacts) -> Html:
         "Topics",
         tag(
             "p",
-            f"As of {at_time(facts.made_ms)}, in offsets; {UNKNOWN} is not known, or has no meaning in that state."
-            " Known lost are records that the source had when the topic was stopped and the copy lacks, and those that"
-            " the source had lost before they were copied; what is estimated comes after a plus sign.",
+            f"As of {at_time(facts.made_ms)}, in offsets; {UNKNOWN} is unknown, or has no meaning in that state."
+            " Known lost are records that the source had when the topic was stopped and the copy lacks, and records"
+            " that the source had lost before they were copied; estimates follow a plus sign.",
             class_="soft",
         ),
         _table(heads, rows, "table"),
@@ -319,7 +310,7 @@ def _kind(topic: TopicSummary) -> str:
 
 
 def _lost(loss: TopicLoss) -> _Cell:
-    """Return what is known to be lost, as one number where it is whole."""
+    """Return the cell of a known loss, marked as a lower bound if it is not whole."""
     if loss.records is None:
         return _Cell(Html("unknown"), "bad", is_number=True)
     bound = "" if loss.is_whole else "≥ "
@@ -361,7 +352,7 @@ def _stops(facts: ReportFacts) -> Html | None:
     if not facts.stops:
         return None
     epochs = {(row.topic, row.partition): row.last_mirrored_epoch for row in facts.rows}
-    # what is lost, or may be, comes first
+    # partitions that lost records, or may have, come first
     ordered = sorted(facts.stops, key=lambda row: (row.lag == 0, row.topic or "", row.partition or 0))
     shown = ordered[:_MOST_PARTITIONS]
     heads = ("PARTITION", "STOPPED", "REASON", "LMO", "LME", "KNOWN LOST", "RPO", "WHAT IS KNOWN")
@@ -379,14 +370,13 @@ def _stops(facts: ReportFacts) -> Html | None:
 
 
 def _stop_row(row: TopicResult, epoch: int | None) -> list[_Cell]:
-    lost = _lost(TopicLoss.of([row]))
     return [
         _prose(f"{row.topic}-{row.partition}"),
         _text(UNKNOWN if row.at_stop is None else at_time(row.at_stop.time_ms)),
         _text(str(row.reason or UNKNOWN)),
         _number(row.last_mirrored_offset),
         _number(epoch),
-        lost,
+        _lost(TopicLoss.of([row])),
         _duration(row.rpo_ms),
         _prose(one_line(row.message)),
     ]
@@ -456,15 +446,15 @@ def _weight(event: Event) -> str | None:
 
 
 def _details(event: Event) -> str:
-    told = one_line(json.dumps(event.details, ensure_ascii=False)) if event.details else UNKNOWN
-    return told if len(told) <= _LONGEST_DETAIL else f"{told[:_LONGEST_DETAIL]}… (`kmirror events` shows all)"
+    text = one_line(json.dumps(event.details, ensure_ascii=False)) if event.details else UNKNOWN
+    return text if len(text) <= _LONGEST_DETAIL else f"{text[:_LONGEST_DETAIL]}… (`kmirror events` shows all)"
 
 
 def _footer(facts: ReportFacts) -> Html:
     command = f"kmirror report --mirror {facts.mirror.name} --html FILE"
-    told = (
-        "Times are UTC. State, lag and offsets are what kmirror describe says at the time of this report; lag, rates"
-        " and states over time are what engines noted once a minute, kept for two days; events are kept for ever."
+    sources = (
+        "Times are UTC. State, lag and offsets are those of kmirror describe at the time of this report; lag, rates and"
+        " states over time were recorded by engines once a minute and are kept for two days; events are kept forever."
         " Made by"
     )
-    return tag("footer", tag("p", told, " ", tag("code", command), "."))
+    return tag("footer", tag("p", sources, " ", tag("code", command), "."))

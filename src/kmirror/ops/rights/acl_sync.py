@@ -198,7 +198,7 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
         for name, one in plan.wanted.items():
             before = state.rights(mirror, name)
             made = tuple(sorted({*before.made, *plan.made[name]}))
-            after = replace(before, made=made, held_back=tuple(sorted(one.held_back)))
+            after = replace(before, made=made, held_back=tuple(sorted(one.deferred)))
             if after != before:
                 records.append(after)
         return Changes(tuple(records))

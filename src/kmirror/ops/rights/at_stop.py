@@ -19,7 +19,7 @@ from kmirror.ops.rights.protection import is_mirrored, write_rights
 from kmirror.settings.table import stored_settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.acls import to_give
+from kmirror.sync.acls import grantable
 
 #: How long brokers may take to hear of changed ACLs; the probe says what holds then.
 _IN_FORCE_S = 5.0
@@ -61,7 +61,9 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
         if is_mirrored(one) and not (known.name == mirror and one.topic in records)
     }
     goes_on = any(is_mirrored(one) and one.topic not in records for one in state.topics(mirror))
-    shared = to_give(deferred_acls(state, mirror), left, mirror_goes_on=goes_on) if topics else frozenset[AclBinding]()
+    shared = (
+        grantable(deferred_acls(state, mirror), left, mirror_has_topics=goes_on) if topics else frozenset[AclBinding]()
+    )
     return LiftPlan(
         {topic: frozenset(one.denied) for topic, one in records.items()},
         {topic: frozenset(one.held_back) for topic, one in records.items()},

@@ -20,7 +20,7 @@ from kmirror.ops.rights.protection import is_mirrored
 from kmirror.settings.table import Settings
 from kmirror.state.client_records import ClientsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.quotas import quota_plan, taken_over
+from kmirror.sync.quotas import copied_quotas, quota_plan
 from kmirror.words import counted
 
 _WHAT = "rights"
@@ -109,7 +109,7 @@ def quotas_to_take(source: ClusterClient, destination: ClusterClient, timeout: f
     def is_own(kind: str, name: str) -> bool:
         return f"User:{name}" in logins if kind == "user" else name in client_ids
 
-    return taken_over(describe_quotas(source, timeout), is_own)
+    return copied_quotas(describe_quotas(source, timeout), is_own)
 
 
 def users_of_clients(source: ClusterClient, destination: ClusterClient, timeout: float | None = None) -> frozenset[str]:

@@ -29,7 +29,7 @@ from kmirror.ops.context import Destination, change
 from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import Selves, WritingAcls, enforcement, writers_of
+from kmirror.sync.acls import OwnPrincipals, WriteAcls, enforcement, writers_of
 
 _PAUSE_S = 0.2
 NO_AUTHORIZER = "the destination has no authorizer"
@@ -44,8 +44,8 @@ class AclSurvey:
     """
 
     acls: frozenset[AclBinding] = frozenset()
-    writing: WritingAcls = field(default_factory=lambda: WritingAcls(()))
-    own: Selves = field(default_factory=lambda: Selves(frozenset()))
+    writing: WriteAcls = field(default_factory=lambda: WriteAcls(()))
+    own: OwnPrincipals = field(default_factory=lambda: OwnPrincipals(frozenset()))
     detected_only: str | None = None
     hint: str | None = None
 
@@ -85,9 +85,9 @@ def survey(
         acls = describe_acls(client)
         if "ALTER" in lacks(cluster_operations(client), ("ALTER",)):
             login = login_principal(client.config)
-            own = Selves(frozenset({login} if login else ()))
+            own = OwnPrincipals(frozenset({login} if login else ()))
             return AclSurvey(
-                acls, WritingAcls(acls), own, "kmirror may not change ACLs: it lacks ALTER on the cluster", to_alter
+                acls, WriteAcls(acls), own, "kmirror may not change ACLs: it lacks ALTER on the cluster", to_alter
             )
         login = login_principal(client.config)
         candidates = writers_of(acls, topics) if login is None else frozenset[str]()
@@ -100,16 +100,16 @@ def survey(
             raise
         return AclSurvey(detected_only=f"kmirror may not see or change ACLs: {error.message}", hint=to_alter)
     principals = known.standing.principals | ({login} if login else set())
-    own = Selves(frozenset(principals), known.standing.is_super_user)
+    own = OwnPrincipals(frozenset(principals), known.standing.is_super_user)
     if known.standing.everyone_may:
         return AclSurvey(
             acls,
-            WritingAcls(acls),
+            WriteAcls(acls),
             own,
             f"{OPEN_BY_DEFAULT} on {cluster}: an ACL on a topic would lock out its readers",
             "set it to false once every client has the ACLs it needs; kmirror then protects topics automatically",
         )
-    return AclSurvey(acls, WritingAcls(acls), own)
+    return AclSurvey(acls, WriteAcls(acls), own)
 
 
 def judge(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, told
+from kmirror.ops.context import Destination, as_kmirror_error
 from kmirror.ops.groups.commit import sentence
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
@@ -33,7 +33,7 @@ def last_group_sync(destination: Destination, mirror: str) -> SyncedGroups:
         topics = [topic.topic for topic in destination.state().topics(mirror) if topic.desired is DesiredState.ACTIVE]
         rows = final_sync(destination, mirror, topics, timeout_s=_GROUPS_S)
     except (KmirrorError, OutcomeUnknown) as error:
-        known = told(error)
+        known = as_kmirror_error(error)
         return SyncedGroups(trouble=_trouble(mirror, f"not synced at the end: {known}", known.reason))
     return judged(mirror, rows)
 

@@ -14,7 +14,7 @@ from kmirror.engine.control.health import KNOWN_SECONDS
 from kmirror.engine.control.snapshots import MirrorSnapshot
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome
-from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.rows import mirror_row, partition_rows, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.ops.show.wait import Condition, judge
@@ -45,7 +45,7 @@ def live_mirror(snapshot: MirrorSnapshot) -> LiveMirror:
         return LiveMirror(snapshot, state, None, None, (), f"there is no mirror {snapshot.mirror} any more")
     topics, now_ms = state.topics(record.name), snapshot.time_ms
     source = _source_look(snapshot, topics)
-    destination = ClusterLook(
+    destination = ClusterSnapshot(
         now_ms,
         log_end_offset={
             place: row.destination_offset for place, row in snapshot.rows.items() if row.destination_offset is not None
@@ -70,7 +70,7 @@ def _state(snapshot: MirrorSnapshot) -> State:
     return State.of(records.values())
 
 
-def _source_look(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterLook:
+def _source_look(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> ClusterSnapshot:
     """Return what the source said within the last moments; what it said before says nothing of now."""
     names = {topic.topic: topic.source_topic for topic in topics}
     ends: dict[TopicPartition, int] = {}
@@ -91,7 +91,7 @@ def _source_look(snapshot: MirrorSnapshot, topics: tuple[TopicRecord, ...]) -> C
             high_watermarks[there] = max(end, row.source_high_watermark)
         if row.source_log_start is not None:
             starts[there] = row.source_log_start
-    return ClusterLook(
+    return ClusterSnapshot(
         snapshot.time_ms,
         log_start_offset=starts,
         last_stable_offset=ends,

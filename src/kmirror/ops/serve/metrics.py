@@ -205,7 +205,7 @@ def _groups_skipped(now: MirrorNow) -> Iterator[Value]:
 
 
 def _groups(now: MirrorNow) -> list[Value]:
-    found = now.live.state.groups_looked_at(now.mirror)
+    found = now.live.state.groups_checked(now.mirror)
     return _one(None if found is None else found.groups)
 
 

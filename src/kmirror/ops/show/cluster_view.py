@@ -1,11 +1,11 @@
-"""One look at both clusters: where every log starts and ends now. Reads only, and never waits long for a source.
+"""Snapshots of both clusters: where every log starts and ends now. Reads only, and never waits long for a source.
 
-The destination is asked in the caller's thread, each source in one of its own, so that a source that is down costs
-`SOURCE_PATIENCE_S` and nothing else. A source that did not answer in time is left to its thread and asked again at the
-next look, when that thread has come back.
+The destination is read in the caller's thread, each source in its own, so that a source that is down only costs
+`SOURCE_TIMEOUT_S`. One that did not answer in time is left to its thread, and queried again by the next read after that
+thread has ended.
 
-What a look makes one ask further (`Prober.ask_further`) is asked in time that the look has left, over connections of
-its own: an answer to it that does not come never spoils a look.
+Follow-up queries (`Prober.ask_sources`) use the time that the read has left, and connections of their own, so that one
+without an answer never affects a read.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
 from kmirror.state.records import MirrorRecord
 
-#: How long a look waits for a source.
-SOURCE_PATIENCE_S = 3.0
-#: How long the source's brokers may take, so that what some of them say arrives although others are silent.
-ASKING_S = SOURCE_PATIENCE_S - 0.5
-#: Less than this is as good as no time at all.
-_SHORTEST_ASKING_S = 0.1
-_DESTINATION_PATIENCE_S = 5.0
+#: How long a read waits for a source.
+SOURCE_TIMEOUT_S = 3.0
+#: How long the source's brokers may take: less, so that answers of some brokers are kept if others do not respond.
+SOURCE_REQUEST_S = SOURCE_TIMEOUT_S - 0.5
+#: The shortest time-out of a request.
+_LEAST_REQUEST_S = 0.1
+_DESTINATION_TIMEOUT_S = 5.0
 
 Offsets = Mapping[TopicPartition, int]
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLook:
-    """What one cluster said at `time_ms`; with `trouble` it said nothing.
+class ClusterSnapshot:
+    """What one cluster returned at `time_ms`, or the `trouble` with it.
 
-    A partition missing from a mapping has no leader now, or may not be seen. `last_stable_offset` and
-    `high_watermark` are asked of sources, `log_end_offset` (the true one) of the destination.
+    A partition missing from a mapping has no leader now, or may not be described. `last_stable_offset` and
+    `high_watermark` are read from sources, `log_end_offset` (the true one) from the destination.
     """
 
     time_ms: int
@@ -50,18 +50,18 @@ class ClusterLook:
     last_stable_offset: Offsets = field(default_factory=dict)
     high_watermark: Offsets = field(default_factory=dict)
     log_end_offset: Offsets = field(default_factory=dict)
-    #: When a partition's ends were seen, where that was at another time than `time_ms`.
+    #: When a partition's ends were read, if not at `time_ms`.
     seen_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     trouble: KmirrorError | None = None
 
 
 class Prober:
-    """Look at a destination and the sources of its mirrors, again and again; `close` it in the end."""
+    """Read a destination and the sources of its mirrors, repeatedly; `close` it in the end."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
-        self._sources: dict[str, Asker] = {}
-        self._further: dict[str, Asker] = {}
+        self._sources: dict[str, BackgroundQuery] = {}
+        self._follow_ups: dict[str, BackgroundQuery] = {}
         self._until = 0.0
 
     def __enter__(self) -> Prober:
@@ -71,70 +71,70 @@ class Prober:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections to the sources."""
-        for asker in (*self._sources.values(), *self._further.values()):
-            asker.close()
+        """Close the connections to the sources."""
+        for query in (*self._sources.values(), *self._follow_ups.values()):
+            query.close()
 
-    def look(
+    def read(
         self, destination_topics: Iterable[str], source_topics: Iterable[tuple[MirrorRecord, Iterable[str]]]
-    ) -> tuple[ClusterLook, dict[str, ClusterLook]]:
-        """Return what the destination says of its topics, and by mirror what the sources say of theirs.
+    ) -> tuple[ClusterSnapshot, dict[str, ClusterSnapshot]]:
+        """Return a snapshot of the destination's topics, and by mirror snapshots of the sources' topics.
 
         Raises:
-            UnreachableError: the destination does not answer; trouble with a source is told in its look.
+            UnreachableError: the destination does not answer; trouble with a source is in its snapshot.
         """
-        self._until = time.monotonic() + SOURCE_PATIENCE_S
-        asked = {}
+        self._until = time.monotonic() + SOURCE_TIMEOUT_S
+        queries = {}
         for mirror, topics in source_topics:
-            asker = asked[mirror.name] = _asker(self._sources, mirror)
-            asker.start(partial(_look_at_source, topics=tuple(topics), cluster_id=mirror.source_cluster_id))
+            query = queries[mirror.name] = _query(self._sources, mirror)
+            query.start(partial(_read_source, topics=tuple(topics), cluster_id=mirror.source_cluster_id))
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-            destination = _look_at_destination(self._destination.client, tuple(destination_topics))
-        return destination, {name: _look_of(asker.answer(self._until)) for name, asker in asked.items()}
+            destination = _read_destination(self._destination.client, tuple(destination_topics))
+        return destination, {name: _snapshot_of(query.answer(self._until)) for name, query in queries.items()}
 
-    def ask_further(
+    def ask_sources(
         self, questions: Sequence[tuple[MirrorRecord, Callable[[ClusterClient, float], Answer]]]
     ) -> dict[str, Answer]:
-        """Ask sources, by mirror, what the look just made gives rise to; who does not answer in time is left out.
+        """Send sources follow-up queries to the last read, by mirror; sources that do not answer in time are left out.
 
-        A question is given the client to ask and the seconds it has.
+        A question is called with the client and the seconds that it has.
         """
-        asked = {}
+        queries = {}
         for mirror, question in questions:
-            patience_s = max(_SHORTEST_ASKING_S, self._until - time.monotonic())
-            asker = asked[mirror.name] = _asker(self._further, mirror)
-            asker.start(partial(_ask, question, patience_s))
-        answers = {name: asker.answer(self._until) for name, asker in asked.items()}
+            seconds = max(_LEAST_REQUEST_S, self._until - time.monotonic())
+            query = queries[mirror.name] = _query(self._follow_ups, mirror)
+            query.start(partial(_ask, question, seconds))
+        answers = {name: query.answer(self._until) for name, query in queries.items()}
         return {name: found for name, found in answers.items() if not isinstance(found, KmirrorError | None)}
 
 
-def _ask(question: Callable[[ClusterClient, float], Answer], patience_s: float, client: ClusterClient) -> Answer:
-    return question(client, patience_s)
+def _ask(question: Callable[[ClusterClient, float], Answer], seconds: float, client: ClusterClient) -> Answer:
+    return question(client, seconds)
 
 
-def _asker(known: dict[str, Asker], mirror: MirrorRecord) -> Asker:
+def _query(known: dict[str, BackgroundQuery], mirror: MirrorRecord) -> BackgroundQuery:
     found = known.get(mirror.name)
     if found is None or found.properties != mirror.source:
-        found = known[mirror.name] = Asker(mirror.source)
+        found = known[mirror.name] = BackgroundQuery(mirror.source)
     return found
 
 
-def _look_of(answer: ClusterLook | KmirrorError | None) -> ClusterLook:
-    if isinstance(answer, ClusterLook):
+def _snapshot_of(answer: ClusterSnapshot | KmirrorError | None) -> ClusterSnapshot:
+    if isinstance(answer, ClusterSnapshot):
         return answer
-    return ClusterLook(
+    return ClusterSnapshot(
         now_ms(),
         trouble=answer
         or UnreachableError(
-            f"the source does not answer within {SOURCE_PATIENCE_S:g} s",
+            f"the source does not answer within {SOURCE_TIMEOUT_S:g} s",
             "check that it is up and reachable from here",
             Reason.SOURCE_UNREACHABLE,
         ),
     )
 
 
-class Asker:
-    """Ask one source in a thread, so that nothing has to wait for it; its client waits `ASKING_S` at most."""
+class BackgroundQuery:
+    """Query one source in a thread, so that the caller need not wait; its client waits `SOURCE_REQUEST_S` at most."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
@@ -142,27 +142,27 @@ class Asker:
         self._thread: threading.Thread | None = None
         self._answer: Any = None
         self._lock = threading.Lock()
-        self._asking = False
+        self._running = False
         self._closed = False
 
     def start(self, question: Callable[[ClusterClient], Any]) -> None:
-        """Begin to ask, unless the last question has not come back yet."""
-        if not self._asking:
-            self._asking, self._answer = True, None
-            self._thread = threading.Thread(target=self._run, args=(question,), name="kmirror-look", daemon=True)
+        """Start a query, unless the last one is still running."""
+        if not self._running:
+            self._running, self._answer = True, None
+            self._thread = threading.Thread(target=self._run, args=(question,), name="kmirror-query", daemon=True)
             self._thread.start()
 
     def answer(self, until: float) -> Any:
-        """Return the answer, a KmirrorError that came instead, or None when none came by `until` (CLOCK_MONOTONIC)."""
+        """Return the answer, the KmirrorError raised, or None if there is none by `until` (on `time.monotonic()`)."""
         if self._thread is not None:
             self._thread.join(max(0.0, until - time.monotonic()))
         return self._answer
 
     def close(self) -> None:
-        """Let go of the connections; a question under way does so when it comes back."""
+        """Close the connections; a running query closes them when it ends."""
         with self._lock:
             self._closed = True
-            if not self._asking:
+            if not self._running:
                 self._close_client()
 
     def _close_client(self) -> None:
@@ -173,7 +173,7 @@ class Asker:
     def _run(self, question: Callable[[ClusterClient], Any]) -> None:
         try:
             if self._client is None:
-                patience_ms = int(ASKING_S * 1000)
+                patience_ms = int(SOURCE_REQUEST_S * 1000)
                 config = client_config(self.properties)
                 self._client = ClusterClient(
                     replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
@@ -185,25 +185,25 @@ class Asker:
             self._answer = error
         finally:
             with self._lock:
-                self._asking = False
+                self._running = False
                 if self._closed:
                     self._close_client()
 
 
-def _look_at_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str | None) -> ClusterLook:
-    until = time.monotonic() + ASKING_S
-    metadata = client.metadata(topics, timeout=ASKING_S)
+def _read_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str | None) -> ClusterSnapshot:
+    until = time.monotonic() + SOURCE_REQUEST_S
+    metadata = client.metadata(topics, timeout=SOURCE_REQUEST_S)
     require_same_cluster(cluster_id, metadata.cluster_id)
     led = _led(metadata)
 
     def ask(timestamp: int, *, read_committed: bool = False) -> Offsets:
-        remaining = max(_SHORTEST_ASKING_S, until - time.monotonic())
+        remaining = max(_LEAST_REQUEST_S, until - time.monotonic())
         wanted = dict.fromkeys(led, timestamp)
         return _known(client.list_offsets(wanted, read_committed=read_committed, timeout=remaining))
 
-    # the last stable offset first: it never passes a high watermark that was asked for later
+    # the last stable offset first: it cannot exceed a high watermark that is read later
     last_stable = ask(LATEST, read_committed=True)
-    return ClusterLook(
+    return ClusterSnapshot(
         now_ms(),
         metadata.topics,
         log_start_offset=ask(EARLIEST),
@@ -212,12 +212,12 @@ def _look_at_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: 
     )
 
 
-def _look_at_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterLook:
+def _read_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterSnapshot:
     metadata = client.metadata(topics, timeout=REACH_TIMEOUT_S)
     led = _led(metadata)
-    starts = client.list_offsets(dict.fromkeys(led, EARLIEST), timeout=_DESTINATION_PATIENCE_S)
-    ends = client.list_offsets(dict.fromkeys(led, LATEST), log_end=True, timeout=_DESTINATION_PATIENCE_S)
-    return ClusterLook(now_ms(), metadata.topics, log_start_offset=_known(starts), log_end_offset=_known(ends))
+    starts = client.list_offsets(dict.fromkeys(led, EARLIEST), timeout=_DESTINATION_TIMEOUT_S)
+    ends = client.list_offsets(dict.fromkeys(led, LATEST), log_end=True, timeout=_DESTINATION_TIMEOUT_S)
+    return ClusterSnapshot(now_ms(), metadata.topics, log_start_offset=_known(starts), log_end_offset=_known(ends))
 
 
 def _led(metadata: ClusterMetadata) -> list[TopicPartition]:

@@ -1,4 +1,4 @@
-"""`describe`: every mirrored partition as it stands now, one row each."""
+"""`describe`: the present state of every mirror partition, one row each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.context import Destination, known_mirror, now_ms
 from kmirror.ops.selection import select_topics
-from kmirror.ops.show.cluster_view import ClusterLook, Prober
+from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.rows import partition_rows
 from kmirror.ops.show.tables import PartitionRow
 from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, explained, is_held_back, open_transactions
@@ -31,8 +31,8 @@ def describe(
 ) -> tuple[PartitionRow, ...]:
     """Return the rows sorted by mirror, topic, partition; `topics` selects destination names, `failed` FAILED ones.
 
-    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. Where an open transaction
-    older than `transactions_after_ms` holds a copy back, it is named. Who looks again and again gives its `prober`.
+    Works with the source down (it waits 3 s for it), without its secrets, and with no engine. An open transaction older
+    than `transactions_after_ms` that blocks a copy is named. Repeated calls share a `prober`.
 
     Raises:
         RefusedError: no such mirror, or a plain name among `topics` is no topic of it.
@@ -45,28 +45,28 @@ def describe(
     else:
         known_mirror(state, mirror)
         chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-    with nullcontext(prober) if prober is not None else Prober(destination) as looker:
-        rows, _ = look_at(looker, state, chosen, ())
+    with nullcontext(prober) if prober is not None else Prober(destination) as used:
+        rows, _ = read_rows(used, state, chosen, ())
         if failed:
             return tuple(row for row in rows if row.failed)
-        return tuple(with_open_transactions(looker, state, rows, transactions_after_ms))
+        return tuple(with_open_transactions(used, state, rows, transactions_after_ms))
 
 
-def unread(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
-    """Return what of a mirror, or of any, is not shown because a newer kmirror wrote it: a sentence for each record."""
+def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
+    """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it."""
     return tuple(unreadable_error(record).message for record in destination.state().unreadable(mirror))
 
 
 def with_open_transactions(
-    looker: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int = SHOWN_AFTER_MS
+    prober: Prober, state: State, rows: Sequence[PartitionRow], shown_after_ms: int = SHOWN_AFTER_MS
 ) -> list[PartitionRow]:
-    """Return the rows, with the transaction named wherever one has held a copy back for long."""
+    """Return the rows, naming each open transaction that has blocked a copy for long."""
     held: defaultdict[str, list[TopicPartition]] = defaultdict(list)
     for row in rows:
         if is_held_back(row):
             held[row.mirror].append(TopicPartition(row.source_topic, row.partition))
     mirrors = [record for name in held if (record := state.mirror(name)) is not None]
-    found = looker.ask_further([(record, partial(open_transactions, held[record.name])) for record in mirrors])
+    found = prober.ask_sources([(record, partial(open_transactions, held[record.name])) for record in mirrors])
     sources = {record.name: record.source for record in mirrors}
     shown = []
     for row in rows:
@@ -79,18 +79,18 @@ def with_open_transactions(
 
 
 def engine_has_ended(state: State, mirror: str) -> bool | None:
-    """Tell whether the process of a mirror's last engine is gone; None where it cannot be seen from this machine."""
+    """Return whether the process of a mirror's last engine is gone; None if it is not on this machine."""
     engine = state.engine(mirror)
     return None if engine is None else has_ended(engine)
 
 
-def look_at(
-    looker: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord]
-) -> tuple[list[PartitionRow], dict[str, ClusterLook]]:
-    """Return the rows of these topics as both clusters show them now, and the look at each source by mirror.
+def read_rows(
+    prober: Prober, state: State, topics: Iterable[TopicRecord], mirrors: Iterable[MirrorRecord]
+) -> tuple[list[PartitionRow], dict[str, ClusterSnapshot]]:
+    """Return the current rows of these topics, and the snapshot of each source by mirror.
 
-    The sources of `mirrors` are looked at whether or not they have topics among these; a source all of whose topics
-    are stopped is of no interest.
+    The sources of `mirrors` are read even if they have none of these topics; a source whose topics are all stopped is
+    not.
     """
     by_mirror: defaultdict[str, list[TopicRecord]] = defaultdict(list)
     for topic in topics:
@@ -101,7 +101,7 @@ def look_at(
         living = [topic.source_topic for topic in owned if topic.desired is not DesiredState.STOPPED]
         if record is not None and living:
             wanted[name] = (record, living)
-    here, there = looker.look([topic.topic for owned in by_mirror.values() for topic in owned], wanted.values())
+    here, there = prober.read([topic.topic for owned in by_mirror.values() for topic in owned], wanted.values())
     rows: list[PartitionRow] = []
     for name in sorted(by_mirror):
         record = state.mirror(name)

@@ -1,7 +1,7 @@
-"""`describe --groups`: each group's offset of each mirrored partition, on both sides, and why it is left alone.
+"""`describe --groups`: each group's offset of each mirror partition, on both sides, and why it is left alone.
 
-What the engine would do now is worked out from both clusters. Where the source does not answer, and for topics that are
-stopped, the rows come from what is remembered of the groups that were synced.
+The rows are what the engine would plan now from both clusters. If the source does not answer, and for stopped topics,
+they come from the stored records of synced groups.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kmirror.words import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """Show one group's offset of one mirror partition; `group` and `topic` are the destination's names.
+    """One group's offset of one mirror partition; `group` and `topic` are the destination's names.
 
-    `last_synced_offset` is what kmirror has set last, `last_sync_ms` when it last set it, or found it as it is to be.
+    `last_synced_offset` is what kmirror committed last, `last_sync_ms` when it last did so, or found it correct.
     """
 
     mirror: str
@@ -59,12 +59,12 @@ class GroupRow:
 
 
 def _notes(rows: Sequence[GroupRow]) -> list[str]:
-    """Return a sentence for each reason for which offsets are left alone."""
-    told: dict[tuple[str, str], str] = {}
+    """Return a sentence for each reason why offsets are left alone."""
+    messages: dict[tuple[str, str], str] = {}
     for row in rows:
         if row.reason is not None:
-            told.setdefault((row.mirror, row.reason), one_line(row.message))
-    return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in told.items()]
+            messages.setdefault((row.mirror, row.reason), one_line(row.message))
+    return [f"{mirror}: {reason}: {message}" for (mirror, reason), message in messages.items()]
 
 
 _UNSYNCED = "kmirror never set it"
@@ -155,51 +155,50 @@ def describe_groups(
     known = [topic for record in mirrors for topic in state.topics(record.name)]
     chosen = {(topic.mirror, topic.topic) for topic in select_topics(known, topics, where)}
     rows: list[GroupRow] = []
-    with Prober(destination) as looker:
-        looker.look((), [])
+    with Prober(destination) as prober:
+        prober.read((), [])  # starts the time that follow-up queries have
         for record in mirrors:
             wanted = {name for of, name in chosen if of == record.name}
-            rows += _rows(looker, destination, state, record, wanted)
+            rows += _rows(prober, destination, state, record, wanted)
     return tuple(sorted(rows, key=lambda row: (row.mirror, row.group, row.topic, row.partition)))
 
 
 def _rows(
-    looker: Prober, destination: Destination, state: State, mirror: MirrorRecord, wanted: Collection[str]
+    prober: Prober, destination: Destination, state: State, mirror: MirrorRecord, wanted: Collection[str]
 ) -> list[GroupRow]:
     settings = stored_settings(mirror.settings)
     topics = mirrored_topics(state, mirror.name)
-    of_interest = MirroredTopics(
-        {source: name for source, name in topics.names.items() if name in wanted}, topics.waiting
-    )
+    selected = MirroredTopics({source: name for source, name in topics.names.items() if name in wanted}, topics.waiting)
     here = ClusterGroups(destination.client)
     found = None
-    if of_interest.names:
-        question = partial(_look, state, mirror, settings, of_interest)
-        found = looker.ask_further([(mirror, question)]).get(mirror.name)
+    if selected.names:
+        question = partial(_read_groups, state, mirror, settings, selected)
+        found = prober.ask_sources([(mirror, question)]).get(mirror.name)
     plans = plan_groups(found, here, state, mirror.name, settings) if found is not None else ()
     records = {record.group: record for record in state.groups(mirror.name)}
-    remembered = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
+    stored = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        there = views(here, {record.destination_group: GroupKind(record.kind) for record in remembered})
-    looked_at = state.groups_looked_at(mirror.name)
-    clock = _Clock(now_ms(), looked_at.time_ms if looked_at else None)
+        there = views(here, {record.destination_group: GroupKind(record.kind) for record in stored})
+    checked = state.groups_checked(mirror.name)
+    clock = _Clock(now_ms(), checked.time_ms if checked else None)
     rows: list[GroupRow] = []
     for plan in plans:
         rows += _planned(plan, mirror.name, records.get(plan.group), clock, settings)
     shown = {(row.source_group, row.topic, row.partition) for row in rows}
-    for record in remembered:
+    for record in stored:
         committed = there[record.destination_group].committed
         for topic, partitions in record.offsets.items():
             for partition, offsets in partitions.items():
                 if topic not in wanted or (record.group, topic, partition) in shown or not offsets:
                     continue
-                standing = committed.get(TopicPartition(topic, partition))
+                found_here = committed.get(TopicPartition(topic, partition))
                 reason = record.skipped
-                if topic not in of_interest.names.values():
+                if topic not in selected.names.values():
                     reason = GroupReason.STOPPED
                 elif found is None:
                     reason = reason or GroupReason.SOURCE_UNREACHABLE
-                at = clock.last_sync(record, offsets[0], standing.offset if standing else None)
+                here_offset = found_here.offset if found_here else None
+                at = clock.last_sync(record, offsets[0], here_offset)
                 rows.append(
                     GroupRow(
                         mirror=mirror.name,
@@ -209,7 +208,7 @@ def _rows(
                         topic=topic,
                         partition=partition,
                         source_offset=None,
-                        destination_offset=standing.offset if standing else None,
+                        destination_offset=here_offset,
                         last_synced_offset=offsets[0],
                         last_sync_ms=at,
                         last_sync_age_ms=clock.age(at),
@@ -219,7 +218,7 @@ def _rows(
     return rows
 
 
-def _look(
+def _read_groups(
     state: State,
     mirror: MirrorRecord,
     settings: Settings,
@@ -232,21 +231,21 @@ def _look(
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Now, and when all groups were last looked at by an engine, in epoch milliseconds."""
+    """The current time, and when an engine last checked all groups, in epoch milliseconds."""
 
     now_ms: int
-    looked_at_ms: int | None
+    checked_ms: int | None
 
-    def last_sync(self, record: GroupRecord | None, synced: int | None, standing: int | None) -> int | None:
-        """Return when the offset was last known to be where it is to be."""
+    def last_sync(self, record: GroupRecord | None, synced: int | None, found: int | None) -> int | None:
+        """Return when the offset was last known to be correct."""
         if record is None or synced is None:
             return None
-        if record.skipped is not None or synced != standing or self.looked_at_ms is None:
+        if record.skipped is not None or synced != found or self.checked_ms is None:
             return record.time_ms
-        return max(record.time_ms, self.looked_at_ms)
+        return max(record.time_ms, self.checked_ms)
 
     def age(self, at_ms: int | None) -> int | None:
-        """Return how long ago that was, in milliseconds."""
+        """Return the age in milliseconds."""
         return None if at_ms is None else max(0, self.now_ms - at_ms)
 
 

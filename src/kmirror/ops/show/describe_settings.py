@@ -1,4 +1,4 @@
-"""`describe --settings`: which settings of mirror topics differ from their sources', or are held back, and why."""
+"""`describe --settings`: which settings of mirror topics differ from their sources', or are deferred, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, known_mirror, naming_cluster, require_same_cluster
 from kmirror.ops.selection import select_topics
-from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
+from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.ops.source_settings import source_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
@@ -25,7 +25,7 @@ from kmirror.words import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettingRow:
-    """One setting of one mirror topic on both sides; `key` is None where nothing of the topic can be read."""
+    """One setting of one mirror topic on both sides; `key` is None if the topic's settings cannot be read."""
 
     mirror: str
     topic: str
@@ -82,7 +82,7 @@ TOPIC_SETTINGS: Table[TopicSettingRow] = Table(
 def describe_settings(
     destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None
 ) -> tuple[TopicSettingRow, ...]:
-    """Return the rows sorted by mirror, topic, key; topics that are stopped have none, for nothing binds them.
+    """Return the rows sorted by mirror, topic, key; stopped topics have none, because they are not synced.
 
     A source that does not answer within 3 s leaves its values unknown.
 
@@ -107,8 +107,8 @@ def describe_settings(
 
 
 def _at_source(mirror: MirrorRecord, topics: Collection[str]) -> Mapping[str, TopicSettings | int]:
-    """Return what the source says of its topics, nothing where it does not answer or is another cluster."""
-    patience_ms = int(SOURCE_PATIENCE_S * 1000)
+    """Return the source's topic settings; empty if it does not answer or is another cluster."""
+    patience_ms = int(SOURCE_TIMEOUT_S * 1000)
     try:
         config = replace(client_config(mirror.source), connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
         with ClusterClient(config) as client:

@@ -1,12 +1,12 @@
 """`wait --for drained`: have consumers read all that the source holds?
 
 A partition is drained for a group when its committed offset is the source's log end. That is the high watermark,
-whatever consumers read: which isolation level they use cannot be known, and while a transaction is open a consumer of
-committed records cannot get there. Transaction markers at the end do not count: consumers commit the offset after
-their last record. Offsets are looked at before ends, so that what is drained was so when the ends were looked at.
+because consumers' isolation levels are unknown; while a transaction is open, a read_committed consumer cannot get
+there. Transaction markers at the end do not count: consumers commit the offset after their last record. Committed
+offsets are read before log ends, so that what is drained was so when the ends were read.
 
-A group counts for the topics of which it has committed offsets. A group that is named and has none, a topic that no
-group reads, and whatever is not known, are never drained.
+A group counts for the topics of which it has committed offsets. A named group without any, a topic that no group reads,
+and anything unknown are never drained.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord
 from kmirror.words import counted
 
-_ASKING_S = 10.0
-#: More than so many offsets are not looked at: they are not only markers.
+_REQUEST_S = 10.0
+#: The most offsets to check for markers: more cannot all be markers.
 _MOST_MARKERS = 100
-#: As much as these take, with room to spare.
+#: More than these markers take.
 _MARKER_BYTES = 1 << 14
 _NO_RECORDS = "commits at the source are made by its consumers; leave the topic out with --topics if it has none"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """What groups have committed at the source, by group; or, as a sentence, why that is not known.
+    """Offsets that groups have committed at the source, by group; or why they are unknown.
 
-    `missing` are names and patterns of `--groups` that are no group there, as far as we may see.
+    `missing` are names and patterns of `--groups` that match no group there that we may describe.
     """
 
     committed: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
-    #: Groups that were named have to read something.
+    #: True if groups were named: each of them must have read something.
     named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where source logs start and end; a partition that is left out is not known now.
+    """Log starts and ends at the source; a partition that is left out is unknown now.
 
-    `empty_from` says of some from which offset on there is nothing but transaction markers.
+    From `empty_from` on, a partition holds only transaction markers; known for some.
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
     empty_from: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def look_at_groups(client: ClusterClient, settings: Settings, chosen: TopicSelector | None) -> GroupOffsets:
-    """Ask the source what groups have committed: those `chosen`, or all that the mirror's filters take.
+def read_committed_offsets(client: ClusterClient, settings: Settings, chosen: TopicSelector | None) -> GroupOffsets:
+    """Read from the source what groups have committed: those `chosen`, or all that the mirror's filters take.
 
     Raises:
         UnreachableError: the source does not answer.
         BrokerError: it refuses to list its groups.
     """
-    groups = ClusterGroups(client, _ASKING_S)
+    groups = ClusterGroups(client, _REQUEST_S)
     takes = settings.selects_group if chosen is None else chosen.matches
     listed = {n: one.kind for n, one in groups.listed().items() if one.kind is not GroupKind.OTHER and takes(n)}
     answers = groups.committed(listed)
@@ -82,15 +82,15 @@ def look_at_groups(client: ClusterClient, settings: Settings, chosen: TopicSelec
     return GroupOffsets(known, unknown, missing, chosen is not None)
 
 
-def look_at_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: GroupOffsets) -> Ends:
-    """Ask the source where these topics start and end, and whether only markers are left where groups are near it.
+def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: GroupOffsets) -> Ends:
+    """Read from the source where these topics start and end, and whether groups near an end have only markers left.
 
     Raises:
         UnreachableError: the source does not answer.
     """
     places = [TopicPartition(topic.source_topic, p) for topic in topics for p in range(topic.partitions)]
-    starts = client.list_offsets(dict.fromkeys(places, EARLIEST), timeout=_ASKING_S)
-    marks = client.list_offsets(dict.fromkeys(places, LATEST), timeout=_ASKING_S)
+    starts = client.list_offsets(dict.fromkeys(places, EARLIEST), timeout=_REQUEST_S)
+    marks = client.list_offsets(dict.fromkeys(places, LATEST), timeout=_REQUEST_S)
     bounds = {
         place: (start, end)
         for place in places
@@ -99,8 +99,8 @@ def look_at_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: 
     empty_from = {}
     for place, (start, end) in bounds.items():
         committed = [max(start, one[place]) for one in offsets.committed.values() if place in one]
-        behind = sorted({offset for offset in committed if end - _MOST_MARKERS <= offset < end}, reverse=True)
-        for offset in behind:
+        near_end = sorted({offset for offset in committed if end - _MOST_MARKERS <= offset < end}, reverse=True)
+        for offset in near_end:
             if not _holds_markers_only(client, place, offset, end):
                 break
             empty_from[place] = offset
@@ -108,7 +108,7 @@ def look_at_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: 
 
 
 def _holds_markers_only(client: ClusterClient, place: TopicPartition, offset: int, end: int) -> bool:
-    """Tell whether no record is stored from an offset up to the log's end; False where that is not known."""
+    """Return whether there are only markers from an offset up to the log's end; False if unknown."""
     try:
         found = list(batch_headers(PartitionReader(client, place).fetch(offset, max_bytes=_MARKER_BYTES).records))
     except (KmirrorError, OutcomeUnknown):
@@ -118,7 +118,7 @@ def _holds_markers_only(client: ClusterClient, place: TopicPartition, offset: in
 
 
 def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: Ends) -> list[TopicResult]:
-    """Return a row for each topic that is drained, and for what is missing one by group and partition. Pure."""
+    """Return a row for each drained topic, and one by group and partition for what is missing. Pure."""
     rows = [
         _row(None, None, f"no group {name} at the source, or we may not see it", "check its name, and DESCRIBE on it")
         for name in offsets.missing
@@ -129,8 +129,10 @@ def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: En
     if offsets.named:
         for group, committed in offsets.committed.items():
             if not names & {place.topic for place in committed}:
-                said = f"group {group} has committed nothing of these topics"
-                rows.append(_row(None, None, said, "is it the right group? its consumers may not have started", group))
+                message = f"group {group} has committed nothing of these topics"
+                rows.append(
+                    _row(None, None, message, "is it the right group? its consumers may not have started", group)
+                )
     for topic in topics:
         missing = _missing(topic, offsets, ends)
         if missing:
@@ -141,7 +143,7 @@ def judge_drained(topics: Sequence[TopicRecord], offsets: GroupOffsets, ends: En
 
 
 def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[TopicResult]:
-    """Return what groups have not read of a topic, partition by partition."""
+    """Return what groups have not read of a topic, by partition."""
     readers = {
         group: committed
         for group, committed in sorted(offsets.committed.items())
@@ -163,9 +165,11 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
             left = end - max(start, start if offset is None else offset)
             if left <= 0 or (offset is not None and offset >= ends.empty_from.get(place, end)):
                 continue
-            stands = "it has committed nothing" if offset is None else f"it has committed {offset:,}"
-            said = f"group {group} has {counted(left, 'offset')} left in {place}: {stands}, the source ends at {end:,}"
-            rows.append(_row(topic.topic, p, said, "wait longer; are its consumers running?", group, left))
+            position = "it has committed nothing" if offset is None else f"it has committed {offset:,}"
+            message = (
+                f"group {group} has {counted(left, 'offset')} left in {place}: {position}, the source ends at {end:,}"
+            )
+            rows.append(_row(topic.topic, p, message, "wait longer; are its consumers running?", group, left))
     return rows
 
 

@@ -1,8 +1,8 @@
-"""What an engine's record says of the copy: is the engine there, and do workers report to it? Pure: no I/O, no clock.
+"""Judge by an engine's record whether it is alive and its workers report. Pure: no I/O, no clock.
 
-The engine judges its lanes and its source itself (`engine/health`), and writes that into its record with each
-heartbeat; here it is only asked how old that is. Ages are told by the clocks of two machines: what one says that is
-ahead may be as old as it likes, so its engine counts as silent.
+The engine itself judges its lanes and its source (`engine/control/health.py`), and records that with each heartbeat;
+here only the record's age is judged. Ages compare the clocks of two machines: if the engine's clock is ahead, its
+record may be of any age, so the engine counts as silent.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kmirror.settings.durations import format_duration
 from kmirror.state.records import EngineRecord, EngineState, ProgressRecord
 from kmirror.words import at_time
 
-#: An engine that is at work writes its record every second.
+#: A running engine writes its record every second.
 ENGINE_SILENCE_MS = 10_000
-#: Lanes end by themselves half a minute after the last sign of their engine: after this long nobody copies, and an
-#: engine that cannot be seen from here counts as gone.
+#: Lanes end by themselves half a minute after their engine's last heartbeat: after this long nothing is copied, and an
+#: engine on another machine counts as gone.
 ENGINE_GONE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Say how a mirror's engine stands; `record` is the last one, `reason` why nothing is copied for want of it.
+    """The health of a mirror's engine; `record` is its last one, `reason` why it copies nothing.
 
-    With STATE_UNREADABLE that is not known: `problem` says what a newer kmirror wrote and this one cannot read.
+    With STATE_UNREADABLE the health is unknown: `problem` names the record that this version cannot read.
     """
 
     mirror: str
@@ -37,7 +37,7 @@ class EngineHealth:
 
     @property
     def name(self) -> str | None:
-        """Return who is in charge, or may still be; None when nobody is."""
+        """Return the engine that is in charge, or may still be; None without one."""
         return self.record.name if self.record is not None and self.reason is not Reason.NO_ENGINE else None
 
     @property
@@ -57,8 +57,8 @@ class EngineHealth:
                 return f"the engine cannot be judged: {last}{ahead}; set the clocks, and check {process}"
             take_over = f"`kmirror run --mirror {self.mirror} --take-over` replaces it"
             return f"the engine does not report: {last}; check {process}, or {take_over}"
-        told = f" ({last})" if last else ""
-        return f"no engine copies mirror {self.mirror}{told}; `kmirror run --mirror {self.mirror}` starts one"
+        in_brackets = f" ({last})" if last else ""
+        return f"no engine copies mirror {self.mirror}{in_brackets}; `kmirror run --mirror {self.mirror}` starts one"
 
     def _when(self) -> str:
         if self.age_ms is not None:
@@ -69,7 +69,7 @@ class EngineHealth:
 def engine_health(
     record: EngineRecord | None, mirror: str, now_ms: int, *, has_ended: bool | None = None
 ) -> EngineHealth:
-    """Judge an engine by its last record; `has_ended` tells whether its process is gone, None for not known."""
+    """Judge an engine by its last record; `has_ended`: whether its process is gone, None if unknown."""
     if record is None:
         return EngineHealth(mirror, None, None, Reason.NO_ENGINE)
     ahead_ms = record.last_seen_ms - now_ms
@@ -83,7 +83,7 @@ def engine_health(
 
 
 def clock_trouble(record: EngineRecord, now_ms: int) -> str | None:
-    """Return how far the clock of an engine that just wrote its record is off from the one that says `now_ms`."""
+    """Return how far the clock of an engine that just wrote its record is off from ours (`now_ms`)."""
     ahead_ms = record.last_seen_ms - now_ms
     if abs(ahead_ms) <= ENGINE_SILENCE_MS:
         return None
@@ -92,7 +92,7 @@ def clock_trouble(record: EngineRecord, now_ms: int) -> str | None:
 
 
 def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
-    """Tell whether a lane's last report on a partition is that of a lane at work under the engine in charge."""
+    """Return whether a lane's last report on a partition is from a live lane of the engine in charge."""
     engine = health.record
     if health.reason is not None or engine is None or report is None or report.lease_id != engine.lease_id:
         return False
@@ -100,9 +100,9 @@ def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
 
 
 def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: int) -> tuple[Reason, str] | None:
-    """Return why a partition that is to be copied is not, as far as engine and workers go; None when it is.
+    """Return why engine or workers do not copy a partition; None if they do.
 
-    A partition that is just given to another lane has no report for a moment: that counts where some lane is silent.
+    A partition that has just moved to another lane has no report for a moment: that counts only if a lane is silent.
     """
     engine = health.record
     if health.reason is not None or engine is None:

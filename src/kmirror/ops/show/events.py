@@ -15,7 +15,7 @@ from kmirror.settings.durations import parse_timestamp
 from kmirror.state.events import Event, EventPage
 from kmirror.words import at_time, one_line
 
-#: Between two looks, and how long one may take.
+#: The pause between two reads, and the time-out of one.
 _FOLLOW_S, _FOLLOW_TIMEOUT_S = 1.0, 5.0
 
 EVENTS: Table[Event] = Table(
@@ -49,10 +49,10 @@ EVENTS: Table[Event] = Table(
 
 
 def events(destination: Destination, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
-    """Return the events of one mirror, or of all, oldest first; of a mirror that was deleted too.
+    """Return the events of one mirror, also of a deleted one, or of all, oldest first.
 
     Raises:
-        UsageError: `since` is no time.
+        UsageError: `since` is not a time.
         RefusedError: there is no such mirror, and never was.
         UnreachableError: the destination does not answer.
     """
@@ -60,15 +60,14 @@ def events(destination: Destination, mirror: str | None = None, since: str | Non
 
 
 def follow_events(
-    destination: Destination, mirror: str | None, since: str | None, tell: Callable[[str], None]
+    destination: Destination, mirror: str | None, since: str | None, warn: Callable[[str], None]
 ) -> Iterator[tuple[Event, ...]]:
-    """Yield the events that there are, then those that come, for ever.
+    """Yield the existing events, then new ones, forever.
 
-    A destination that stops answering is waited for; `tell` is given a sentence when it does, and when it answers
-    again.
+    If the destination stops answering, it is retried; `warn` gets a sentence when that begins and when it ends.
 
     Raises:
-        UsageError, RefusedError, UnreachableError: like `events`, when it begins.
+        UsageError, RefusedError, UnreachableError: as `events`, at the start.
         KmirrorError: the destination refuses us later.
     """
     since_ms = _since_ms(since)
@@ -84,11 +83,11 @@ def follow_events(
             if not may_pass(error) and getattr(error, "reason", None) is not Reason.DESTINATION_UNREACHABLE:
                 raise
             if not is_silent:
-                tell(f"the destination does not answer, tried again until it does: {one_line(str(error))}")
+                warn(f"the destination does not answer, retrying until it does: {one_line(str(error))}")
             is_silent, page = True, replace(page, events=())
         else:
             if is_silent:
-                tell("the destination answers again")
+                warn("the destination answers again")
             is_silent = False
 
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kmirror.ops.context import Destination, now_ms
-from kmirror.ops.show.cluster_view import ClusterLook, Prober
-from kmirror.ops.show.describe import engine_has_ended, look_at
+from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
+from kmirror.ops.show.describe import engine_has_ended, read_rows
 from kmirror.ops.show.rows import mirror_row, source_trouble
 from kmirror.ops.show.tables import MirrorRow, PartitionRow
 from kmirror.state.records import MirrorRecord
@@ -22,8 +22,8 @@ def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
     """
     state = destination.state()
     topics = [topic for mirror in state.mirrors for topic in state.topics(mirror.name)]
-    with Prober(destination) as looker:
-        rows, sources = look_at(looker, state, topics, [m for m in state.mirrors if not state.topics(m.name)])
+    with Prober(destination) as prober:
+        rows, sources = read_rows(prober, state, topics, [m for m in state.mirrors if not state.topics(m.name)])
     return mirror_rows(state, state.mirrors, rows, sources)
 
 
@@ -31,9 +31,9 @@ def mirror_rows(
     state: State,
     mirrors: Iterable[MirrorRecord],
     rows: Iterable[PartitionRow],
-    sources: Mapping[str, ClusterLook],
+    sources: Mapping[str, ClusterSnapshot],
 ) -> tuple[MirrorRow, ...]:
-    """Sum up mirrors from the rows of all their partitions and the looks at their sources."""
+    """Sum up mirrors from the rows of all their partitions and the snapshots of their sources."""
     by_mirror: defaultdict[str, list[PartitionRow]] = defaultdict(list)
     for row in rows:
         by_mirror[row.mirror].append(row)

@@ -1,8 +1,8 @@
-"""From what is remembered and what two looks saw to the rows of `describe` and `list`. Pure: no I/O, no clock.
+"""Make the rows of `describe` and `list` from stored state and snapshots of both clusters. Pure: no I/O, no clock.
 
-Three witnesses speak of a partition: its record (what must outlive the engine), the last report of the lane that copies
-it, and the live look. Offsets come from the look, the last report stands in for a source that does not answer. The
-state is the newer one of record and report; what the look proves against it (a topic that is gone) wins.
+There are three sources for a partition: its record (what must outlive the engine), the last report of the lane that
+copies it, and the snapshots. Offsets come from the snapshots, or from the report if the source does not answer. The
+state is the newer one of record and report, unless a snapshot disproves it (the topic is gone).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kmirror.ops.check.link_hints import refused_text
 from kmirror.ops.context import PENDING_ADD
 from kmirror.ops.gone import is_gone
 from kmirror.ops.next_steps import failure_text
-from kmirror.ops.show.cluster_view import ClusterLook
+from kmirror.ops.show.cluster_view import ClusterSnapshot
 from kmirror.ops.show.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
 from kmirror.ops.show.kept import kept_offsets, with_kept
 from kmirror.ops.show.tables import MirrorRow, PartitionRow, TopicState
@@ -47,22 +47,22 @@ from kmirror.state.workflow_records import PROMOTE
 
 
 class SourceTrouble(Enum):
-    """Tell apart what trouble with a source means for its mirror."""
+    """What trouble with a source means for its mirror."""
 
     NONE = auto()
-    #: It cannot even be asked from here: its secrets are elsewhere. That says nothing about the engine.
+    #: It cannot be queried from here, because its secrets are elsewhere. The engine may still reach it.
     NOT_ASKED = auto()
     SILENT = auto()
     REFUSED = auto()
 
 
-def source_trouble(look: ClusterLook | None) -> SourceTrouble:
-    """Return what kind of trouble a look at a source met."""
-    if look is None or look.trouble is None:
+def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
+    """Return the kind of trouble in a source's snapshot."""
+    if source is None or source.trouble is None:
         return SourceTrouble.NONE
-    if look.trouble.reason is Reason.SECRET_UNRESOLVED or isinstance(look.trouble, UsageError):
+    if source.trouble.reason is Reason.SECRET_UNRESOLVED or isinstance(source.trouble, UsageError):
         return SourceTrouble.NOT_ASKED
-    if look.trouble.reason in (Reason.AUTHENTICATION_FAILED, Reason.NOT_AUTHORIZED, Reason.SOURCE_CLUSTER_CHANGED):
+    if source.trouble.reason in (Reason.AUTHENTICATION_FAILED, Reason.NOT_AUTHORIZED, Reason.SOURCE_CLUSTER_CHANGED):
         return SourceTrouble.REFUSED
     return SourceTrouble.SILENT
 
@@ -77,7 +77,7 @@ def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | N
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A lane's last word on a partition, and the record that it was said in."""
+    """A lane's last report on a partition, and the record that contains it."""
 
     record: ProgressRecord
     row: ProgressRow
@@ -88,26 +88,26 @@ class Report:
 
     @property
     def as_of_ms(self) -> int:
-        """When the source had said what the lane says of it, at the latest."""
+        """The latest time at which the source's reported values held."""
         seen_ms = self.row.source_seen_ms
         return self.time_ms - int(FRESH_SECONDS * 1000) if seen_ms is None else seen_ms
 
     @property
     def caught_up_ms(self) -> int | None:
-        """When the destination last had all that the source has; None where that was never seen."""
+        """When the destination last had all that the source has; None: never seen."""
         source_offset, destination_offset = self.row.source_offset, self.row.destination_offset
         if source_offset is not None and destination_offset is not None and destination_offset >= source_offset:
             return self.as_of_ms
         return self.row.caught_up_ms
 
     def time_lag(self, lag: int | None, now_ms: int) -> int | None:
-        """Return for how many milliseconds at most the destination has lacked something."""
+        """Return an upper bound of the time in milliseconds for which the destination has been behind."""
         return time_lag(lag, self.row.last_timestamp_ms, self.caught_up_ms, self.time_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class _Story:
-    """How a partition stands: its state, and why where that is not normal."""
+class _Status:
+    """A partition's state, and the reason if it is not a normal one."""
 
     state: PartitionState
     since_ms: int | None
@@ -116,8 +116,8 @@ class _Story:
 
 
 @dataclass(frozen=True, slots=True)
-class _Alike:
-    """What all partitions of a mirror have in common."""
+class _MirrorFacts:
+    """What all partitions of a mirror share."""
 
     health: EngineHealth
     limit: int | None
@@ -128,8 +128,8 @@ def partition_rows(
     state: State,
     mirror: MirrorRecord,
     topics: Iterable[TopicRecord],
-    destination: ClusterLook,
-    source: ClusterLook | None,
+    destination: ClusterSnapshot,
+    source: ClusterSnapshot | None,
     now_ms: int,
     *,
     engine_has_ended: bool | None = None,
@@ -139,29 +139,29 @@ def partition_rows(
     reports = reports_of(state, mirror.name)
     promote = state.workflow(mirror.name, PROMOTE)
     engine = health.record if health.reason is None else None
-    alike = _Alike(health, _throttle_of(mirror), (engine.first_topics if engine else None) or ())
+    shared = _MirrorFacts(health, _throttle_of(mirror), (engine.first_topics if engine else None) or ())
     rows: list[PartitionRow] = []
     for topic in sorted(topics, key=lambda one: one.topic):
         if topic.pending_operation == PENDING_PROMOTE and not (promote and promote.is_alive(now_ms)):
-            topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote that waited for it is gone
+            topic = replace(topic, pending_operation=None)  # noqa: PLW2901 - the promote waiting for it is gone
         records = {record.partition: record for record in state.partitions(mirror.name, topic.topic)}
         count = max([topic.partitions, *(partition + 1 for partition in records)])
-        stories, places = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
+        statuses, places = [], [TopicPartition(topic.topic, partition) for partition in range(count)]
         for partition, place in enumerate(places):
             report = reports.get(place)
             record = records.get(partition)
-            story = _story(topic, record, report, destination)
-            stories.append(_explained(story, topic, record, report, source, health, now_ms))
-        topic_state = topic_state_of(topic, stories, records, _link_trouble(stories, source_trouble(source)))
-        for place, story in zip(places, stories, strict=True):
+            status = _status_of(topic, record, report, destination)
+            statuses.append(_with_cause(status, topic, record, report, source, health, now_ms))
+        topic_state = topic_state_of(topic, statuses, records, _link_trouble(statuses, source_trouble(source)))
+        for place, status in zip(places, statuses, strict=True):
             report, record = reports.get(place), records.get(place.partition)
-            rows.append(_row(topic, place, story, topic_state, record, report, destination, source, alike, now_ms))
+            rows.append(_row(topic, place, status, topic_state, record, report, destination, source, shared, now_ms))
     return rows
 
 
-def _link_trouble(stories: Sequence[_Story], seen: SourceTrouble) -> SourceTrouble:
-    """Return what is wrong with the link of a topic, as the look has it and as the engine that copies it."""
-    reasons = {story.reason for story in stories}
+def _link_trouble(statuses: Sequence[_Status], seen: SourceTrouble) -> SourceTrouble:
+    """Return what is wrong with a topic's link, by the source's snapshot and by the engine that copies it."""
+    reasons = {status.reason for status in statuses}
     if seen is SourceTrouble.REFUSED or reasons & LINK_REFUSED:
         return SourceTrouble.REFUSED
     return SourceTrouble.SILENT if reasons == {Reason.SOURCE_UNREACHABLE} else seen
@@ -169,12 +169,12 @@ def _link_trouble(stories: Sequence[_Story], seen: SourceTrouble) -> SourceTroub
 
 def topic_state_of(
     topic: TopicRecord,
-    stories: Sequence[_Story],
+    statuses: Sequence[_Status],
     records: Mapping[int, PartitionRecord],
     trouble: SourceTrouble,
 ) -> TopicState:
-    """Sum up a topic's partitions: the first rule that applies decides."""
-    states = {story.state for story in stories}
+    """Derive a topic's state from its partitions: the first rule that applies decides."""
+    states = {status.state for status in statuses}
     if states == {PartitionState.STOPPED}:
         return TopicState.STOPPED
     if PartitionState.FAILED in states:
@@ -189,16 +189,16 @@ def topic_state_of(
         return TopicState.LINK_FAILED
     if topic.rebuild is not None:
         return TopicState.PENDING_MIRROR
-    for partition, story in enumerate(stories):
+    for partition, status in enumerate(statuses):
         record = records.get(partition)
         aligned_before = record is not None and (record.aligned or record.begun or record.initial_copy_complete)
-        if story.state is PartitionState.LOG_ALIGNMENT and not aligned_before:
+        if status.state is PartitionState.LOG_ALIGNMENT and not aligned_before:
             return TopicState.PENDING_MIRROR
-    # the link that copies is broken at this end
-    return TopicState.LINK_FAILED if any(story.reason in NOT_COPYING for story in stories) else TopicState.ACTIVE
+    # nothing copies: the link is broken at this end
+    return TopicState.LINK_FAILED if any(status.reason in NOT_COPYING for status in statuses) else TopicState.ACTIVE
 
 
-#: In which order the states of topics decide about the state of their mirror: the first that one of them is in.
+#: A mirror's state is the first of these that one of its topics is in.
 _WORST_FIRST = (
     TopicState.FAILED,
     TopicState.PENDING_STOPPED,
@@ -250,7 +250,7 @@ def mirror_row(
 
 
 def _health(state: State, mirror: str, now_ms: int, *, has_ended: bool | None) -> EngineHealth:
-    """Return how the engine stands, and STATE_UNREADABLE where not all that is stored of the mirror can be read."""
+    """Return the engine's health, with STATE_UNREADABLE if some of the mirror's records are unreadable."""
     health = engine_health(state.engine(mirror), mirror, now_ms, has_ended=has_ended)
     for record in state.unreadable(mirror):
         error = unreadable_error(record)
@@ -279,120 +279,115 @@ def reports_of(state: State, mirror: str) -> dict[TopicPartition, Report]:
     return found
 
 
-def _story(
-    topic: TopicRecord, record: PartitionRecord | None, report: Report | None, destination: ClusterLook
-) -> _Story:
-    """Return how the partition stands by record and report, and by what the look proves against them."""
+def _status_of(
+    topic: TopicRecord, record: PartitionRecord | None, report: Report | None, destination: ClusterSnapshot
+) -> _Status:
+    """Return a partition's status by record and report, unless the destination's snapshot disproves them."""
     if record is not None and (report is None or report.time_ms <= record.state_time_ms):
-        story = _Story(record.state, record.state_time_ms, record.reason, record.message)
+        status = _Status(record.state, record.state_time_ms, record.reason, record.message)
     elif report is not None:
         since_ms = record.state_time_ms if record is not None and record.state is report.row.state else None
         if since_ms is None and report.row.state is PartitionState.FAILED:
             since_ms = report.time_ms  # the engine has not recorded it yet
-        story = _Story(report.row.state, since_ms, report.row.reason, report.row.message)
+        status = _Status(report.row.state, since_ms, report.row.reason, report.row.message)
     else:
-        story = _Story(PartitionState.LOG_ALIGNMENT, None, None, None)
-    # stopped is for good: a lane's late report does not change it
+        status = _Status(PartitionState.LOG_ALIGNMENT, None, None, None)
+    # STOPPED is final: a lane's late report does not change it
     if record is not None and record.state is PartitionState.STOPPED:
-        return _Story(record.state, record.state_time_ms, record.reason, record.message)
+        return _Status(record.state, record.state_time_ms, record.reason, record.message)
     if topic.desired is not DesiredState.STOPPED and is_gone(topic, destination.topics.get(topic.topic)):
         found = destination.topics[topic.topic].printed_topic_id
         now_there = f"topic {found} now has its name" if found else "no topic has its name now"
-        return _Story(
+        return _Status(
             PartitionState.FAILED,
-            story.since_ms,
+            status.since_ms,
             Reason.DESTINATION_TOPIC_DELETED,
             f"the mirror topic {topic.topic} ({topic.destination_topic_id}) was deleted; {now_there}",
         )
-    return story
+    return status
 
 
-def _explained(
-    story: _Story,
+def _with_cause(
+    status: _Status,
     topic: TopicRecord,
     record: PartitionRecord | None,
     report: Report | None,
-    source: ClusterLook | None,
+    source: ClusterSnapshot | None,
     health: EngineHealth,
     now_ms: int,
-) -> _Story:
-    """Return the story with the state as the operator's wish has it, and a reason wherever nothing is copied."""
-    if story.state is PartitionState.STOPPED:
-        return story
+) -> _Status:
+    """Return the status with the state that operators asked for, and a reason wherever nothing is copied."""
+    if status.state is PartitionState.STOPPED:
+        return status
     if topic.rebuild is not None:
-        return _being_rebuilt(story, topic.rebuild)
+        return _being_rebuilt(topic.rebuild)
     if topic.pending_operation == PENDING_STOP:
-        told = "it is being stopped; if that command was interrupted, run it again to finish"
-        return _Story(PartitionState.STOPPING, story.since_ms, topic.stop_reason, told)
-    if story.state is PartitionState.FAILED:
-        text = failure_text(story.message, story.since_ms, story.reason, topic.mirror, topic.topic)
-        return replace(story, message=text)
+        text = "it is being stopped; if that command was interrupted, run it again to finish"
+        return _Status(PartitionState.STOPPING, status.since_ms, topic.stop_reason, text)
+    if status.state is PartitionState.FAILED:
+        text = failure_text(status.message, status.since_ms, status.reason, topic.mirror, topic.topic)
+        return replace(status, message=text)
     if health.problem is not None:
-        return replace(story, reason=health.reason, message=health.problem)
+        return replace(status, reason=health.reason, message=health.problem)
     if topic.desired is DesiredState.PAUSED:
-        # what an engine said to a pause before says nothing of this one
+        # an engine's answer to an earlier pause does not count
         answered = record is None or record.pause_id == topic.pause_id
-        paused = health.reason is Reason.NO_ENGINE or (story.state is PartitionState.PAUSED and answered)
+        paused = health.reason is Reason.NO_ENGINE or (status.state is PartitionState.PAUSED and answered)
         state = PartitionState.PAUSED if paused else PartitionState.PAUSING
-        return _Story(state, story.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
+        return _Status(state, status.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
     if topic.pending_operation == PENDING_ADD:
-        return _Story(
-            story.state,
-            story.since_ms,
-            story.reason,
-            "`kmirror add` was interrupted; run the same command again to finish",
-        )
+        return replace(status, message="`kmirror add` was interrupted; run the same command again to finish")
     trouble = copy_trouble(health, report.record if report else None, now_ms)
     if trouble is not None:
-        return _Story(story.state, story.since_ms, *trouble)
-    link = _link_story(story, source, topic.mirror) or _engine_link_story(story, report, health, topic.mirror)
-    if link is not None or story.reason is not None:
-        return link or story
+        return replace(status, reason=trouble[0], message=trouble[1])
+    link = _link_status(status, source, topic.mirror) or _engine_link_status(status, report, health, topic.mirror)
+    if link is not None or status.reason is not None:
+        return link or status
     reason, message = _source_topic_trouble(topic, source)
     if reason is None and report is not None:
         reason, message = report.row.reason, report.row.message
-    return _Story(story.state, story.since_ms, reason, message)
+    return replace(status, reason=reason, message=message)
 
 
-def _link_story(story: _Story, source: ClusterLook | None, mirror: str) -> _Story | None:
-    """Return the story of a link that is refused or down: as the engine tells it, which knows since when, or the look.
+def _link_status(status: _Status, source: ClusterSnapshot | None, mirror: str) -> _Status | None:
+    """Return the status of a link that is refused or down: as the engine reports it, with its time, or by the snapshot.
 
-    That one of them is refused says more than that the other meets silence.
+    A refusal of either counts for more than a source that does not answer the other.
     """
     seen = source_trouble(source)
     trouble = source.trouble if source is not None else None
-    if story.reason in LINK_REFUSED:
-        return replace(story, message=refused_text(story.message, story.reason, mirror))
+    if status.reason in LINK_REFUSED:
+        return replace(status, message=refused_text(status.message, status.reason, mirror))
     if seen is SourceTrouble.REFUSED and trouble is not None:
-        return replace(story, reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
-    if seen is SourceTrouble.SILENT and trouble is not None and story.reason is not Reason.SOURCE_UNREACHABLE:
-        return replace(story, reason=trouble.reason, message=trouble.message)
+        return replace(status, reason=trouble.reason, message=refused_text(trouble.message, trouble.reason, mirror))
+    if seen is SourceTrouble.SILENT and trouble is not None and status.reason is not Reason.SOURCE_UNREACHABLE:
+        return replace(status, reason=trouble.reason, message=trouble.message)
     return None
 
 
-def _engine_link_story(story: _Story, report: Report | None, health: EngineHealth, mirror: str) -> _Story | None:
-    """Return the story of a source that does not answer the engine, where the partition's lane does not know better."""
+def _engine_link_status(status: _Status, report: Report | None, health: EngineHealth, mirror: str) -> _Status | None:
+    """Return the status of a source that does not answer the engine, unless the partition's lane reaches it."""
     engine = health.record
     lane_sees_it = report is not None and report.row.source_seen_ms is None
-    if engine is None or engine.source_reason is None or story.reason is not None or lane_sees_it:
+    if engine is None or engine.source_reason is None or status.reason is not None or lane_sees_it:
         return None
     if engine.source_reason in LINK_REFUSED:
         text = refused_text(engine.source_message, engine.source_reason, mirror)
     else:
         text = f"the source does not answer the engine: {engine.source_message}"
-    return replace(story, reason=engine.source_reason, message=text)
+    return replace(status, reason=engine.source_reason, message=text)
 
 
-def _being_rebuilt(story: _Story, rebuild: Rebuild) -> _Story:
+def _being_rebuilt(rebuild: Rebuild) -> _Status:
     step = {
         RebuildStep.ARCHIVE: f"its records are being archived in {rebuild.archive}",
         RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is being recreated",
     }[rebuild.step]
     message = f"the topic is being rebuilt because it does not match its source: {step}"
-    return _Story(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
+    return _Status(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
 
 
-def _source_topic_trouble(topic: TopicRecord, source: ClusterLook | None) -> tuple[Reason | None, str | None]:
+def _source_topic_trouble(topic: TopicRecord, source: ClusterSnapshot | None) -> tuple[Reason | None, str | None]:
     found = source.topics.get(topic.source_topic) if source else None
     if found is None:
         return None, None
@@ -411,13 +406,13 @@ def _source_topic_trouble(topic: TopicRecord, source: ClusterLook | None) -> tup
 def _row(
     topic: TopicRecord,
     here: TopicPartition,
-    story: _Story,
+    status: _Status,
     topic_state: TopicState,
     record: PartitionRecord | None,
     report: Report | None,
-    destination: ClusterLook,
-    source: ClusterLook | None,
-    alike: _Alike,
+    destination: ClusterSnapshot,
+    source: ClusterSnapshot | None,
+    shared: _MirrorFacts,
     now_ms: int,
 ) -> PartitionRow:
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
@@ -435,12 +430,12 @@ def _row(
         log_start = last.source_log_start if last else None
         as_of_ms = report.as_of_ms if report else None
     lag = None
-    if answers and story.state is not PartitionState.STOPPED:
+    if answers and status.state is not PartitionState.STOPPED:
         lag = _difference(source_offset, destination_offset)
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
-    health = alike.health
-    said = report.row if report and is_reported(health, report.record) else None
+    health = shared.health
+    current = report.row if report and is_reported(health, report.record) else None
     return PartitionRow(
         mirror=topic.mirror,
         topic=topic.topic,
@@ -448,13 +443,13 @@ def _row(
         source_offset=source_offset,
         destination_offset=destination_offset,
         lag=lag,
-        state=story.state,
+        state=status.state,
         retry_attempt=(report.row.retry_attempt if report else 0) or (record.retry_attempt if record else 0),
-        error_message=with_kept(story.message, kept, story.state, story.reason, source_answers=answers),
+        error_message=with_kept(status.message, kept, status.state, status.reason, source_answers=answers),
         source_topic=topic.source_topic,
         topic_state=topic_state,
-        reason=story.reason,
-        state_time_ms=story.since_ms,
+        reason=status.reason,
+        state_time_ms=status.since_ms,
         time_lag_ms=report.time_lag(lag, now_ms) if report else time_lag(lag, None, None, now_ms, now_ms),
         last_known_lag=lag if lag is not None else _reported_lag(report),
         source_log_start=log_start,
@@ -469,19 +464,19 @@ def _row(
         engine=health.name,
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
-        is_reported=said is not None,
-        throttle_bytes_per_second=alike.limit,
-        first_topics=alike.first_topics,
-        bytes_per_second=int(said.bytes_per_second) if said else None,
-        records_per_second=said.offsets_per_second if said else None,
-        source_records_per_second=said.records_per_second if said else None,
-        lane=report.record.lane if report and said else None,
-        worker=_worker_of(health, report.record) if report and said else None,
+        is_reported=current is not None,
+        throttle_bytes_per_second=shared.limit,
+        first_topics=shared.first_topics,
+        bytes_per_second=int(current.bytes_per_second) if current else None,
+        records_per_second=current.offsets_per_second if current else None,
+        source_records_per_second=current.records_per_second if current else None,
+        lane=report.record.lane if report and current else None,
+        worker=_worker_of(health, report.record) if report and current else None,
     )
 
 
 def _worker_of(health: EngineHealth, report: ProgressRecord) -> str:
-    """Return where a lane runs: the host and the executor where Spark's driver knows of one, else the host."""
+    """Return where a lane runs: host and executor if Spark's driver knows them, else the host."""
     places = (health.record.places if health.record else None) or {}
     return places.get(report.lane, report.host)
 
@@ -491,7 +486,7 @@ def _reported_lag(report: Report | None) -> int | None:
 
 
 def _difference(source_offset: int | None, destination_offset: int | None) -> int | None:
-    # the two ends are never read at the same instant: a copy under way may have passed what was seen of the source
+    # the two ends are not read at the same instant: the copy may have passed the source's end as read
     if source_offset is None or destination_offset is None:
         return None
     return max(0, source_offset - destination_offset)

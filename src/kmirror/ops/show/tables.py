@@ -1,4 +1,4 @@
-"""The rows of `describe` and `list`, and how they are shown. Pure.
+"""The rows of `describe` and `list`, and their columns. Pure.
 
 Unknown numbers are None, times are epoch milliseconds, offsets are exclusive as in Kafka.
 """
@@ -20,7 +20,7 @@ from kmirror.words import UNKNOWN, at_time, byte_rate, counted, one_line
 
 
 class TopicState(StrEnum):
-    """Name how a mirror topic as a whole stands."""
+    """The state of a whole mirror topic."""
 
     PENDING_MIRROR = "PENDING_MIRROR"
     ACTIVE = "ACTIVE"
@@ -37,16 +37,16 @@ _COPIED = (PartitionState.MIRRORING, PartitionState.LOG_ALIGNMENT)
 
 
 def eta_ms(lag: int, closing_speed: float) -> int | None:
-    """Return in how many milliseconds a lag is gone that shrinks so many offsets a second; None where it does not."""
+    """Return the milliseconds until a lag that shrinks by `closing_speed` offsets a second is 0; None if it grows."""
     return None if closing_speed <= 0 else round(lag / closing_speed * 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRow:
-    """Describe one mirrored partition, as `describe` shows it.
+    """One mirror partition, as `describe` shows it.
 
-    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` says
-    when the source's numbers were seen.
+    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` is
+    when the source's numbers were read.
     """
 
     mirror: str
@@ -73,17 +73,17 @@ class PartitionRow:
     rebuilt_at_ms: int | None
     archive: str | None
     as_of_ms: int | None
-    #: The engine that last spoke of the mirror, when it did so, and how long ago that was.
+    #: The mirror's last engine, its last heartbeat, and how long ago that was.
     engine: str | None = None
     engine_last_seen_ms: int | None = None
     engine_age_ms: int | None = None
-    #: False while the partition is to be copied and no lane of the engine in charge reports on it.
+    #: Whether a live lane of the engine in charge reports on the partition.
     is_reported: bool = True
     #: The mirror's limit; None: no limit.
     throttle_bytes_per_second: int | None = None
-    #: The mirror's topics that all others of it wait for now.
+    #: The mirror's topics that its other topics wait for now.
     first_topics: tuple[str, ...] = ()
-    #: What the lane reports of its speed, and of that of the source's end, in offsets a second.
+    #: The speed of the copy, and of the source's end in offsets a second, as the lane reports them.
     bytes_per_second: int | None = None
     records_per_second: float | None = None
     source_records_per_second: float | None = None
@@ -93,27 +93,27 @@ class PartitionRow:
 
     @property
     def failed(self) -> bool:
-        """Tell whether the partition is what `--failed` asks for."""
+        """Return whether `--failed` selects the partition."""
         return self.state is PartitionState.FAILED
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing is copied now, whatever is remembered."""
+        """Return whether nothing is copied now, whatever the stored state."""
         return self.reason in NOT_COPYING
 
     @property
     def is_copied(self) -> bool:
-        """Tell whether a lane is at work on the partition, and nothing is in its way."""
+        """Return whether a lane copies the partition, without trouble."""
         return self.is_reported and self.state in _COPIED and self.reason in (None, Reason.OPEN_TRANSACTION)
 
     @property
     def keeps_up(self) -> bool:
-        """Tell whether the copy is so little behind that what comes to its source meanwhile does not delay it."""
+        """Return whether the copy is so close to the end that new records of the source do not delay it."""
         return self.time_lag_ms is not None and self.time_lag_ms <= _KEEPS_UP_MS
 
     @property
     def closing_speed(self) -> float | None:
-        """Return how many offsets a second the lag shrinks; None where that is not known, or nothing is copied."""
+        """Return how many offsets a second the lag shrinks; None if unknown, or if nothing is copied."""
         speed, growth = self.records_per_second, self.source_records_per_second
         if speed is None or growth is None or not self.is_copied:
             return None
@@ -121,20 +121,20 @@ class PartitionRow:
 
     @property
     def eta_ms(self) -> int | None:
-        """Return in how many milliseconds the lag is 0 at the present speed; None where that is not known."""
+        """Return the milliseconds until the lag is 0 at the present speed; None if unknown."""
         if self.lag is None or self.lag == 0:
             return self.lag
         return None if self.closing_speed is None else eta_ms(self.lag, self.closing_speed)
 
     @property
     def shown_state(self) -> PartitionState | TopicState:
-        """Return the state, or for what is copied until it is promoted, that it is."""
+        """Return the state, or PENDING_STOPPED for a partition that is copied until its promote."""
         copied = self.state in _COPIED
         return self.topic_state if copied and self.topic_state is TopicState.PENDING_STOPPED else self.state
 
     @property
     def kept_beyond_source_log_start(self) -> int | None:
-        """How many offsets the mirror keeps that the source has deleted; None where unknown or STOPPED."""
+        """How many offsets the mirror keeps that the source has deleted; None if unknown or STOPPED."""
         if self.state is PartitionState.STOPPED:
             return None
         return kept_offsets(self.source_log_start, self.destination_log_start, self.destination_offset)
@@ -145,7 +145,7 @@ class PartitionRow:
 
 
 def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
-    """Yield what somebody who reads the table of `describe` should know besides, a sentence a mirror and matter."""
+    """Yield notes under the table of `describe`, one sentence for each mirror and matter."""
     for mirror in dict.fromkeys(row.mirror for row in rows):
         of_mirror = [row for row in rows if row.mirror == mirror]
         if failed := sum(row.failed for row in of_mirror):
@@ -184,7 +184,7 @@ def shown_rate(bytes_per_second: int | None) -> str | None:
 
 
 def shown_duration(duration_ms: int | None) -> str | None:
-    """Return a duration as a table shows it: what is longer than a second in whole ones."""
+    """Return a duration as a table shows it, from one second on in whole seconds."""
     if duration_ms is None:
         return None
     if duration_ms == 0:
@@ -232,7 +232,7 @@ _PARTITION: tuple[Column[PartitionRow], ...] = (
         "state of the partition",
         lambda row: row.state,
         "STATE",
-        # why nothing is copied goes before what is only remembered
+        # if nothing is copied, the reason comes first: the state is only the last known
         cell=lambda row: f"{row.reason} ({row.shown_state})" if row.is_idle else row.shown_state,
         code=lambda row: row.reason if row.is_idle else row.shown_state,
     ),
@@ -393,7 +393,7 @@ PARTITIONS = Table(
     notes=_notes,
 )
 WIDE_PARTITIONS = Table(
-    # the reason stands before what is only remembered
+    # REASON has a column of its own here
     tuple(replace(one, cell=lambda row: row.shown_state) if one.header == "STATE" else one for one in _PARTITION),
     "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG TIME-LAG RATE ETA WORKER REASON STATE",
     none=PARTITIONS.none,
@@ -405,7 +405,7 @@ STOPPED_PARTITIONS = Table(
     none="no partition is STOPPED",
 )
 FAILED_PARTITIONS = Table(_PARTITION, "MIRROR TOPIC PARTITION RETRY REASON ERROR", none="no partition is FAILED")
-#: As Kafka's cluster mirroring shows it (KIP-1279): attempts of the most there are. Here an engine never gives up.
+#: As Kafka's cluster mirroring shows it (KIP-1279), with the maximum of attempts, which kmirror does not have.
 KAFKA_FAILED_PARTITIONS = Table(
     tuple(
         replace(one, cell=lambda row: f"{row.retry_attempt}/{UNKNOWN}", is_number=False)
@@ -421,11 +421,11 @@ KAFKA_PARTITIONS = replace(PARTITIONS, none="No mirror partitions found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorRow:
-    """Describe one mirror, as `list` shows it.
+    """One mirror, as `list` shows it.
 
-    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` says who
-    is in charge or has been silent for less than a minute (None when nobody is), `max_lag` is the largest lag known.
-    `reason` is why nothing is copied, where something is to be.
+    `topics` and `partitions` are counts, `state` sums up the topics' states (None without topics), `engine` is in
+    charge or has been silent for less than a minute (None without one), `max_lag` is the largest known lag. `reason` is
+    why nothing is copied.
     """
 
     mirror: str

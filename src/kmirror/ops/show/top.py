@@ -1,17 +1,17 @@
-"""`top`: one look at all mirrors of a destination, or at one."""
+"""`top`: one reading of all mirrors of a destination, or of one."""
 
 from __future__ import annotations
 
 from kmirror.ops.context import Destination, known_mirror
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import look_at, unread, with_open_transactions
+from kmirror.ops.show.describe import read_rows, unreadable_notes, with_open_transactions
 from kmirror.ops.show.listing import mirror_rows
-from kmirror.ops.show.topics import Picture, topic_rows
+from kmirror.ops.show.topics import Overview, topic_rows
 from kmirror.ops.show.totals import totals
 
 
-def look(destination: Destination, prober: Prober, mirror: str | None = None) -> Picture:
-    """Look at one mirror, or at all; sources that do not answer are waited for 3 s.
+def read_overview(destination: Destination, prober: Prober, mirror: str | None = None) -> Overview:
+    """Read one mirror, or all; waits 3 s for sources that do not answer.
 
     Raises:
         RefusedError: no such mirror.
@@ -22,8 +22,11 @@ def look(destination: Destination, prober: Prober, mirror: str | None = None) ->
         known_mirror(state, mirror)
     mirrors = [one for one in state.mirrors if mirror in (None, one.name)]
     topics = [topic for record in mirrors for topic in state.topics(record.name)]
-    found, sources = look_at(prober, state, topics, [one for one in mirrors if not state.topics(one.name)])
+    found, sources = read_rows(prober, state, topics, [one for one in mirrors if not state.topics(one.name)])
     rows = with_open_transactions(prober, state, found)
-    return Picture(
-        mirror_rows(state, mirrors, rows, sources), tuple(topic_rows(rows)), totals(rows), unread(destination, mirror)
+    return Overview(
+        mirror_rows(state, mirrors, rows, sources),
+        tuple(topic_rows(rows)),
+        totals(rows),
+        unreadable_notes(destination, mirror),
     )

@@ -1,4 +1,4 @@
-"""The topics of one look as `top` shows them, summed up from their partitions. Pure."""
+"""The rows of `top`: topics, summed up from their partitions. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kmirror.ops.show.totals import Totals, totals
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One topic as `top` shows it; `reason` is why partitions are not copied, by the first that is not."""
+    """One topic as `top` shows it; `reason` is why the first of the partitions that are not copied is not."""
 
     mirror: str
     topic: str
@@ -25,19 +25,19 @@ class TopicRow:
 
     @property
     def code(self) -> Reason | TopicState:
-        """Return what goes before everything: why nothing is copied, else the state."""
+        """Return the code that decides the colour: why nothing is copied, else the state."""
         return self.reason if self.reason is not None and self.reason in NOT_COPYING else self.state
 
 
-#: Reasons that a state says already.
-_SAID = (Reason.SOURCE_UNREACHABLE, Reason.PAUSED_BY_OPERATOR)
+#: Reasons that a state already implies.
+_IMPLIED = (Reason.SOURCE_UNREACHABLE, Reason.PAUSED_BY_OPERATOR)
 
 
 def shown_state(state: TopicState | None, reason: Reason | None) -> str | None:
-    """Return a state with its reason; why nothing is copied stands in place of what is only remembered."""
+    """Return a state with its reason; the reason alone if nothing is copied, as the state is only the last known."""
     if reason in NOT_COPYING or state is None:
         return reason
-    return state if reason is None or reason in _SAID else f"{state} ({reason})"
+    return state if reason is None or reason in _IMPLIED else f"{state} ({reason})"
 
 
 _COLUMNS: tuple[Column[TopicRow], ...] = (
@@ -94,17 +94,17 @@ TOPICS_OF_MIRRORS = Table(_COLUMNS, "MIRROR TOPIC RATE LAG TIME-LAG ETA STATE")
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All that one look found; `unread` says in sentences what is not shown because it cannot be read."""
+class Overview:
+    """The content of `top` at one time; `unreadable` has a sentence for each record that cannot be read."""
 
     mirrors: tuple[MirrorRow, ...]
     topics: tuple[TopicRow, ...]
     totals: Totals
-    unread: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def topic_rows(rows: Iterable[PartitionRow]) -> list[TopicRow]:
-    """Sum up topics from the rows of their partitions, which stand together."""
+    """Sum up topics from the rows of their partitions, which are adjacent."""
     return [
         _topic_row(mirror, topic, list(own))
         for (mirror, topic), own in groupby(rows, lambda row: (row.mirror, row.topic))

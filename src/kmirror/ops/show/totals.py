@@ -1,6 +1,6 @@
-"""How far a number of partitions is together: a topic, a mirror, all of them. Pure.
+"""Totals over partitions: of a topic, a mirror, or all. Pure.
 
-STOPPED partitions do not count. What is not known of one of the others is not known of the whole, but for what sums up.
+STOPPED partitions do not count. A value that is unknown for one of the others is unknown for the whole, except sums.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kmirror.state.records import PartitionState
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sum up partitions.
+    """Totals over partitions.
 
-    `lag` is the sum of those that are known, and None where none is; of `unknown_lags` partitions it is not known.
-    `bytes_per_second` is None where no lane reports. `time_lag_ms` is the largest, `eta_ms` when all are done.
+    `lag` is the sum of the known lags, None if none is known; it is unknown for `unknown_lags` partitions.
+    `bytes_per_second` is None if no lane reports. `time_lag_ms` is the largest, `eta_ms` the time until all are done.
     """
 
     lag: int | None
@@ -28,7 +28,7 @@ class Totals:
 
     @property
     def shown_lag(self) -> str | None:
-        """Return the lag for people, and that it is larger where it is not known of all."""
+        """Return the lag for people, as a lower bound if it is unknown for some."""
         return None if self.lag is None else f"{'≥' if self.unknown_lags else ''}{self.lag:,}"
 
 
@@ -48,7 +48,7 @@ def totals(rows: Iterable[PartitionRow]) -> Totals:
 
 
 def _eta_of(rows: Sequence[PartitionRow]) -> int | None:
-    """Return when all of these are done if they share their speed: one that is done leaves its part to the others."""
+    """Return the time until all are done if they share their speed: one that is done leaves its share to the others."""
     lacking = [row for row in rows if row.lag != 0]
     if not lacking:
         return 0 if rows else None

@@ -1,10 +1,10 @@
-"""`wait`: come back when a mirror's topics are caught up, stopped, healthy or drained.
+"""`wait`: return when a mirror's topics are caught up, stopped, healthy or drained.
 
-*caught-up*: every partition has reached the source end that the first look saw, and none is still being made ready for
-its first record; the source is needed for that look only. *stopped*: every partition is STOPPED. *healthy*: records
+*caught-up*: every partition has reached the source end that the first check saw, and none is still being aligned before
+its first record; the source is needed for that check only. *stopped*: every partition is STOPPED. *healthy*: records
 flow: an engine is in charge and reports, its workers report on every partition, the source answers, and every partition
-has been aligned; paused and stopped topics are as their operators want them. *drained*: consumers have read all that
-the source holds (`ops.show.drained`).
+has been aligned; paused and stopped topics are as operators want them. *drained*: consumers have read all that the
+source holds (`ops.show.drained`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, Unre
 from kmirror.ops.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
-from kmirror.ops.show.cluster_view import ClusterLook, Prober
-from kmirror.ops.show.describe import look_at
-from kmirror.ops.show.drained import judge_drained, look_at_ends, look_at_groups
+from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
+from kmirror.ops.show.describe import read_rows
+from kmirror.ops.show.drained import judge_drained, read_committed_offsets, read_ends
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
@@ -35,7 +35,7 @@ _PAUSE_S = 0.5
 
 
 class Condition(StrEnum):
-    """Name what `wait --for` can wait for."""
+    """What `wait --for` can wait for."""
 
     CAUGHT_UP = "caught-up"
     STOPPED = "stopped"
@@ -43,7 +43,7 @@ class Condition(StrEnum):
     DRAINED = "drained"
 
 
-#: The source ends that are to be reached; a partition without an entry has none yet.
+#: The source ends to reach; a partition without an entry has none yet.
 Targets = Mapping[TopicPartition, int]
 
 
@@ -55,13 +55,13 @@ def wait(
     *,
     topics: TopicSelector | None = None,
     groups: TopicSelector | None = None,
-    on_look: Callable[[str], None] | None = None,
+    on_check: Callable[[str], None] | None = None,
 ) -> VerbResult:
-    """Look until the condition holds for every topic selected (default: all); `on_look` hears what each look found.
+    """Wait until the condition holds for every selected topic (default: all); `on_check` gets each check's progress.
 
-    The result has a row per topic; TIMED_OUT rows say what was missing. Ends early when every topic that is left has
-    FAILED partitions, unless it is the stop that is waited for. `groups` are those that have to have drained them
-    (default: all that the mirror syncs).
+    The result has a row per topic; TIMED_OUT rows say what was missing. Returns early if every remaining topic has
+    FAILED partitions, except for *stopped*. `groups` are those that must have drained the topics (default: all that the
+    mirror syncs).
 
     Raises:
         RefusedError: no such mirror, a plain name among `topics` is no topic of it, or it has no topics.
@@ -70,22 +70,22 @@ def wait(
     """
     until = time.monotonic() + timeout_ms / 1000
     if condition is Condition.DRAINED:
-        return _wait_until_drained(destination, mirror, until, topics, groups, on_look or (lambda _: None))
+        return _wait_until_drained(destination, mirror, until, topics, groups, on_check or (lambda _: None))
     if groups is not None:
         raise UsageError(f"--groups is not for --for {condition}", "it belongs to --for drained")
     targets: dict[TopicPartition, int] = {}
-    with Prober(destination) as looker:
+    with Prober(destination) as prober:
         while True:
             state = destination.state()
             record = require_mirror(state, mirror)
             chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
             if not chosen:
                 raise RefusedError(f"mirror {mirror} has no topics yet", "add some with `kmirror add`")
-            rows, sources = look_at(looker, state, chosen, ())
+            rows, sources = read_rows(prober, state, chosen, ())
             if condition is Condition.CAUGHT_UP:
                 _take_targets(targets, rows, sources.get(record.name))
-            if on_look is not None:
-                on_look(progress(condition, rows, targets))
+            if on_check is not None:
+                on_check(progress(condition, rows, targets))
             results = judge(condition, rows, targets)
             if is_over(results) or time.monotonic() >= until:
                 return VerbResult.of("wait", mirror, results)
@@ -98,9 +98,9 @@ def _wait_until_drained(
     until: float,
     topics: TopicSelector | None,
     groups: TopicSelector | None,
-    on_look: Callable[[str], None],
+    on_check: Callable[[str], None],
 ) -> VerbResult:
-    """Look until consumers have read all that the source holds of the topics: those selected, or all not stopped."""
+    """Wait until consumers have read all that the source holds of the topics: those selected, or all not stopped."""
     results: list[TopicResult] | None = None
     with ExitStack() as stack:
         source: ClusterClient | None = None
@@ -117,35 +117,37 @@ def _wait_until_drained(
                     source = stack.enter_context(ClusterClient(client_config(record.source)))
                 with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                     require_same_cluster(record.source_cluster_id, cluster_id_of(source))
-                    offsets = look_at_groups(source, stored_settings(record.settings), groups)
-                    ends = look_at_ends(source, chosen, offsets)
+                    offsets = read_committed_offsets(source, stored_settings(record.settings), groups)
+                    ends = read_ends(source, chosen, offsets)
                 results = judge_drained(chosen, offsets, ends)
             except (UnreachableError, BrokerError) as error:
                 if results is None:
                     raise
-                said = f"what consumers have read is not known now: {error.message}"
-                results = [TopicResult(topic.topic, None, Outcome.TIMED_OUT, said, error.reason) for topic in chosen]
+                why = f"what consumers have read is unknown now: {error.message}"
+                results = [TopicResult(topic.topic, None, Outcome.TIMED_OUT, why, error.reason) for topic in chosen]
             lacking = sum(row.result is not Outcome.DONE for row in results)
-            on_look(f"{counted(lacking, 'group and partition', 'groups and partitions')} not drained")
+            on_check(f"{counted(lacking, 'group and partition', 'groups and partitions')} not drained")
             if not lacking or time.monotonic() >= until:
                 return VerbResult.of("wait", mirror, results)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
 
 
 def judge(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> list[TopicResult]:
-    """Return one result a topic: DONE, FAILED for good, or TIMED_OUT with what is missing now.
+    """Return one result per topic: DONE, FAILED, or TIMED_OUT with what is missing now.
 
-    A FAILED partition does not catch up by itself; it can still be stopped.
+    A FAILED partition does not catch up by itself, but it can still be stopped.
     """
     return [_judged(condition, topic, list(own), targets) for topic, own in groupby(rows, lambda row: row.topic)]
 
 
 def is_over(results: Sequence[TopicResult]) -> bool:
-    """Tell whether waiting longer changes nothing."""
+    """Return whether waiting longer is pointless."""
     return all(row.result in (Outcome.DONE, Outcome.FAILED) for row in results)
 
 
-def _take_targets(targets: dict[TopicPartition, int], rows: Sequence[PartitionRow], source: ClusterLook | None) -> None:
+def _take_targets(
+    targets: dict[TopicPartition, int], rows: Sequence[PartitionRow], source: ClusterSnapshot | None
+) -> None:
     if not targets and source is not None and source.trouble is not None:
         raise _needed(source.trouble)
     for row in rows:
@@ -185,7 +187,7 @@ def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targ
 
 
 def _hint(condition: Condition, row: PartitionRow) -> str:
-    """Return what to do about what a topic lacks."""
+    """Return what to do about a topic that is not ready."""
     if condition is Condition.STOPPED:
         if row.topic_state is TopicState.PENDING_STOPPED:
             return f"a promote waits for it: `kmirror promote --mirror {row.mirror} --dry-run` shows what is missing"
@@ -201,19 +203,19 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
 
 
 def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) -> str:
-    """Return how many partitions lack something, in a few words."""
+    """Return how many partitions are not ready, in a few words."""
     lacking = sum(_missing(condition, row, targets) is not None for row in rows)
     return f"{lacking:,} of {counted(len(rows), 'partition')} not {condition}"
 
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
-    """Return what a partition lacks, None when it lacks nothing."""
+    """Return what is missing for a partition, None if nothing is."""
     if row.state is PartitionState.STOPPED:
         return None
     if condition is Condition.STOPPED:
         waits = row.topic_state is TopicState.PENDING_STOPPED and row.state is not PartitionState.STOPPING
-        told = f", {row.error_message}" if row.error_message else ""
-        return f"it is {row.topic_state if waits else row.state}{told}"
+        why = f", {row.error_message}" if row.error_message else ""
+        return f"it is {row.topic_state if waits else row.state}{why}"
     if condition is Condition.HEALTHY:
         fine = row.topic_state in (TopicState.ACTIVE, TopicState.PAUSED)
         trouble = row.reason not in (None, Reason.PAUSED_BY_OPERATOR, Reason.OPEN_TRANSACTION)
@@ -225,9 +227,9 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     if target is None or row.destination_offset is None:
         return row.error_message or "its offsets are unknown"
     behind = target - row.destination_offset
-    told = f"; {row.error_message}" if row.error_message else ""
+    why = f"; {row.error_message}" if row.error_message else ""
     if behind > 0 or row.state is PartitionState.FAILED:
-        return f"{counted(max(0, behind), 'offset')} behind{told}"
+        return f"{counted(max(0, behind), 'offset')} behind{why}"
     if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
-        return f"its log is still being aligned with the source's{told}"
+        return f"its log is still being aligned with the source's{why}"
     return None

@@ -18,7 +18,7 @@ from kmirror.cluster.trim import restore_settings, trim_compacted
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.context import now_ms, told
+from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.sync import clamp_groups
 from kmirror.ops.rights.at_stop import lift_rights, probe_writable
 from kmirror.ops.stop.first_source import FirstSource
@@ -67,7 +67,7 @@ def trim_fillers(work: StopWork) -> str:
             work.fail(name, trouble)
     except (KmirrorError, OutcomeUnknown) as error:
         for name in {place.topic for place in suspects} or {topic.topic for topic in work.topics}:
-            work.fail(name, told(error))
+            work.fail(name, as_kmirror_error(error))
     return "filler trimmed"
 
 
@@ -118,7 +118,7 @@ def apply_settings(work: StopWork) -> str:
                 work.fail(name, KmirrorError(message, hint, error.reason))
     except (KmirrorError, OutcomeUnknown) as error:
         for topic in work.left:
-            work.fail(topic.topic, told(error))
+            work.fail(topic.topic, as_kmirror_error(error))
     return "settings applied"
 
 
@@ -139,5 +139,5 @@ def lift_protection(work: StopWork) -> str:
         work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproved], now_ms())
     except (KmirrorError, OutcomeUnknown) as trouble:
         for topic in work.left:
-            work.fail(topic.topic, told(trouble))
+            work.fail(topic.topic, as_kmirror_error(trouble))
     return "rights lifted"

@@ -16,8 +16,8 @@ from kmirror.cluster.client import EARLIEST, LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, UsageError
-from kmirror.ops.client_gaps import gaps_told
-from kmirror.ops.context import Destination, now_ms, require_mirror, told
+from kmirror.ops.client_gaps import gap_sentences
+from kmirror.ops.context import Destination, as_kmirror_error, now_ms, require_mirror
 from kmirror.ops.evidence import Batch, evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.run.own_engine import OwnEngine
@@ -80,7 +80,7 @@ def promote_in_batches(
     began, began_ms, event = time.monotonic(), now_ms(), stopping or threading.Event()
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = select_topics(state.topics(mirror.name), request.topics, f"mirror {mirror.name}")
+    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     if request.exclude is not None:
         chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
     left = [topic.topic for topic in chosen if not is_stopped(state, topic)]
@@ -165,7 +165,7 @@ def unreached(topics: Collection[str], why: str, rows: Collection[TopicResult]) 
 
 def _own_warnings(part: VerbResult) -> list[str]:
     """Return a batch's warnings but for those of clients, which are told once for all batches."""
-    of_clients = set(gaps_told(part.clients)) if part.clients is not None else set()
+    of_clients = set(gap_sentences(part.clients)) if part.clients is not None else set()
     return [said for said in part.warnings if said not in of_clients]
 
 
@@ -187,7 +187,7 @@ def _trouble(
             looked = wait(destination, mirror, Condition.HEALTHY, health_ms, topics=TopicSelector(tuple(to_come)))
             found |= {row.topic or "": row for row in looked.results if row.result is not Outcome.DONE}
     except (KmirrorError, OutcomeUnknown) as error:
-        failed = told(error)
+        failed = as_kmirror_error(error)
         said = f"whether batches that are stopped can be read, and the rest is healthy, is unknown: {failed.message}"
         name = next(iter(to_come), next(iter(stopped)))
         return {name: TopicResult(name, None, Outcome.TIMED_OUT, said, failed.reason, hint=failed.hint)}

@@ -1,6 +1,6 @@
 """Find out what clients of a mirror's source will lack at the destination once they move there.
 
-The source is asked beside a stop, in a thread of its own, for `SOURCE_PATIENCE_S` from the stop's beginning at most.
+The source is asked beside a stop, in a thread of its own, for `SOURCE_TIMEOUT_S` from the stop's beginning at most.
 Where it does not answer, what the engine saw last counts, with its time. Nothing of this fails a stop.
 """
 
@@ -22,12 +22,12 @@ from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.client_gaps import ClientGaps, grant_command
-from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_same_cluster, told
+from kmirror.ops.context import Destination, as_kmirror_error, cluster_id_of, now_ms, require_same_cluster
 from kmirror.ops.rights.at_stop import deferred_acls, plan_lift
 from kmirror.ops.rights.client_sync import clients_record, quotas_to_take, users_of_clients
 from kmirror.ops.rights.protection import OPEN_BY_DEFAULT, is_mirrored
 from kmirror.ops.rights.seen_acls import seen_acls
-from kmirror.ops.show.cluster_view import ASKING_S, SOURCE_PATIENCE_S, Asker
+from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.rights_records import SHARED
@@ -52,30 +52,30 @@ class _Answer:
 class ClientsLook:
     """Look at the clients of one mirror's source; made by `look_at_clients`."""
 
-    def __init__(self, destination: Destination, mirror: MirrorRecord, asker: Asker) -> None:
+    def __init__(self, destination: Destination, mirror: MirrorRecord, asker: BackgroundQuery) -> None:
         self._destination = destination
         self._mirror = mirror
         self._asker = asker
-        self._until = time.monotonic() + SOURCE_PATIENCE_S
+        self._until = time.monotonic() + SOURCE_TIMEOUT_S
         asker.start(partial(_ask, destination=destination.client, cluster_id=mirror.source_cluster_id))
 
     def found(self, topics: Sequence[TopicRecord]) -> ClientGaps:
         """Return what clients of these topics lack; of those that are still mirrored, once they are stopped."""
         answer = self._asker.answer(self._until)
         if not isinstance(answer, _Answer):
-            why = answer or KmirrorError(f"the source does not answer within {SOURCE_PATIENCE_S:g} s")
+            why = answer or KmirrorError(f"the source does not answer within {SOURCE_TIMEOUT_S:g} s")
             answer = _Answer(now_ms(), why, why, why)
         try:
             return _Comparison(self._destination, self._mirror, topics, answer).gaps()
         except (KmirrorError, OutcomeUnknown) as error:
-            unknown = f"what clients of the source lack here is unknown: {told(error).message}"
+            unknown = f"what clients of the source lack here is unknown: {as_kmirror_error(error).message}"
             return ClientGaps(found_ms=now_ms(), unknown=(unknown,), warned=(unknown,))
 
 
 @contextmanager
 def look_at_clients(destination: Destination, mirror: MirrorRecord) -> Iterator[ClientsLook]:
     """Begin to ask a mirror's source for what its clients have there."""
-    asker = Asker(mirror.source)
+    asker = BackgroundQuery(mirror.source)
     try:
         yield ClientsLook(destination, mirror, asker)
     finally:
@@ -200,7 +200,7 @@ class _Comparison:
 
 
 def _ask(source: ClusterClient, *, destination: ClusterClient, cluster_id: str | None) -> _Answer:
-    until = time.monotonic() + ASKING_S
+    until = time.monotonic() + SOURCE_REQUEST_S
 
     def left() -> float:
         return max(_SHORTEST_S, until - time.monotonic())
@@ -219,4 +219,4 @@ def _asked(question: Callable[[], T]) -> T | KmirrorError:
     try:
         return question()
     except (KmirrorError, OutcomeUnknown) as error:
-        return told(error)
+        return as_kmirror_error(error)

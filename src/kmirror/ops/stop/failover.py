@@ -61,7 +61,7 @@ def failover(
     """
     state = destination.state()
     require_mirror(state, mirror)
-    chosen = select_topics(state.topics(mirror), topics, f"mirror {mirror}")
+    chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     request = StopRequest(
         mirror,
         "failover",
@@ -90,7 +90,7 @@ def remove(
     """
     state = destination.state()
     record = require_mirror(state, mirror)
-    chosen = select_topics(state.topics(mirror), topics, f"mirror {mirror}")
+    chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
     names, lost = _source_patterns(topics, chosen, stored_settings(record.settings).topic_prefix)
     request = StopRequest(mirror, "remove", tuple(topic.topic for topic in chosen), Reason.REMOVED, exclude=names)
     warnings = [f"{p} is not a pattern of source names: later topics that match it are still discovered" for p in lost]

@@ -15,8 +15,8 @@ from kmirror.cluster.acl_commands import admin_options
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.context import now_ms, require_same_cluster, told
-from kmirror.ops.show.cluster_view import SOURCE_PATIENCE_S
+from kmirror.ops.context import as_kmirror_error, now_ms, require_same_cluster
+from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.ops.source_settings import SourceSettings, source_settings
 from kmirror.settings.durations import format_duration
 from kmirror.settings.table import stored_settings
@@ -34,9 +34,9 @@ class FirstSource:
         self._mirror = mirror
         self._asked = [topic for topic in topics if mirror is not None and _is_asked(mirror, topic)]
         self._answer: SourceSettings | None = None
-        self._silence = f"it did not answer within {SOURCE_PATIENCE_S:g} s"
+        self._silence = f"it did not answer within {SOURCE_TIMEOUT_S:g} s"
         self._done = threading.Event()
-        self._until = time.monotonic() + SOURCE_PATIENCE_S
+        self._until = time.monotonic() + SOURCE_TIMEOUT_S
         if self._asked:
             threading.Thread(target=self._ask, name="kmirror-first-source", daemon=True).start()
 
@@ -60,7 +60,7 @@ class FirstSource:
 
     def _ask(self) -> None:
         assert self._mirror is not None
-        patience_ms = int(SOURCE_PATIENCE_S * 1000)
+        patience_ms = int(SOURCE_TIMEOUT_S * 1000)
         try:
             config = client_config(self._mirror.source)
             config = replace(config, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
@@ -74,14 +74,14 @@ class FirstSource:
                 ]
                 self._answer = source_settings(client, self._mirror.source, same, patience_ms)
         except (KmirrorError, OutcomeUnknown) as error:
-            self._silence = told(error).message
+            self._silence = as_kmirror_error(error).message
         finally:
             self._done.set()
 
     def _fresh(self, topic: TopicRecord, answer: SourceSettings | None) -> TopicRecord | None:
         """Return the topic with what the source says now, None where it says nothing."""
         found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
-        if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.untold:
+        if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.unreadable:
             return None
         exclude = stored_settings(self._mirror.settings).properties_left_out
         plan = settings_for(found, None, exclude)

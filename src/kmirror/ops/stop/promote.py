@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
-from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_told, blocked_topics
+from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.context import Destination, cluster_id_of, now_ms, require_mirror, require_same_cluster, source_client
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
@@ -126,7 +126,7 @@ def promote(
     claim = Claim(destination, request.mirror, show.say)
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = select_topics(state.topics(mirror.name), request.topics, f"mirror {mirror.name}")
+    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     if request.exclude is not None:
         chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
     waiting = {topic.topic: topic for topic in chosen if not is_stopped(state, topic)}
@@ -324,7 +324,7 @@ class _Promotion:
         rows = blocked_topics(self.cut.since_ms, self.cut.lifted_ms, self.cut.writable_ms, cut_off)
         left = [row.topic for row in rows if row.denial is not Denial.LIFTED]
         lines = self.cut.unblocking(state, left)
-        self.done.warnings += blocked_told(rows, lines)
+        self.done.warnings += blocked_sentences(rows, lines)
         return rows
 
     def give_back(self, topics: Sequence[str], *, ends: bool = False) -> None:

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.engine.control.side_jobs import JobView
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, naming_cluster, require_mirror, source_client, told
+from kmirror.ops.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
@@ -184,7 +184,7 @@ class LastLook:
         try:
             self.groups = final_sync(self.destination, self.request.mirror, topics)
         except (KmirrorError, OutcomeUnknown) as error:
-            self.held |= dict.fromkeys(topics, f"groups: {told(error).message}")
+            self.held |= dict.fromkeys(topics, f"groups: {as_kmirror_error(error).message}")
         for row in self.groups:
             if row.result in (Outcome.TIMED_OUT, Outcome.FAILED):
                 why = f"group {row.group} is not where it is at the source ({row.reason or 'moving'})"

@@ -1,7 +1,7 @@
 """Ask a source where it ends while its mirror is being stopped. Never in the way of the stop.
 
 The question runs in a thread of its own. It is begun together with the fencing, and its answer is waited for
-`SOURCE_PATIENCE_S` from then at most: the source may be gone, or accept connections and say nothing.
+`SOURCE_TIMEOUT_S` from then at most: the source may be gone, or accept connections and say nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import now_ms, require_same_cluster
-from kmirror.ops.show.cluster_view import ASKING_S, SOURCE_PATIENCE_S, Asker
+from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
 from kmirror.state.records import MirrorRecord, TopicRecord
 
 #: The ends come first; what else is asked gets what is left of the time.
@@ -59,14 +59,14 @@ class SourceQuestion:
     def __init__(
         self, mirror: MirrorRecord, topics: Sequence[TopicRecord], known_ends: Mapping[TopicPartition, int]
     ) -> None:
-        self._asker = Asker(mirror.source)
+        self._asker = BackgroundQuery(mirror.source)
         self._question = partial(_ask, topics=tuple(topics), known_ends=known_ends, cluster_id=mirror.source_cluster_id)
         self._until: float | None = None
 
     def begin(self) -> None:
         """Begin to ask, the first time this is called."""
         if self._until is None:
-            self._until = time.monotonic() + SOURCE_PATIENCE_S
+            self._until = time.monotonic() + SOURCE_TIMEOUT_S
             self._asker.start(self._question)
 
     def answer(self) -> SourceEnds:
@@ -75,7 +75,7 @@ class SourceQuestion:
         found = self._asker.answer(self._until or 0.0)
         if isinstance(found, SourceEnds):
             return found
-        why = found.message if isinstance(found, KmirrorError) else f"no answer within {SOURCE_PATIENCE_S:g} s"
+        why = found.message if isinstance(found, KmirrorError) else f"no answer within {SOURCE_TIMEOUT_S:g} s"
         return SourceEnds(now_ms(), trouble=why)
 
     def close(self) -> None:
@@ -90,9 +90,9 @@ def _ask(
     known_ends: Mapping[TopicPartition, int],
     cluster_id: str | None,
 ) -> SourceEnds:
-    until = time.monotonic() + ASKING_S
+    until = time.monotonic() + SOURCE_REQUEST_S
 
-    def left(most: float = ASKING_S) -> float:
+    def left(most: float = SOURCE_REQUEST_S) -> float:
         return max(_SHORTEST_S, min(most, until - time.monotonic()))
 
     metadata = client.metadata(sorted({topic.source_topic for topic in topics}), timeout=left())

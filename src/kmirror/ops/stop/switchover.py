@@ -81,7 +81,7 @@ def switchover(
     began_ms = now_ms()
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"mirror {mirror.name}")]
+    chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
     _require_way_back(destination, mirror, request)
     topics = TopicSelector(tuple(chosen))
     if not dry_run:

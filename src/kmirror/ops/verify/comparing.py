@@ -153,7 +153,7 @@ def carry_out(
     if not plan.shares:
         return verdicts
     runner = bulk.runner(plan.where)
-    named = f"{what} {bulk.told(plan.where, len(plan.shares))}"
+    named = f"{what} {bulk.summary(plan.where, len(plan.shares))}"
     with Meter(watch, named, "offset", plan.offsets) as meter:
         for finding in compare_shares(runner, plan.shares, meter):
             verdicts.setdefault(finding.piece.destination, Verdict()).take(finding)

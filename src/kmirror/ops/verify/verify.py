@@ -19,11 +19,11 @@ from kmirror.engine.compare.verification import Extent, Piece, Verdict
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, now_ms, require_mirror, source_client
-from kmirror.ops.evidence import DEED, Deed
+from kmirror.ops.evidence import VERB_RUN, VerbRun
 from kmirror.ops.gone import is_gone
 from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
-from kmirror.ops.show.cluster_view import ClusterLook, Prober
+from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.verify.comparing import (
     ComparisonPlan,
     carry_out,
@@ -101,10 +101,10 @@ def explain(destination: Destination, request: VerifyRequest, watch: Watch = unw
 
 def _look(
     destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
-) -> tuple[ClusterLook, ClusterLook]:
-    with Prober(destination) as looker:
+) -> tuple[ClusterSnapshot, ClusterSnapshot]:
+    with Prober(destination) as prober:
         names = [topic.topic for topic in topics]
-        here, sources = looker.look(names, [(mirror, [topic.source_topic for topic in topics])])
+        here, sources = prober.read(names, [(mirror, [topic.source_topic for topic in topics])])
     there = sources[mirror.name]
     if there.trouble is not None:
         raise there.trouble
@@ -123,8 +123,8 @@ def _subjects(
     state: State,
     mirror: MirrorRecord,
     topics: Sequence[TopicRecord],
-    here: ClusterLook,
-    there: ClusterLook,
+    here: ClusterSnapshot,
+    there: ClusterSnapshot,
     logins: _Logins,
 ) -> tuple[list[VerifyRow], list[Subject]]:
     """Return rows for what cannot be compared, and what can be."""
@@ -185,8 +185,8 @@ def _subject(
     partition: int,
     record: PartitionRecord | None,
     recreated: str | None,
-    here: ClusterLook,
-    there: ClusterLook,
+    here: ClusterSnapshot,
+    there: ClusterSnapshot,
 ) -> Subject | VerifyRow:
     last_mirrored = record.last_mirrored_offset if record else None
 
@@ -332,8 +332,8 @@ class _Run:
         error = error_of(rows, code)
         shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
         where = plan.where if tasks else None
-        told = self._bulk.told(plan.where, tasks) if tasks else ""
+        told = self._bulk.summary(plan.where, tasks) if tasks else ""
         outcome = VerifyOutcome(mirror.name, code, shown, error, warnings, where, tasks, told)
-        deed = Deed("verify", self._destination, mirror, self._began_ms)
+        deed = VerbRun("verify", self._destination, mirror, self._began_ms)
         work = Comparing(outcome, tuple(self._steps), self._bulk.master, self._request.sample)
-        return replace(outcome, evidence=document(DEED, deed) | document(COMPARING, work))
+        return replace(outcome, evidence=document(VERB_RUN, deed) | document(COMPARING, work))

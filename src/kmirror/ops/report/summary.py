@@ -1,6 +1,6 @@
-"""What a report says in sentences, to somebody who was not there. Pure: no I/O, no clock.
+"""The summary of a report: sentences for people who were not there. Pure: no I/O, no clock.
 
-What is not known is said to be unknown, and every number that is not of this moment says from when it is.
+Unknown facts are reported as unknown, and every number that is not current comes with its time.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
 from kmirror.state.records import PartitionState
 from kmirror.words import at_time, counted, one_line
 
-#: What engines record of themselves; all else was typed by somebody, or decided about their topics.
-_OF_ENGINES = frozenset({"run", "lane", "workers", "source", "settings", "groups", "rights", "discovery"})
+#: Events that engines record about themselves; the others are commands, or decisions about topics.
+_ENGINE_EVENTS = frozenset({"run", "lane", "workers", "source", "settings", "groups", "rights", "discovery"})
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The time that a report's charts show, and how the mirror was in it."""
+    """The time that a report's charts show, and the mirror's health in it."""
 
     from_ms: int
     until_ms: int
     spans: tuple[Span, ...]
 
-    def lasted(self, health: Health | None) -> int:
-        """Return for how many milliseconds it was so; None: for how long nothing is known."""
+    def duration_ms(self, health: Health | None) -> int:
+        """Return for how many milliseconds the mirror had this health; None: for how long it is unknown."""
         return sum(span.until_ms - span.from_ms for span in self.spans if span.health is health)
 
 
 def period_of(facts: ReportFacts) -> Period | None:
-    """Return the time since the first point that is remembered, of two days at most; None where there is none."""
+    """Return the time since the first stored point, at most two days; None if there is none."""
     since = facts.made_ms - KEPT_HOURS * HOUR_MS
     first = next((time_ms for time_ms, _ in facts.history if time_ms > since), None)
     if first is None:
         return None
-    # a point speaks of the minute before it
+    # a point describes the minute before it
     from_ms = max(since, first - 60_000)
     return Period(from_ms, facts.made_ms, tuple(spans_of(facts.history, from_ms, facts.made_ms)))
 
@@ -61,7 +61,7 @@ def summary(facts: ReportFacts, period: Period | None) -> Iterator[str]:
     yield from _what_was_stopped(facts)
     yield from _what_was_lost(facts)
     yield from _what_was_rebuilt(facts)
-    last = next((event for event in reversed(facts.events) if event.what not in (*_OF_ENGINES, "partition")), None)
+    last = next((event for event in reversed(facts.events) if event.what not in (*_ENGINE_EVENTS, "partition")), None)
     if last is not None:
         yield f"The last command was {last.what}, by {last.actor} at {at_time(last.time_ms)} ({last.result})."
 
@@ -84,9 +84,9 @@ def _how_it_is(facts: ReportFacts) -> Iterator[str]:
     failed = [row for row in facts.rows if row.failed]
     if failed:
         reasons = Counter(str(row.reason or "unknown") for row in failed)
-        told = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
+        counts = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
         are = "is" if len(failed) == 1 else "are"
-        yield f"{counted(len(failed), 'partition')} {are} FAILED and not copied: {told}; {named(failed)}."
+        yield f"{counted(len(failed), 'partition')} {are} FAILED and not copied: {counts}; {named(failed)}."
     if facts.mirror.paused:
         yield "The mirror is paused by an operator."
     idle = [row for row in facts.rows if row.reason in NOT_COPYING and row.reason != facts.engine.reason]
@@ -109,30 +109,30 @@ def _how_it_is(facts: ReportFacts) -> Iterator[str]:
         unseen = [row for row in living if row.lag is None]
         last = [row.last_known_lag for row in unseen if row.last_known_lag is not None]
         seen = [row.as_of_ms for row in unseen if row.last_known_lag is not None and row.as_of_ms is not None]
-        told = ""
+        last_known = ""
         if last and seen:
             whole = "" if len(last) == unknown else f" of {len(last):,} of them"
-            told = (
+            last_known = (
                 f"; the last known lag{whole} was {counted(sum(last), 'offset')}, seen at {at_time(min(seen))} or later"
             )
         are = "is" if unknown == 1 else "are"
-        yield f"How far {counted(unknown, 'partition')} {are} behind is not known now{told}."
+        yield f"How far {counted(unknown, 'partition')} {are} behind is not known now{last_known}."
 
 
 def _how_it_went(facts: ReportFacts, period: Period | None) -> Iterator[str]:
     if period is None:
-        yield f"Nothing is remembered of the last {KEPT_HOURS} hours: no engine noted anything."
+        yield f"There is no history of the last {KEPT_HOURS} hours: no engine recorded anything."
         return
     whole = format_duration(period.until_ms - period.from_ms)
     troubles = []
-    if broken := period.lasted(Health.BROKEN):
+    if broken := period.duration_ms(Health.BROKEN):
         troubles.append(f"for {format_duration(broken)} partitions were FAILED or nothing was copied")
-    if partly := period.lasted(Health.PARTLY):
+    if partly := period.duration_ms(Health.PARTLY):
         troubles.append(f"for {format_duration(partly)} some were not copied or their lag was not known")
-    if unknown := period.lasted(None):
-        troubles.append(f"of {format_duration(unknown)} nothing is known: no engine noted anything")
-    told = "; ".join(troubles) if troubles else "all partitions were copied throughout"
-    yield f"In the {whole} since {at_time(period.from_ms)}: {told}."
+    if unknown := period.duration_ms(None):
+        troubles.append(f"of {format_duration(unknown)} nothing is known: no engine recorded anything")
+    what = "; ".join(troubles) if troubles else "all partitions were copied throughout"
+    yield f"In the {whole} since {at_time(period.from_ms)}: {what}."
     points = [timed for timed in facts.history if timed[0] > period.from_ms]
     lags = [(point.lag, time_ms) for time_ms, point in points if point.lag is not None]
     if lags:
@@ -154,8 +154,8 @@ def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:
     if times:
         first, last = at_time(min(times)), at_time(max(times))
         when = f" at {first}" if first == last else f" between {first} and {last}"
-    told = "; ".join(totals_told(totals_of(facts.stops, None)))
-    yield f"{counted(len(topics), 'topic')} stopped{when} ({', '.join(reasons)}). {told[:1].upper()}{told[1:]}."
+    losses = "; ".join(totals_told(totals_of(facts.stops, None)))
+    yield f"{counted(len(topics), 'topic')} stopped{when} ({', '.join(reasons)}). {losses[:1].upper()}{losses[1:]}."
 
 
 def _what_was_lost(facts: ReportFacts) -> Iterator[str]:
@@ -195,7 +195,7 @@ class Loss:
 
 
 def losses_of(events: Sequence[Event]) -> list[Loss]:
-    """Return the losses that events tell of, in their order."""
+    """Return the losses in these events, in order."""
     found = []
     for event in events:
         place = event.details.get("topic"), event.details.get("partition")
@@ -206,13 +206,13 @@ def losses_of(events: Sequence[Event]) -> list[Loss]:
 
 
 def named(rows: Sequence[PartitionRow]) -> str:
-    """Return the names of the first of these partitions, and how many more there are."""
+    """Return the names of the first few of these partitions, and the number of the others."""
     names = [f"{row.topic}-{row.partition}" for row in rows[:_MOST_NAMED]]
     more = len(rows) - len(names)
     return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
-#: In which order topics are shown: what needs a look first.
+#: The order in which topics are shown: those that need attention first.
 ORDER = (
     TopicState.FAILED,
     TopicState.LINK_FAILED,
@@ -227,18 +227,18 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class TopicLoss:
-    """Sum up what is known to be lost of some partitions: at their stop, and skipped before."""
+    """The known loss of some partitions: at their stop, and skipped before."""
 
-    #: None where nothing was stopped or skipped, or where it is not known of a partition that is stopped.
+    #: None if nothing was stopped or skipped, or if the loss of all stopped partitions is unknown.
     records: int | None
-    #: How much more is probably lost, by the source's last known rates.
+    #: Estimated further loss, by the source's last known rates.
     estimated_more: int = 0
-    #: False where it is not known of some partition, or was last seen some time before the stop.
+    #: False if the loss of a partition is unknown, or the source's end was last read some time before the stop.
     is_whole: bool = True
 
     @classmethod
     def of(cls, stops: Sequence[TopicResult], skipped: int = 0) -> TopicLoss:
-        """Return the loss of partitions that are stopped, beside what was skipped before."""
+        """Return the loss of these stopped partitions, plus the records skipped before."""
         if not stops:
             return cls(skipped or None)
         known = [stop.lag for stop in stops if stop.lag is not None]
@@ -251,7 +251,7 @@ class TopicLoss:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """Sum up the partitions of one topic. `lag` is over those where it is known."""
+    """Totals over the partitions of one topic; `lag` sums the known ones."""
 
     topic: str
     state: TopicState
@@ -267,7 +267,7 @@ class TopicSummary:
 
 
 def topics_of(facts: ReportFacts) -> list[TopicSummary]:
-    """Return the topics, those first that need a look."""
+    """Return the topics, those that need attention first."""
     added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
     skipped: Counter[str] = Counter()
     for loss in losses_of(facts.events):
