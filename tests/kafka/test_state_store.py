@@ -99,6 +99,6 @@ def test_a_silent_address_is_given_up_after_the_time_out(name: str) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = state_store({"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"})
-        with pytest.raises(UnreachableError, match=r"looking at topic __kmirror_state: .* timed out") as refused:
+        with pytest.raises(UnreachableError, match=r"describing topic __kmirror_state: .* timed out") as refused:
             store.read(timeout=1.5)
     assert refused.value.reason is Reason.DESTINATION_UNREACHABLE

@@ -25,11 +25,7 @@ _FLAGS = {
     ResourceType.GROUP: "--group",
     ResourceType.TRANSACTIONAL_ID: "--transactional-id",
 }
-_NOUNS = {
-    ResourceType.TOPIC: "topic",
-    ResourceType.GROUP: "group",
-    ResourceType.TRANSACTIONAL_ID: "transactional id",
-}
+_NOUNS = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group", ResourceType.TRANSACTIONAL_ID: "transactional id"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,12 +43,7 @@ KEYS: Table[KeyRow] = Table(
             "MEANING",
             cell=lambda row: one_line(": ".join(filter(None, (row.fate.said, row.fate.hint)))),
         ),
-        Column(
-            "hint",
-            TEXT.null_when("there is nothing to do"),
-            "what to do instead",
-            lambda row: row.fate.hint,
-        ),
+        Column("hint", TEXT.null_when("there is nothing to do"), "what to do instead", lambda row: row.fate.hint),
     ),
     "MIRROR KEY BECAME MEANING",
 )

@@ -6,19 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmirror.columns import (
-    COUNT,
-    FLAG,
-    OBJECT,
-    TEXT,
-    TIME,
-    Column,
-    Only,
-    Type,
-    document,
-    list_of,
-    object_of,
-)
+from kmirror.columns import COUNT, FLAG, OBJECT, TEXT, TIME, Column, Only, Type, document, list_of, object_of
 from kmirror.errors import ExitCode
 from kmirror.ops.blocked_producers import BLOCKED
 from kmirror.ops.client_gaps import CLIENTS
@@ -49,12 +37,7 @@ _SOURCE: tuple[Column[MirrorRecord], ...] = (
 )
 _DESTINATION: tuple[Column[Destination], ...] = (
     Column("clusterId", TEXT, "id of the cluster", lambda destination: destination.cluster_id),
-    Column(
-        "bootstrapServer",
-        TEXT,
-        "its addresses, comma-separated",
-        lambda destination: destination.bootstrap_server,
-    ),
+    Column("bootstrapServer", TEXT, "its addresses, comma-separated", lambda destination: destination.bootstrap_server),
 )
 #: The first keys of every report.
 VERB_RUN: tuple[Column[VerbRun], ...] = (
@@ -154,10 +137,7 @@ EVIDENCE: tuple[Column[Evidence], ...] = (
     Column("warnings", list_of(TEXT), "warnings for people", lambda done: list(done.result.warnings)),
     Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.result.exit_code)),
     Column(
-        "error",
-        ERROR_OR_NULL,
-        "why not all is done",
-        lambda done: done.result.error and done.result.error.to_json(),
+        "error", ERROR_OR_NULL, "why not all is done", lambda done: done.result.error and done.result.error.to_json()
     ),
     _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
     Column(

@@ -151,12 +151,7 @@ class Writer:
         from confluent_kafka import KafkaError, KafkaException
 
         # a producer that was fenced between two records reports only _FATAL for the next one
-        fenced = (
-            KafkaError._FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-            KafkaError.PRODUCER_FENCED,
-            KafkaError._FATAL,
-        )
+        fenced = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError._FATAL)
         if error.code() in fenced:
             return NotConfirmed(None, error.str())
         with suppress(KafkaException):

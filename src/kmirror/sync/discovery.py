@@ -27,9 +27,7 @@ def is_internal(topic: TopicMetadata) -> bool:
 
 
 def new_source_topics(
-    settings: Settings,
-    source: Mapping[str, TopicMetadata],
-    mirrored: Iterable[TopicRecord],
+    settings: Settings, source: Mapping[str, TopicMetadata], mirrored: Iterable[TopicRecord]
 ) -> NewSourceTopics:
     """Return the topics that discovery is to add.
 

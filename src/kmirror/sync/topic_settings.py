@@ -33,12 +33,7 @@ _SMALLEST_SEGMENT = 1 << 20
 
 #: Always set, even if the source topic does not, because the clusters' defaults may differ and change. The stop removes
 #: those that the source topic does not set and that equal the defaults here.
-ALWAYS = (
-    "cleanup.policy",
-    "delete.retention.ms",
-    "max.compaction.lag.ms",
-    "min.compaction.lag.ms",
-)
+ALWAYS = ("cleanup.policy", "delete.retention.ms", "max.compaction.lag.ms", "min.compaction.lag.ms")
 
 #: The values while a topic is mirrored, whatever the source has.
 MIRROR_VALUES: Mapping[str, str] = {

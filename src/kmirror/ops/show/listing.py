@@ -28,10 +28,7 @@ def list_mirrors(destination: Destination) -> tuple[MirrorRow, ...]:
 
 
 def mirror_rows(
-    state: State,
-    mirrors: Iterable[MirrorRecord],
-    rows: Iterable[PartitionRow],
-    sources: Mapping[str, ClusterSnapshot],
+    state: State, mirrors: Iterable[MirrorRecord], rows: Iterable[PartitionRow], sources: Mapping[str, ClusterSnapshot]
 ) -> tuple[MirrorRow, ...]:
     """Sum up mirrors from the rows of all their partitions and the snapshots of their sources."""
     by_mirror: defaultdict[str, list[PartitionRow]] = defaultdict(list)

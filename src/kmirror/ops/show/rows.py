@@ -168,10 +168,7 @@ def _link_trouble(statuses: Sequence[_Status], seen: SourceTrouble) -> SourceTro
 
 
 def topic_state_of(
-    topic: TopicRecord,
-    statuses: Sequence[_Status],
-    records: Mapping[int, PartitionRecord],
-    trouble: SourceTrouble,
+    topic: TopicRecord, statuses: Sequence[_Status], records: Mapping[int, PartitionRecord], trouble: SourceTrouble
 ) -> TopicState:
     """Derive a topic's state from its partitions: the first rule that applies decides."""
     states = {status.state for status in statuses}

@@ -483,13 +483,7 @@ MIRRORS: Table[MirrorRow] = Table(
             lambda row: row.state,
             "STATE",
         ),
-        Column(
-            "engine",
-            TEXT.null_when(_NO_ENGINE),
-            "the engine in charge",
-            lambda row: row.engine,
-            "ENGINE",
-        ),
+        Column("engine", TEXT.null_when(_NO_ENGINE), "the engine in charge", lambda row: row.engine, "ENGINE"),
         Column(
             "maxLag",
             COUNT.null_when("no lag is known"),
