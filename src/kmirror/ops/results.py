@@ -6,7 +6,7 @@ milliseconds, offsets are exclusive as in Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any
@@ -120,6 +120,13 @@ OUTCOME = one_of("result", Outcome)
 _AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
 _OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
 _UNSEEN = "the source was never seen"
+
+
+def _stop_column(key: str, kind: Type, meaning: str, value: Callable[[AtStop], object]) -> Column[TopicResult]:
+    """Return a column of what was known when a partition was stopped."""
+    return Column(key, kind, meaning, lambda row: row.at_stop and value(row.at_stop), only=_AT_STOP)
+
+
 _RESULT: tuple[Column[TopicResult], ...] = (
     Column(
         "topic",
@@ -166,30 +173,22 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         lambda row: row.offsets_left,
         only=_OF_GROUP,
     ),
-    Column("stopTimeMs", TIME, "when it was stopped", lambda row: row.at_stop and row.at_stop.time_ms, only=_AT_STOP),
-    Column(
-        "logEnd", END, "the destination's log end then", lambda row: row.at_stop and row.at_stop.log_end, only=_AT_STOP
-    ),
-    Column(
+    _stop_column("stopTimeMs", TIME, "when it was stopped", lambda stop: stop.time_ms),
+    _stop_column("logEnd", END, "the destination's log end then", lambda stop: stop.log_end),
+    _stop_column(
         "sourceOffset",
         END.null_when(_UNSEEN),
         "the source's last stable offset, the newest one known",
-        lambda row: row.at_stop and row.at_stop.source_offset,
-        only=_AT_STOP,
+        lambda stop: stop.source_offset,
     ),
-    Column(
+    _stop_column(
         "sourceHighWatermark",
         END.null_when(_UNSEEN),
         "the source's high watermark, the newest one known",
-        lambda row: row.at_stop and row.at_stop.source_high_watermark,
-        only=_AT_STOP,
+        lambda stop: stop.source_high_watermark,
     ),
-    Column(
-        "asOf",
-        TIME.null_when(_UNSEEN),
-        "when the source's offsets were seen",
-        lambda row: row.at_stop and row.at_stop.source_as_of_ms,
-        only=_AT_STOP,
+    _stop_column(
+        "asOf", TIME.null_when(_UNSEEN), "when the source's offsets were seen", lambda stop: stop.source_as_of_ms
     ),
     Column(
         "estimatedMoreRecords",
@@ -198,12 +197,11 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         lambda row: row.estimated_more,
         only=_AT_STOP,
     ),
-    Column(
+    _stop_column(
         "recordsPerSecond",
         Type("number", "records per second").null_when("never measured"),
         "how fast the source's log grew when that was last measured",
-        lambda row: row.at_stop and row.at_stop.records_per_second,
-        only=_AT_STOP,
+        lambda stop: stop.records_per_second,
     ),
     Column(
         "rpoMs",
@@ -212,33 +210,29 @@ _RESULT: tuple[Column[TopicResult], ...] = (
         lambda row: row.rpo_ms,
         only=_AT_STOP,
     ),
-    Column(
+    _stop_column(
         "failureReason",
         REASON.null_when("it had not FAILED"),
         "why it had FAILED before the stop",
-        lambda row: row.at_stop and row.at_stop.failure,
-        only=_AT_STOP,
+        lambda stop: stop.failure,
     ),
-    Column(
+    _stop_column(
         "failureMessage",
         TEXT.null_when("it had not FAILED, or there is nothing to tell"),
         "the same in a sentence",
-        lambda row: row.at_stop and row.at_stop.failure_message,
-        only=_AT_STOP,
+        lambda stop: stop.failure_message,
     ),
-    Column(
+    _stop_column(
         "foreignRecords",
         COUNT,
         "records after lastMirroredOffset that are not the source's",
-        lambda row: row.at_stop and row.at_stop.foreign_records,
-        only=_AT_STOP,
+        lambda stop: stop.foreign_records,
     ),
-    Column(
+    _stop_column(
         "foreignProducerId",
         Type("integer", "producer id").null_when("there are none, or it is unknown"),
         "who wrote them; -1 is a producer without an id",
-        lambda row: row.at_stop and row.at_stop.foreign_producer_id,
-        only=_AT_STOP,
+        lambda stop: stop.foreign_producer_id,
     ),
 )
 RESULTS = Table(_RESULT, "TOPIC RESULT MESSAGE")

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from kmirror.errors import RefusedError
+from kmirror.ops.context import known_mirror
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
+from kmirror.state.snapshot import State
 
 
 def select_topics(topics: Iterable[TopicRecord], selector: TopicSelector | None, where: str) -> list[TopicRecord]:
@@ -34,3 +36,16 @@ def select_topics(topics: Iterable[TopicRecord], selector: TopicSelector | None,
             "patterns must match whole destination names; `kmirror describe` lists them",
         )
     return chosen
+
+
+def select_stored_topics(state: State, mirror: str | None, selector: TopicSelector | None) -> list[TopicRecord]:
+    """Return the selected mirror topics of one mirror, or of all mirrors of the destination.
+
+    Raises:
+        RefusedError: as `select_topics`, or there is no such mirror.
+    """
+    if mirror is not None:
+        known_mirror(state, mirror)
+        return select_topics(state.topics(mirror), selector, f"of mirror {mirror}")
+    topics = [topic for record in state.mirrors for topic in state.topics(record.name)]
+    return select_topics(topics, selector, "on this destination")

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.context import Destination, known_mirror, now_ms
-from kmirror.ops.selection import select_topics
+from kmirror.ops.context import Destination, now_ms
+from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.rows import partition_rows
 from kmirror.ops.show.tables import PartitionRow
@@ -39,12 +39,7 @@ def describe(
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
-    if mirror is None:
-        known = [topic for record in state.mirrors for topic in state.topics(record.name)]
-        chosen = select_topics(known, topics, "on this destination")
-    else:
-        known_mirror(state, mirror)
-        chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+    chosen = select_stored_topics(state, mirror, topics)
     with nullcontext(prober) if prober is not None else Prober(destination) as used:
         rows, _ = read_rows(used, state, chosen, ())
         if failed:

@@ -16,11 +16,11 @@ from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import COUNT, DURATION, END, TEXT, TIME, Column, Table, one_of
 from kmirror.errors import Reason
-from kmirror.ops.context import Destination, known_mirror, naming_cluster, now_ms
+from kmirror.ops.context import Destination, naming_cluster, now_ms
 from kmirror.ops.groups.commit import sentence
 from kmirror.ops.groups.facts import SourceGroups, look_at_source, mirrored_topics, plan_groups, views
 from kmirror.ops.results import GROUP_REASON
-from kmirror.ops.selection import select_topics
+from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.settings.durations import format_duration
 from kmirror.settings.patterns import TopicSelector
@@ -148,17 +148,12 @@ def describe_groups(
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
-    if mirror is not None:
-        known_mirror(state, mirror)
-    mirrors = [record for record in state.mirrors if mirror in (None, record.name)]
-    where = "on this destination" if mirror is None else f"of mirror {mirror}"
-    known = [topic for record in mirrors for topic in state.topics(record.name)]
-    chosen = {(topic.mirror, topic.topic) for topic in select_topics(known, topics, where)}
+    chosen = select_stored_topics(state, mirror, topics)
     rows: list[GroupRow] = []
     with Prober(destination) as prober:
         prober.read((), [])  # starts the time that follow-up queries have
-        for record in mirrors:
-            wanted = {name for of, name in chosen if of == record.name}
+        for record in (one for one in state.mirrors if mirror in (None, one.name)):
+            wanted = {topic.topic for topic in chosen if topic.mirror == record.name}
             rows += _rows(prober, destination, state, record, wanted)
     return tuple(sorted(rows, key=lambda row: (row.mirror, row.group, row.topic, row.partition)))
 

@@ -12,8 +12,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import TEXT, Column, Table, one_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.context import Destination, known_mirror, naming_cluster, require_same_cluster
-from kmirror.ops.selection import select_topics
+from kmirror.ops.context import Destination, naming_cluster, require_same_cluster
+from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import SOURCE_TIMEOUT_S
 from kmirror.ops.source_settings import source_settings
 from kmirror.settings.patterns import TopicSelector
@@ -91,14 +91,11 @@ def describe_settings(
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
-    mirrors = state.mirrors if mirror is None else (known_mirror(state, mirror),)
-    known = [topic for record in mirrors for topic in state.topics(record.name)]
-    chosen = select_topics(known, topics, "on this destination" if mirror is None else f"of mirror {mirror}")
-    wanted = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+    wanted = [t for t in select_stored_topics(state, mirror, topics) if t.desired is not DesiredState.STOPPED]
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         here = topic_settings(destination.client, [topic.topic for topic in wanted])
     rows: list[TopicSettingRow] = []
-    for record in mirrors:
+    for record in state.mirrors:
         mine = [topic for topic in wanted if topic.mirror == record.name]
         there = _at_source(record, [topic.source_topic for topic in mine]) if mine else {}
         for topic in mine:
