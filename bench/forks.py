@@ -30,7 +30,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.engine.bulk.runner import SparkTasks, Task
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, fork_shares, search_share
+from kmirror.engine.histories.fork_search import ForkQuestion, fork_work_units, search_work_unit
 from kmirror.engine.histories.stretches import Ends
 from kmirror.work import Meter, unwatched
 
@@ -90,14 +90,15 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
     properties = [{"bootstrap.servers": cluster.bootstrap_servers} for cluster in (pair.source, pair.destination)]
     for hinted in (False, True):
         questions = [
-            Question(place, place, Ends(0, OFFSETS, 0, OFFSETS), forks[place] if hinted else None) for place in places
+            ForkQuestion(place, place, Ends(0, OFFSETS, 0, OFFSETS), forks[place] if hinted else None)
+            for place in places
         ]
         begun_at = time.monotonic()
         with SparkRuntime(options) as spark:
             started_at = time.monotonic()
-            tasks = [Task(share, len(share.questions)) for share in fork_shares(questions, _SLOTS, *properties)]
+            tasks = [Task(share, len(share.questions)) for share in fork_work_units(questions, _SLOTS, *properties)]
             with Meter(unwatched, "forks") as meter:
-                searched = list(SparkTasks(spark).run("forks", search_share, tasks, meter))
+                searched = list(SparkTasks(spark).run("forks", search_work_unit, tasks, meter))
             ended_at = time.monotonic()
         found = [one for share in searched for one in share.found]
         for one in found:

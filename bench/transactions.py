@@ -116,7 +116,7 @@ class _Writer:
         chance = random.Random(errand.topic)
         self._values = [chance.randbytes(VALUE_BYTES) for _ in range(RECORDS_IN_TRANSACTION)]
         self._room = threading.Semaphore(_PRODUCERS)
-        #: Rounds of transactions, one in each partition, that are open, and until when; None at the end.
+        #: LogEndChecks of transactions, one in each partition, that are open, and until when; None at the end.
         self._open: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
 
     def run(self) -> Written:

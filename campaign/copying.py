@@ -241,7 +241,7 @@ def _copy(given: Mapping[str, Any]) -> int:
 
 
 def _story(partition: Any) -> str:
-    return "\n".join(map(str, (partition, partition.retry.trouble, *partition.story)))
+    return "\n".join(map(str, (partition, partition.retry.trouble, *partition.history)))
 
 
 if __name__ == "__main__":

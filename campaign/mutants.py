@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "accept a tail that differs",
         _JUDGE,
-        "    if facts.tail is not Tail.DIFFERENT:\n",
+        "    if facts.tail is not TailMatch.DIFFERENT:\n",
         "    if facts.tail is not None:\n",
         "two histories would be joined in one log",
         _JUDGING,
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "resume after a divergence without proof",
         "engine/lane/retry.py",
-        "return self.failure if self._needs_proof and tail is not Tail.SAME else None",
+        "return self.failure if self._needs_proof and tail is not TailMatch.SAME else None",
         "return None",
         "a partition that FAILED for its history would heal by forgetting it",
         ("tests/unit/test_lane_retry.py", *_COPYING),
@@ -200,8 +200,8 @@ MUTANTS = (
     Mutant(
         "drop the quiet time",
         _COPY,
-        "if memory.looked_at < memory.quiet_until:",
-        "if memory.looked_at < 0:",
+        "if memory.inspected_at < memory.quiet_until:",
+        "if memory.inspected_at < 0:",
         "a predecessor's batch could land behind ours",
         _COPYING,
     ),
@@ -446,8 +446,8 @@ MUTANTS = (
     Mutant(
         "release a partition with requests on their way",
         "engine/lane/changes.py",
-        "one.is_over = one.is_over or one.copy.nothing_can_arrive(at)",
-        "one.is_over = True",
+        "one.is_released = one.is_released or one.copy.nothing_can_arrive(at)",
+        "one.is_released = True",
         "the next lane would write while the first one's batches arrive",
         ("tests/unit/test_lane_changes.py",),
     ),

@@ -224,11 +224,11 @@ def test_stopped_and_started_again_it_goes_on_exactly(cluster: SandboxCluster) -
         saved = len(librdkafka_records(cluster.bootstrap_servers, archive))
         assert saved > before
     done = save(cluster, topic, archive, ranges)
-    assert done.behind is not None
+    assert done.resumed_after is not None
     assert done.records == 87 - saved
     assert_saved(cluster, topic, archive, ranges)
     again = save(cluster, topic, archive, ranges)
-    assert (again.records, again.behind) == (0, 99)
+    assert (again.records, again.resumed_after) == (0, 99)
     assert_saved(cluster, topic, archive, ranges)
 
 
@@ -254,7 +254,7 @@ def test_hundreds_of_interruptions_are_no_obstacle(cluster: SandboxCluster) -> N
     archive = make_archive(cluster, topic)
     save(cluster, topic, archive, [(0, 5)])
     for _ in range(40):
-        assert save(cluster, topic, archive, [(0, 5)]).behind == 4
+        assert save(cluster, topic, archive, [(0, 5)]).resumed_after == 4
     assert save(cluster, topic, archive, [(0, 10)]).records == 5
     assert_saved(cluster, topic, archive, [(0, 10)])
 
@@ -275,7 +275,7 @@ def test_one_bad_partition_does_not_stop_the_others(cluster: SandboxCluster) -> 
     wanted = tuple(PartitionRanges(index, (one,)) for index, one in enumerate(ranges))
     spec = ArchiveSpec(cluster.client_properties(), topic, archive, topic_id, wanted)
     proofs: dict[int, Proof] = {}
-    result = archive_topic(spec, Threads(), note=proofs.update)
+    result = archive_topic(spec, Threads(), on_proved=proofs.update)
     assert not result.saved
     assert [one.saved for one in result.outcomes] == [True, False, True]
     assert "ends at offset 11" in str(result.outcomes[1].trouble)

@@ -49,7 +49,7 @@ def test_a_log_that_ends_too_early(cluster: SandboxCluster) -> None:
 def test_another_topics_records_are_never_built_upon(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster, 10)
     foreign = make_topic(cluster, 3)
-    with pytest.raises(RefusedError, match="not an archive's"):
+    with pytest.raises(RefusedError, match="not an archived"):
         save(cluster, topic, foreign, [(0, 10)])
     archive = make_archive(cluster, topic)
     save(cluster, topic, archive, [(5, 9)])

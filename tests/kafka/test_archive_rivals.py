@@ -178,5 +178,5 @@ def test_a_producer_of_somebody_else_is_noticed(cluster: SandboxCluster) -> None
     found = check(cluster, topic, archive, [(0, 10)])
     assert found.first_difference is not None
     assert "an extra record" in found.first_difference.what
-    with pytest.raises(RefusedError, match="not an archive's"):
+    with pytest.raises(RefusedError, match="not an archived"):
         save(cluster, topic, archive, [(0, 10)])

@@ -18,7 +18,13 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Found, Question, fork_shares, search_forks, search_share
+from kmirror.engine.histories.fork_search import (
+    ForkAnswer,
+    ForkQuestion,
+    fork_work_units,
+    search_forks,
+    search_work_unit,
+)
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, UnreachableError
@@ -49,15 +55,17 @@ class Twins:
         topic = create_topic(self.pair.source, partitions=partitions)
         return create_topic(self.pair.destination, name=topic, partitions=partitions)
 
-    def questions(self, places: Sequence[TopicPartition], hint: int | None = None) -> list[Question]:
+    def questions(self, places: Sequence[TopicPartition], hint: int | None = None) -> list[ForkQuestion]:
         looks = [
             client.list_offsets(dict.fromkeys(places, what), read_committed=True)
             for client in (self.source, self.destination)
             for what in (EARLIEST, LATEST)
         ]
-        return [Question(place, place, Ends(*(look[place].offset or 0 for look in looks)), hint) for place in places]
+        return [
+            ForkQuestion(place, place, Ends(*(look[place].offset or 0 for look in looks)), hint) for place in places
+        ]
 
-    def find(self, topic: str, partition: int = 0, hint: int | None = None) -> Found:
+    def find(self, topic: str, partition: int = 0, hint: int | None = None) -> ForkAnswer:
         place = TopicPartition(topic, partition)
         (found,) = search_forks(self.source, self.destination, self.questions([place], hint)).found
         return found
@@ -228,12 +236,12 @@ def test_many_partitions_share_their_requests(twins: Twins) -> None:
     places = [TopicPartition(topic, partition) for partition in range(partitions)]
     questions = twins.questions(places)
     ends = twins.pair.source.client_properties(), twins.pair.destination.client_properties()
-    (share,) = fork_shares(questions, 1, *ends)
-    searched = search_share(share)
+    (share,) = fork_work_units(questions, 1, *ends)
+    searched = search_work_unit(share)
     expected = [Fork(fork, fork < length, fork - 1 if fork else None) for fork in forks]
     assert [found.fork for found in searched.found] == expected
     assert searched.requests <= 2 * max(found.reads for found in searched.found) + 4
-    assert len(fork_shares(questions, 2, *ends)) == 2
+    assert len(fork_work_units(questions, 2, *ends)) == 2
 
 
 def test_what_is_in_the_way_is_told_for_each_partition(twins: Twins) -> None:
@@ -263,7 +271,7 @@ def test_an_open_transaction_hides_what_may_yet_be_aborted(twins: Twins) -> None
     producer.produce(topic, b"perhaps", partition=0)
     assert producer.flush(30) == 0
     assert twins.find(topic).fork == Fork(50, False, 49)
-    (hidden,) = search_forks(twins.source, twins.destination, [Question(place, place, Ends(0, 100, 0, 51))]).found
+    (hidden,) = search_forks(twins.source, twins.destination, [ForkQuestion(place, place, Ends(0, 100, 0, 51))]).found
     assert isinstance(hidden.trouble, UnreachableError)
     assert (hidden.fork, hidden.troubled_side, hidden.may_pass) == (None, "destination", True)
     producer.commit_transaction(30)

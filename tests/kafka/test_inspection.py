@@ -15,9 +15,9 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
-from kmirror.engine.histories.judge import Copy, Fail, Tail, Wait, judge
-from kmirror.engine.histories.tail_reader import Obstacle, TailReader
-from kmirror.engine.histories.tails import Ends
+from kmirror.engine.histories.judge import Copy, Fail, TailMatch, Wait, judge
+from kmirror.engine.histories.section_reader import Obstacle
+from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, produce, transact
@@ -63,7 +63,7 @@ def test_dense_logs_take_one_fetch_of_each_side_for_dozens_of_partitions(pair: P
     assert fetches[fetch.API_KEY] == 2
     assert sum(fetches.values()) < 25
     for partition, facts in enumerate(found):
-        assert (facts.tail, facts.tail_epoch, facts.tail_producer_id) == (Tail.SAME, epoch, OWN_ID)
+        assert (facts.tail, facts.tail_epoch, facts.tail_producer_id) == (TailMatch.SAME, epoch, OWN_ID)
         assert judge(assignments[partition], None, facts) == Copy(30 + partition)
 
 
@@ -76,7 +76,7 @@ def test_batches_too_large_for_one_answer_are_compared_too(pair: Pair, fetches: 
             assert source.append_as_is(batch).error_code == 0
             assert copy.append(batch, 0) == (0, 0)
     found = pair.inspector.inspect([pair.assignment(topic, partition) for partition in range(6)])
-    assert [facts.tail for facts in found] == [Tail.SAME] * 6
+    assert [facts.tail for facts in found] == [TailMatch.SAME] * 6
     assert 2 < fetches[fetch.API_KEY] <= 14
 
 
@@ -122,7 +122,7 @@ def test_a_throttled_reader_reads_all_the_same(throttled: tuple[Pair, list[int]]
     assignments = [pair.assignment(topic, partition) for partition in range(3)]
 
     def is_throttled() -> bool:
-        assert [facts.tail for facts in pair.inspector.inspect(assignments)] == [Tail.SAME] * 3
+        assert [facts.tail for facts in pair.inspector.inspect(assignments)] == [TailMatch.SAME] * 3
         return bool(pauses)
 
     wait_until(is_throttled)
@@ -136,7 +136,7 @@ def test_a_tail_of_markers_is_seen_through_and_the_sequence_number_is_known(pair
     end = 50 + 10 + 31
     assert pair.copy(topic, end) == 1 + 31
     facts, verdict = pair.look(topic)
-    assert (facts.tail, facts.tail_producer_id, facts.destination_log_end) == (Tail.SAME, OWN_ID, end)
+    assert (facts.tail, facts.tail_producer_id, facts.destination_log_end) == (TailMatch.SAME, OWN_ID, end)
     assert verdict == Copy(end, filled_offsets=32)
     with pair.at_copy(topic) as copy:
         assert facts.unused_coordinator_epoch == copy.producer().coordinator_epoch + 1 > 0  # type: ignore[union-attr]
@@ -150,7 +150,7 @@ def test_markers_alone_leave_nothing_to_compare(pair: Pair) -> None:
     transact(pair.source, topic, 30, commit=False)
     assert pair.copy(topic, 31) == 31
     facts, verdict = pair.look(topic)
-    assert (facts.tail, verdict) == (Tail.NOTHING, Copy(31, filled_offsets=31))
+    assert (facts.tail, verdict) == (TailMatch.NOTHING, Copy(31, filled_offsets=31))
     with pair.at_copy(topic) as copy:
         assert copy.append(batch_of(), 0) == (0, 31)
 
@@ -161,7 +161,7 @@ def test_the_position_may_lie_inside_a_batch_of_the_source(pair: Pair) -> None:
         assert source.append_as_is(batch_of(40)).error_code == 0
     pair.copy(topic, 23)
     facts, verdict = pair.look(topic)
-    assert (facts.tail, facts.tail_epoch, verdict) == (Tail.SAME, 0, Copy(23))
+    assert (facts.tail, facts.tail_epoch, verdict) == (TailMatch.SAME, 0, Copy(23))
 
 
 def test_a_source_that_was_emptied_is_no_alarm_and_one_that_moved_on_is(pair: Pair) -> None:
@@ -243,11 +243,7 @@ def test_logs_that_show_less_than_they_did_are_not_compared(pair: Pair) -> None:
         (Ends(0, 20, 0, 24), "destination", "does not show its records below 24 yet"),
         (Ends(0, 20, 0, 25), "destination", "OFFSET_OUT_OF_RANGE"),
     ):
-        (found,) = (
-            TailReader(pair.at_source, pair.at_destination)
-            .compare({pair.assignment(topic): ends}, source, destination)
-            .values()
-        )
+        (found,) = pair.inspector.compare_tails({pair.assignment(topic): ends}, source, destination).values()
         assert isinstance(found, Obstacle)
         assert (found.side, words in str(found.error)) == (side, True), found
 
@@ -322,7 +318,7 @@ def test_an_old_source_that_is_adopted_keeps_its_aborted_transactions(pair: Pair
     with closing(Pair(pair.destination, pair.source)) as forth:
         forth.copy(topic, 50 + 31)
     facts, verdict = pair.look(topic)
-    assert facts.tail is Tail.SAME
+    assert facts.tail is TailMatch.SAME
     assert isinstance(verdict, Copy)
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
-from kmirror.engine.histories.judge import AdvanceStart, Copy, ForeignWriters, Tail, Wait
+from kmirror.engine.histories.judge import AdvanceStart, Copy, ForeignWriters, TailMatch, Wait
 from kmirror.errors import Reason
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, fill, produce, transact
@@ -49,7 +49,7 @@ def test_a_log_start_is_built_step_by_step_and_may_move_on_meanwhile(pair: Pair)
         delete_records(pair.destination, topic, 650)
     pair.copy(topic, 700)
     facts, verdict = pair.look(topic)
-    assert (facts.tail, verdict) == (Tail.SAME, Copy(700))
+    assert (facts.tail, verdict) == (TailMatch.SAME, Copy(700))
     delete_records(pair.source, topic, 750)
     assert failure(pair.look(topic)[1]) == (Reason.SOURCE_TRUNCATED, 700)
 
@@ -128,7 +128,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
 
         wait_until(is_source_cleaned)
         facts, verdict = cleaned.look(topic)
-        assert (facts.tail, verdict) == (Tail.SAME, Copy(30))
+        assert (facts.tail, verdict) == (TailMatch.SAME, Copy(30))
 
         def is_copy_cleaned() -> bool:
             written(source, None, b"another", next(clock))
@@ -138,7 +138,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
         wait_until(is_copy_cleaned)
         facts, verdict = cleaned.look(topic)
         assert isinstance(verdict, Copy)
-        assert (facts.tail, verdict.offset) == (Tail.SAME, source.log_end)
+        assert (facts.tail, verdict.offset) == (TailMatch.SAME, source.log_end)
 
 
 def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
@@ -186,6 +186,6 @@ def test_a_true_copy_of_any_log_is_found_to_be_one(
                 facts, verdict = pair.look(topic)
                 assert isinstance(verdict, Copy), (topic, end, facts, verdict)
                 shown = any(record.offset < end for record in log.expected)
-                assert facts.tail is (Tail.SAME if shown else Tail.NOTHING), (topic, end, facts)
+                assert facts.tail is (TailMatch.SAME if shown else TailMatch.NOTHING), (topic, end, facts)
                 known = copy.producer()
                 assert known is None or (end - verdict.filled_offsets) & SEQUENCE_MASK == known.last_sequence + 1

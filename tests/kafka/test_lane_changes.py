@@ -41,7 +41,7 @@ def copy_of(lane: Lane, topic: str) -> PartitionCopy:
 
 def inspections(copy: PartitionCopy) -> int:
     """Return how often a partition was inspected since its lane has it."""
-    return sum(line.startswith("inspected") for line in copy.story)
+    return sum(line.startswith("inspected") for line in copy.history)
 
 
 # -- a lane -----------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ LIES = [
     Lie("more offsets than there are", put(">i", (23, 1 << 30)), CORRUPT, "above its own high watermark"),
     Lie("a negative number of offsets", put(">i", (23, -7)), CORRUPT, "records at"),
     Lie("a negative number of records", put(">i", (57, -7)), CORRUPT, "records at"),
-    Lie("more records than there are", more_records_than_there_are, Reason.RECORD_REJECTED, "does not take the batch"),
+    Lie("more records than there are", more_records_than_there_are, Reason.RECORD_REJECTED, "rejects the batch"),
     Lie("a wrong checksum", put(">i", (17, 12345), mend=False), CORRUPT, "checksum"),
     Lie("a length that is negative", put(">i", (8, -5), mend=False), CORRUPT, "its length field says -5"),
     Lie("a length of 2 GB", put(">i", (8, (1 << 31) - 1), mend=False), CORRUPT, "never the rest"),
@@ -195,7 +195,7 @@ def test_a_destination_that_does_not_say_what_it_did_is_not_believed(looped: Mir
         looped.wait(lane, lambda: mystery.progress.acknowledged == honest.progress.acknowledged == RECORDS)
         assert moved_on.retry.failure is not None
         assert moved_on.retry.failure.reason is Reason.OFFSET_MISMATCH
-        assert any("refused: error (999)" in line for line in mystery.story)
+        assert any("refused: error (999)" in line for line in mystery.history)
         assert lane.control.ended is None
     finally:
         wire.lie(PRODUCE, None)

@@ -89,7 +89,7 @@ def test_what_a_topic_does_not_take_in_one_goes_one_by_one(mirror: Mirror) -> No
     lane = mirror.start(merges=True)
     mirror.wait_copied(lane)
     partition = copy_of(lane, topic)
-    assert any("batches are sent as they are" in line for line in partition.story)
+    assert any("batches are sent unmerged" in line for line in partition.history)
     assert mirror.stop(lane).clean
     assert_same(mirror, topic)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.errors import ExitCode
 from kmirror.ops.results import Outcome
 from kmirror.ops.verify.results import VerifyOutcome, VerifyRow
@@ -155,8 +155,8 @@ def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
         assert row.message.startswith(f"differs at offset {damaged.offset}: ")
         sides = row.first_difference.source, row.first_difference.destination
         assert [bool(side) for side in sides] == [
-            damaged.kind in (Kind.MISSING, Kind.CONTENT),
-            damaged.kind in (Kind.EXTRA, Kind.CONTENT),
+            damaged.kind in (DifferenceKind.MISSING, DifferenceKind.CONTENT),
+            damaged.kind in (DifferenceKind.EXTRA, DifferenceKind.CONTENT),
         ]
         assert row.notes[0].startswith("source: ")
         assert row.notes[1].startswith("destination: ")
@@ -164,7 +164,7 @@ def test_every_damage_is_found_and_named(made: Made, tmp_path: Path) -> None:
     for name, offset in (("all", 0), ("last", made.start - 1), ("stopped", 0)):
         row = row_of(outcome, made.filler[name])
         assert row.first_difference, name
-        assert (row.first_difference.offset, row.first_difference.kind) == (offset, Kind.FILLER), name
+        assert (row.first_difference.offset, row.first_difference.kind) == (offset, DifferenceKind.FILLER), name
         assert row.first_difference.source is None
     row = row_of(outcome, made.filler["coming"])
     assert (row.different, row.message) == (

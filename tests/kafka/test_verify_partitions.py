@@ -21,9 +21,9 @@ from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.reader import read_batches
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now_ms
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
-from kmirror.engine.compare.verification import Piece, WorkUnit, compare_share
+from kmirror.engine.compare.verification import CompareWorkUnit, Piece, compare_work_unit
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.engine.lane.control import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
@@ -122,7 +122,7 @@ def test_one_changed_record(twins: Twins, changes: dict[str, object], size: int)
     changed = [record(58, **changes) if one.offset == 58 else one for one in RECORDS]
     twins.destination.append(changed, size=size, codec="lz4")
     found = twins.difference()
-    assert (found.offset, found.kind) == (58, Kind.CONTENT)
+    assert (found.offset, found.kind) == (58, DifferenceKind.CONTENT)
     assert next(iter(changes)) in found.what
     assert found.source
     assert found.source.timestamp == BASE_TIME + 58
@@ -134,7 +134,7 @@ def test_a_record_less_shifts_all_that_follow(twins: Twins) -> None:
     twins.source.append(RECORDS)
     twins.destination.append([one for one in RECORDS if one.offset != 31])
     found = twins.difference()
-    assert (found.offset, found.kind) == (31, Kind.CONTENT)
+    assert (found.offset, found.kind) == (31, DifferenceKind.CONTENT)
 
 
 def test_offsets_without_a_record(twins: Twins) -> None:
@@ -144,12 +144,12 @@ def test_offsets_without_a_record(twins: Twins) -> None:
     twins.destination.transaction([b"never seen"], commit=False)
     twins.destination.append(RECORDS[42:])
     found = twins.difference()
-    assert (found.offset, found.kind, found.destination) == (40, Kind.MISSING, None)
+    assert (found.offset, found.kind, found.destination) == (40, DifferenceKind.MISSING, None)
     back = compare_partition(
         twins.destination.client, twins.source.client, twins.destination.partition, twins.source.partition
     ).first_difference
     assert back
-    assert (back.offset, back.kind, back.source) == (40, Kind.EXTRA, None)
+    assert (back.offset, back.kind, back.source) == (40, DifferenceKind.EXTRA, None)
     assert twins.compare(42).equal
 
 
@@ -160,7 +160,7 @@ def test_a_destination_behind_its_source_is_a_prefix(twins: Twins) -> None:
     assert found.equal
     assert (found.end, found.records) == (60, 60)
     found_difference = twins.difference(end=80)
-    assert (found_difference.offset, found_difference.kind) == (60, Kind.MISSING_TAIL)
+    assert (found_difference.offset, found_difference.kind) == (60, DifferenceKind.MISSING_TAIL)
     assert found_difference.what == "the destination ends at offset 60"
 
 
@@ -168,7 +168,7 @@ def test_a_destination_that_goes_on_beyond_its_source(twins: Twins) -> None:
     twins.source.append(RECORDS[:60])
     twins.destination.append(RECORDS)
     found = twins.difference()
-    assert (found.offset, found.kind) == (60, Kind.EXTRA_TAIL)
+    assert (found.offset, found.kind) == (60, DifferenceKind.EXTRA_TAIL)
     assert found.what == "the source ends at offset 60"
     assert found.destination
     assert found.destination.timestamp == BASE_TIME + 60
@@ -206,8 +206,8 @@ def test_what_the_source_has_not_committed(twins: Twins) -> None:
     producer = twins.source.transaction([b"v"], commit=None)
     twins.destination.append(RECORDS[:11])
     found = twins.difference()
-    assert (found.offset, found.kind) == (10, Kind.EXTRA_TAIL)
-    assert found.what == "the source is not committed beyond offset 10: a transaction is open there"
+    assert (found.offset, found.kind) == (10, DifferenceKind.EXTRA_TAIL)
+    assert found.what == "the source is not committed after offset 10: a transaction is open there"
     producer.abort_transaction(30)
 
 
@@ -235,7 +235,7 @@ def test_a_log_that_starts_later_is_compared_from_there(twins: Twins, purged: st
     later = twins.compare(start=10, end=50)
     assert later.equal
     assert later.records == 17
-    assert later.notes == (f"23 records below offset 33 were not compared: the {purged}'s log has come to start there",)
+    assert later.notes == (f"23 records below offset 33 were not compared: the {purged}'s log now starts there",)
     gone = twins.compare(start=10, end=20)
     assert gone.equal
     assert gone.records == 0
@@ -264,7 +264,7 @@ def test_a_byte_that_rotted_on_disk(twins: Twins, side: str) -> None:
         file.seek(position + BATCH_OVERHEAD + 30)
         file.write(bytes([stored[position + BATCH_OVERHEAD + 30] ^ 1]))
     found = twins.difference()
-    assert (found.offset, found.kind) == (40, Kind.CORRUPT)
+    assert (found.offset, found.kind) == (40, DifferenceKind.CORRUPT)
     assert found.what.startswith(f"the batch that the {side} stores at offset 40 is corrupt: its checksum is")
     assert twins.compare(end=40).equal
     # a search that ends before it does not meet it
@@ -283,7 +283,7 @@ def test_filler_that_was_left_at_the_start(twins: Twins) -> None:
 
     def left(start: int, end: int = 30) -> int | None:
         found = filler_at_start(destination.client, destination.partition, start, end)
-        assert found is None or (found.kind, found.source) == (Kind.FILLER, None)
+        assert found is None or (found.kind, found.source) == (DifferenceKind.FILLER, None)
         return found.offset if found else None
 
     assert left(0) == 0
@@ -311,7 +311,7 @@ def test_log_append_time_at_the_source(twins: Twins) -> None:
     source.append(RECORDS[50:51])
     destination.append(RECORDS[50:51])
     found = twins.difference()
-    assert (found.offset, found.kind) == (50, Kind.CONTENT)
+    assert (found.offset, found.kind) == (50, DifferenceKind.CONTENT)
     assert f"{BASE_TIME + 50} at the destination" in found.what
 
 
@@ -363,7 +363,7 @@ def test_a_cleaner_at_work(forgetful: ForgetfulCluster, make_twins: Callable[...
     twins.source.append([Record(0, BASE_TIME, b"new", b"v")])
     twins.destination.append([Record(0, BASE_TIME, b"other", b"v")])
     missing = twins.difference()
-    assert (missing.offset, missing.kind) == (301, Kind.CONTENT)
+    assert (missing.offset, missing.kind) == (301, DifferenceKind.CONTENT)
 
 
 def test_a_source_that_dies_meanwhile(
@@ -374,10 +374,10 @@ def test_a_source_that_dies_meanwhile(
     twins.both(lambda side: side.append(RECORDS))
     topic = twins.source.partition.topic
     pieces = tuple(Piece(topic, 0, topic, start, start + 50) for start in (0, 50))
-    share = WorkUnit(twins.source.properties, twins.destination.properties, pieces)
-    assert [finding.comparison and finding.comparison.equal for finding in compare_share(share)] == [True, True]
+    share = CompareWorkUnit(twins.source.properties, twins.destination.properties, pieces)
+    assert [finding.comparison and finding.comparison.equal for finding in compare_work_unit(share)] == [True, True]
     mortal_cluster.kill(1)
-    for finding in compare_share(share):
+    for finding in compare_work_unit(share):
         assert finding.comparison is None
         assert isinstance(finding.trouble, UnreachableError)
         assert finding.trouble.reason is Reason.SOURCE_UNREACHABLE
@@ -391,8 +391,8 @@ def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
         "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
         'username="u" password="${env:KMIRROR_NO_SUCH_SECRET}";',
     }
-    share = WorkUnit(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
-    (finding,) = compare_share(share)
+    share = CompareWorkUnit(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
+    (finding,) = compare_work_unit(share)
     assert finding.trouble
     assert finding.trouble.reason is Reason.SECRET_UNRESOLVED
 

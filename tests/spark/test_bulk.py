@@ -17,12 +17,19 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, check_shares
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, check_work_units
 from kmirror.engine.bulk.runner import SparkTasks, Task, Threads
-from kmirror.engine.compare.counting import Counted, Uncounted, count_records
-from kmirror.engine.compare.verification import Extent, Finding, Verdict, WorkUnit, compare_share, shares
+from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
+from kmirror.engine.compare.verification import (
+    CompareWorkUnit,
+    Extent,
+    PartitionVerdict,
+    PieceFinding,
+    compare_work_unit,
+    work_units,
+)
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, find_forks
+from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.lane.control import append_to
 from kmirror.engine.spark.application import SparkRuntime
@@ -70,7 +77,7 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
     write(cluster_pair.source, topic, dict.fromkeys(range(PARTITIONS), records))
     write(cluster_pair.destination, topic, other)
     places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    questions = [Question(place, place, Ends(0, LENGTH, 0, LENGTH)) for place in places]
+    questions = [ForkQuestion(place, place, Ends(0, LENGTH, 0, LENGTH)) for place in places]
     source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))
     runner, views = SparkTasks(spark), list[WorkView]()
     with Meter(views.append, "forks", "partition", PARTITIONS) as meter:
@@ -78,10 +85,10 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
     forks = {one.question.destination.partition: one.fork for one in answers}
     assert forks == {n: Fork(n, True, n - 1 if n else None) for n in range(PARTITIONS)}
     assert (views[-1].done, views[-1].total) == (PARTITIONS, PARTITIONS)
-    wanted = [Uncounted(place, place.partition, LENGTH, 70, 1000) for place in places]
+    wanted = [RangeToCount(place, place.partition, LENGTH, 70, 1000) for place in places]
     with Meter(unwatched, "") as meter:
         found = count_records(runner, destination, wanted, meter)
-    assert found == {place: Counted(LENGTH - place.partition, 30) for place in places}
+    assert found == {place: RecordCount(LENGTH - place.partition, 30) for place in places}
 
 
 def test_archives_are_written_and_compared_in_pieces(
@@ -102,7 +109,7 @@ def test_archives_are_written_and_compared_in_pieces(
             (1, 0),
         ]
         # pieces begin in the middle of batches
-        assert sum(len(share.pieces) for share in check_shares(client, spec, 2)) > 4
+        assert sum(len(share.pieces) for share in check_work_units(client, spec, 2)) > 4
     for partition in range(2):
         assert_holds(
             destination_cluster, archive, shown(destination_cluster, topic, partition)[10:], partition=partition
@@ -117,7 +124,7 @@ def test_archives_are_written_and_compared_in_pieces(
     assert outcome.comparison.first_difference.offset == 217
 
 
-def dies_once(order: tuple[Path, WorkUnit], progress: Add) -> tuple[Finding, ...]:
+def dies_once(order: tuple[Path, CompareWorkUnit], progress: Add) -> tuple[PieceFinding, ...]:
     """Compare a share; the first one that a worker is given kills its executor half-way."""
     died, share = order
     if not died.exists():
@@ -126,7 +133,7 @@ def dies_once(order: tuple[Path, WorkUnit], progress: Add) -> tuple[Finding, ...
         stat = Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
-    return compare_share(share, progress)
+    return compare_work_unit(share, progress)
 
 
 def test_an_executor_that_dies_is_made_good_and_a_difference_is_found_in_its_range(
@@ -139,10 +146,10 @@ def test_an_executor_that_dies_is_made_good_and_a_difference_is_found_in_its_ran
     wrong = [replace(one, value=b"x") if one.offset in (1777, 2999) else one for one in log]
     write(cluster_pair.destination, topic, {0: wrong}, 110)
     source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))
-    work = shares([Extent(topic, 0, topic, 0, 3000, 64 << 20)], 2, source, destination)
+    work = work_units([Extent(topic, 0, topic, 0, 3000, 64 << 20)], 2, source, destination)
     assert len(work) == 8
     views: list[WorkView] = []
-    verdict = Verdict()
+    verdict = PartitionVerdict()
     with Meter(views.append, "comparing", "offset", 3000) as meter:
         tasks = [Task((tmp_path / "died", share), share.offsets) for share in work]
         for findings in SparkTasks(spark).run("compare", dies_once, tasks, meter):

@@ -56,7 +56,7 @@ next_task.start()
 next_task.join()
 print("then the next")
 """
-    assert run(code) == "thread first of this process sends already, MainThread cannot too\nthen the next\n"
+    assert run(code) == "thread first of this process already sends, so MainThread cannot\nthen the next\n"
 
 
 def test_a_child_dies_with_the_process_that_forked_it() -> None:

@@ -115,8 +115,8 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
         assert (row["state"], row["topicState"]) == ("MIRRORING", "LINK_FAILED")
         assert row["reason"] == "SOURCE_CLUSTER_CHANGED"
         assert without_time(row["errorMessage"]) == (
-            f"the source: another cluster answers at its address: the id is {other.cluster_id}, and this mirror was "
-            f"made from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
+            f"the source: another cluster answers at its address: its id is {other.cluster_id}, but this mirror was "
+            f"created from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
             f"automatically once the right cluster is back; if that has moved: kmirror config --mirror {mirror.name} "
             "--set bootstrap.servers=HOST:PORT"
         )
@@ -270,8 +270,8 @@ def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
     }
     deleted = "SOURCE_TOPIC_DELETED"
     assert told == {
-        "gone": (deleted, f"source topic gone ({ids['gone']}) does not exist any more"),
-        "gone-unseen": (deleted, f"source topic gone-unseen ({ids['gone-unseen']}) does not exist any more"),
+        "gone": (deleted, f"source topic gone ({ids['gone']}) no longer exists"),
+        "gone-unseen": (deleted, f"source topic gone-unseen ({ids['gone-unseen']}) no longer exists"),
         "unseen": ("NOT_AUTHORIZED", "no right to DESCRIBE source topic unseen"),
         "unread": ("NOT_AUTHORIZED", "no right to READ topic unread"),
     }
@@ -294,7 +294,7 @@ def test_topics_that_are_forbidden_or_gone_are_told_apart_and_fail_alone(
     # an engine that finds them gone at its start ends by itself, and not as if all were well
     made.write("good")
     engine = mirror.copy(exit_codes=(4,))
-    assert f"source topic gone ({ids['gone']}) does not exist any more" in engine.output
+    assert f"source topic gone ({ids['gone']}) no longer exists" in engine.output
     assert bounds_of(mirror.destination, "good").end == 30
 
     # an engine whose login is refused at its start ends at once: waiting does not help

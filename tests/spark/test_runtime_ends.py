@@ -17,7 +17,7 @@ from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.failures import SparkLostError, TaskCancelledError
 from kmirror.engine.spark.run_folder import remove_abandoned
-from kmirror.engine.waiting import StoppedError
+from kmirror.engine.threads import StoppedError
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.spark_driver import endless
 from tests.support.waiting import wait_until

@@ -173,7 +173,7 @@ class Histories:
             "grown": (
                 "DESTINATION_WRITTEN",
                 f"another client wrote to mirror topic {place['grown']} (20 records, from offset 1000 on, "
-                f"{self.writers['grown']}): it does not hold what {place['grown']} does there",
+                f"{self.writers['grown']}): it differs from {place['grown']} there",
             ),
             "replaced": (
                 "DESTINATION_TOPIC_DELETED",
@@ -186,12 +186,12 @@ class Histories:
             ),
             "gone": (
                 "SOURCE_TOPIC_DELETED",
-                f"source topic {names['gone']} ({self.ids['gone']}) does not exist any more",
+                f"source topic {names['gone']} ({self.ids['gone']}) no longer exists",
             ),
             "early": (
                 "DESTINATION_WRITTEN",
                 f"another client wrote to mirror topic {place['early']} (7 records, from offset 0 on, "
-                f"{self.writers['early']}): it does not hold what {place['early']} does there",
+                f"{self.writers['early']}): it differs from {place['early']} there",
             ),
             "early_and_alone": (
                 "DESTINATION_WRITTEN",

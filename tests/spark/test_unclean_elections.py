@@ -87,7 +87,7 @@ def wait_until_failed(mirror: Mirrored, engine: Engine, topics: set[str], second
 
 
 REWRITTEN = (
-    "the history of {place} was rewritten: from offset 1000 on it does not hold what was copied, 200 records up to "
+    "the history of {place} was rewritten: from offset 1000 on it differs from what was copied, 200 records up to "
     "offset 1199"
 )
 CUT = "the source ends at offset 1000, but 1200 had been copied from it: 200 records are no longer there"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from tests.support.log_batches import ABORT, LogBatch, VisibleRecord
 from tests.support.logs import BuiltLog
 
@@ -25,7 +25,7 @@ class Damaged(NamedTuple):
 
     records: list[Record]
     offset: int
-    kind: Kind
+    kind: DifferenceKind
     tail: int = 0
 
 
@@ -136,11 +136,11 @@ def with_change(original: Original, one: Record, **changes: object) -> list[Reco
 
 def longer(original: Original) -> Damaged:
     """Fill an offset too many at the end, which shows nothing."""
-    return Damaged(original.records, original.end, Kind.EXTRA_TAIL, 1)
+    return Damaged(original.records, original.end, DifferenceKind.EXTRA_TAIL, 1)
 
 
 def _lose(original: Original, one: Record) -> Damaged:
-    return Damaged([each for each in original.records if each is not one], one.offset, Kind.MISSING)
+    return Damaged([each for each in original.records if each is not one], one.offset, DifferenceKind.MISSING)
 
 
 def _inside_runs(original: Original) -> list[Record]:
@@ -153,15 +153,15 @@ def _inside_runs(original: Original) -> list[Record]:
 
 
 def _mistime(original: Original, one: Record) -> Damaged:
-    return Damaged(with_change(original, one, timestamp=one.timestamp + 1), one.offset, Kind.CONTENT)
+    return Damaged(with_change(original, one, timestamp=one.timestamp + 1), one.offset, DifferenceKind.CONTENT)
 
 
 def _lose_header(original: Original, one: Record) -> Damaged:
-    return Damaged(with_change(original, one, headers=one.headers[:-1]), one.offset, Kind.CONTENT)
+    return Damaged(with_change(original, one, headers=one.headers[:-1]), one.offset, DifferenceKind.CONTENT)
 
 
 def _take_empty_for_null(original: Original, one: Record) -> Damaged:
-    return Damaged(with_change(original, one, value=None), one.offset, Kind.CONTENT)
+    return Damaged(with_change(original, one, value=None), one.offset, DifferenceKind.CONTENT)
 
 
 def _before_holes(original: Original) -> list[Record]:
@@ -170,7 +170,7 @@ def _before_holes(original: Original) -> list[Record]:
 
 
 def _move_on(original: Original, one: Record) -> Damaged:
-    return Damaged(with_change(original, one, offset=one.offset + 1), one.offset, Kind.MISSING)
+    return Damaged(with_change(original, one, offset=one.offset + 1), one.offset, DifferenceKind.MISSING)
 
 
 def _behind_holes(original: Original) -> list[Record]:
@@ -181,16 +181,16 @@ def _behind_holes(original: Original) -> list[Record]:
 
 
 def _move_back(original: Original, one: Record) -> Damaged:
-    return Damaged(with_change(original, one, offset=one.offset - 1), one.offset - 1, Kind.EXTRA)
+    return Damaged(with_change(original, one, offset=one.offset - 1), one.offset - 1, DifferenceKind.EXTRA)
 
 
 def _move_all_on(original: Original, first: Record) -> Damaged:
     records = [replace(one, offset=one.offset + (one.offset >= first.offset)) for one in original.records]
-    return Damaged(records, first.offset, Kind.MISSING, 1)
+    return Damaged(records, first.offset, DifferenceKind.MISSING, 1)
 
 
 def _show(original: Original, one: Record) -> Damaged:
-    return Damaged(sorted([*original.records, one], key=_offset), one.offset, Kind.EXTRA)
+    return Damaged(sorted([*original.records, one], key=_offset), one.offset, DifferenceKind.EXTRA)
 
 
 def _offset(one: Record) -> int:

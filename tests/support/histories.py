@@ -16,7 +16,8 @@ from kmirror.cluster.protocol.batch import HEADER, guard
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.clock import now_ms
-from kmirror.engine.histories.tails import Ends, Finding, Section, Sections, compare_tails
+from kmirror.engine.histories.stretches import Ends, Section, Sections
+from kmirror.engine.histories.tails import TailFinding, compare_tails
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
 OWN_ID = (1 << 62) + 5
@@ -135,7 +136,7 @@ def stored_by(data: bytes, producer_id: int) -> bytes:
 
 def compare(
     source: Log, destination: Log, section_bytes: int = WHOLE, producer_id: int = OWN_ID
-) -> tuple[Finding, list[tuple[int | None, int | None]]]:
+) -> tuple[TailFinding, list[tuple[int | None, int | None]]]:
     """Compare the ends of two logs; return what was found, and what was read for it: (destination, source)."""
     ends = Ends(source.start, source.shown_end, destination.start, destination.end)
     reads: list[tuple[int | None, int | None]] = []
@@ -154,7 +155,7 @@ def compare(
             )
     except StopIteration as done:
         finding = done.value
-        assert isinstance(finding, Finding)
+        assert isinstance(finding, TailFinding)
         return finding, reads
 
 

@@ -249,7 +249,7 @@ class Mirror:
                 return
             thread = next(thread for known, thread in self._lanes if known is lane)
             if time.monotonic() > deadline or not thread.is_alive():
-                story = "\n".join(str(line) for p in lane.partitions for line in (p, p.retry.trouble, *p.story))
+                story = "\n".join(str(line) for p in lane.partitions for line in (p, p.retry.trouble, *p.history))
                 raise AssertionError(f"{self.source_ends()}\n{self.destination_ends()}\n{lane.control.ended}\n{story}")
 
 

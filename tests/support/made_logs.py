@@ -18,7 +18,7 @@ from kmirror.cluster.protocol.batch import (
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.records import Record, make_batch
-from kmirror.engine.compare.visible_log import Batch, visible_batches
+from kmirror.engine.compare.visible_log import VisibleBatch, visible_batches
 
 
 def batches_of(log: Iterable[Record], size: int = 10, codec: str = "none") -> list[bytearray]:
@@ -64,7 +64,7 @@ class MadeLog:
     aborted: tuple[AbortedTransaction, ...] = ()
     scans: int = 0
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[VisibleBatch]:
         data = memoryview(b"".join(self.stored))
         yield from visible_batches(data, batch_headers(data), self.aborted)
 

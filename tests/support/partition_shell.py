@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Trouble, Verdict
 from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Batch, Frame
+from kmirror.engine.lane.intake import Frame, GuardedBatch
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
@@ -50,7 +50,7 @@ def changed(batch: bytearray, layout: str, position: int, value: int, *, sound: 
     return batch
 
 
-def sequence_of(batch: Batch) -> int:
+def sequence_of(batch: GuardedBatch) -> int:
     """Read the sequence number that a batch is sent with."""
     return next(batch_headers(batch.data)).base_sequence
 
@@ -81,13 +81,13 @@ class Shell:
         self.released: list[Frame] = []
         self.frames: list[Frame] = []
         self.counts = Counts()
-        self.restless: dict[PartitionCopy, None] = {}
+        self.active: dict[PartitionCopy, None] = {}
         self.copy = PartitionCopy(
             assignment,
             settle=SETTLE,
             released=self.released,
             counts=self.counts,
-            restless=self.restless,
+            active=self.active,
             **options,
         )
         self.now = SOON
@@ -125,7 +125,7 @@ class Shell:
             self.released.append(frame)
         self.check()
 
-    def send(self) -> list[Batch]:
+    def send(self) -> list[GuardedBatch]:
         """Send all that may be sent now."""
         sent = []
         while self.copy.may_send(self.wall):
@@ -148,12 +148,12 @@ class Shell:
     def check(self) -> None:
         copy = self.copy
         if copy.is_at_rest:
-            self.restless.clear()  # as the lane does; it is to come back by itself
-        is_looked_at = copy.is_at_rest or copy in self.restless or any("given up" in line for line in copy.story)
-        assert is_looked_at, "nobody looks at it any more"
+            self.active.clear()  # as the lane does; it is to come back by itself
+        is_checked = copy.is_at_rest or copy in self.active or any("revoked" in line for line in copy.history)
+        assert is_checked, "nobody looks at it any more"
         queue, flying = list(copy.queue), list(copy.in_flight)
         assert len(flying) <= MAX_IN_FLIGHT, "too many in flight"
-        queued = [item for item in queue if isinstance(item, Batch)]
+        queued = [item for item in queue if isinstance(item, GuardedBatch)]
         assert copy.intake.queued_bytes == sum(len(batch.data) for batch in queued), "the queue's bytes are miscounted"
         line = flying + queue if copy.status is Status.COPYING else flying
         for one, other in itertools.pairwise(line):

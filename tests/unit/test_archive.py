@@ -28,9 +28,9 @@ from kmirror.engine.archive.archiving import (
     PartitionOutcome,
     PartitionRanges,
     Piece,
-    copy_shares,
+    copy_work_units,
+    merged_outcome,
     pieces_of,
-    put_in_order,
 )
 from kmirror.engine.archive.check import ArchiveComparison, ArchiveDifference
 from kmirror.errors import RefusedError, UsageError
@@ -153,7 +153,7 @@ def test_partitions_are_shared_among_tasks() -> None:
     sizes = [5, 100, 0, 40, 60, 5]
     wanted = tuple(PartitionRanges(index, ((0, size),)) for index, size in enumerate(sizes))
     spec = ArchiveSpec({}, "t", "t.kmirror-archive.1", None, wanted)
-    shares = copy_shares(spec, {index: float(size << 20) for index, size in enumerate(sizes)}, 2)
+    shares = copy_work_units(spec, {index: float(size << 20) for index, size in enumerate(sizes)}, 2)
     assert {one for share in shares for one in share.partitions} == set(wanted)
     assert sum(len(share.partitions) for share in shares) == len(wanted)
     # the largest come first, and alone where they are enough for one
@@ -189,15 +189,15 @@ def test_what_the_pieces_of_a_partition_found_is_put_in_order() -> None:
         return PartitionOutcome(0, None, ArchiveComparison(*found))
 
     first, second = compared(10, 1, 5, 19, None), compared(20, 0, 20, 49, None)
-    whole = put_in_order(copied, [first, compared(0, 0, None, None, None), second])
+    whole = merged_outcome(copied, [first, compared(0, 0, None, None, None), second])
     assert (whole.saved, whole.comparison) == (True, ArchiveComparison(30, 1, 5, 49))
     wrong = compared(3, 0, 20, 23, ArchiveDifference(24, "key"))
     later = compared(0, 0, None, None, ArchiveDifference(40, "value"))
-    found = put_in_order(copied, [first, wrong, later]).comparison
+    found = merged_outcome(copied, [first, wrong, later]).comparison
     assert found is not None
     assert found.first_difference == ArchiveDifference(24, "key")
-    assert not put_in_order(copied, [first, PartitionOutcome(0, None, None, RefusedError("no"))]).saved
-    assert not put_in_order(copied, []).saved
+    assert not merged_outcome(copied, [first, PartitionOutcome(0, None, None, RefusedError("no"))]).saved
+    assert not merged_outcome(copied, []).saved
 
 
 def test_nothing_is_saved_that_was_not_compared() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kmirror.engine.bulk.ranges import cut_offsets, put_together, task_bytes
-from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, carry_out
-from kmirror.engine.bulk.telling import Ear, listening, telling
+from kmirror.engine.bulk.progress import ProgressAddress, receiving_progress, reporting_progress
+from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
+from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, run_task
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.ops.bulk import SPARK_FROM_BYTES, Bulk, SparkChoice
 from kmirror.work import Add, Meter, WorkIsOverError, WorkView, unwatched
@@ -30,8 +30,8 @@ def test_ranges_cover_every_offset_once() -> None:
 
 def test_small_ranges_are_done_together_and_large_ones_alone() -> None:
     sized = [("a", 4.0), ("b", 5.0), ("c", 2.0), ("d", 40.0), ("e", 1.0), ("f", 1.0), ("g", 1.0)]
-    assert list(put_together(sized, 10.0, 2)) == [("a", "b"), ("c",), ("d",), ("e", "f"), ("g",)]
-    assert list(put_together([], 10.0)) == []
+    assert list(group_by_size(sized, 10.0, 2)) == [("a", "b"), ("c",), ("d",), ("e", "f"), ("g",)]
+    assert list(group_by_size([], 10.0)) == []
 
 
 def test_tasks_are_enough_for_all_slots_and_neither_tiny_nor_huge() -> None:
@@ -124,29 +124,32 @@ def test_no_more_run_at_once_than_are_wanted() -> None:
 
 
 def test_counts_are_heard_while_a_task_runs_and_only_those_of_ours() -> None:
-    heard: list[tuple[int, int]] = []
-    with listening("127.0.0.1", "127.0.0.1", lambda task, done: heard.append((task, done))) as ear:
-        assert ear is not None
-        with telling(ear._replace(token=bytes(16)), 7) as stranger, telling(ear, 7) as teller:
+    received: list[tuple[int, int]] = []
+    with receiving_progress("127.0.0.1", "127.0.0.1", lambda task, done: received.append((task, done))) as address:
+        assert address is not None
+        with (
+            reporting_progress(address._replace(token=bytes(16)), 7) as stranger,
+            reporting_progress(address, 7) as own,
+        ):
             stranger.add(99)
-            teller.add(5)
-            wait_until(lambda: heard == [(7, 5)])
-            teller.add(6)  # too soon to be told
-            assert teller.done == 11
+            own.add(5)
+            wait_until(lambda: received == [(7, 5)])
+            own.add(6)  # too soon to be told
+            assert own.done == 11
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as noise:
-            noise.sendto(b"x" * 5000, (ear.host, ear.port))
-        with telling(ear, 8) as teller:
-            teller.add(1)
-        wait_until(lambda: heard[1:] == [(8, 1)])
+            noise.sendto(b"x" * 5000, (address.host, address.port))
+        with reporting_progress(address, 8) as own:
+            own.add(1)
+        wait_until(lambda: received[1:] == [(8, 1)])
 
 
 def test_without_a_way_to_the_driver_tasks_go_on() -> None:
-    with listening("h", "203.0.113.1", lambda *_: None) as ear:
-        assert ear is None
-    for nowhere in (None, Ear("no such host", 9, bytes(16)), Ear("127.0.0.1", 9, bytes(16))):
-        with telling(nowhere, 1) as teller:
-            teller.add(3)
-            assert teller.done == 3
+    with receiving_progress("h", "203.0.113.1", lambda *_: None) as address:
+        assert address is None
+    for nowhere in (None, ProgressAddress("no such host", 9, bytes(16)), ProgressAddress("127.0.0.1", 9, bytes(16))):
+        with reporting_progress(nowhere, 1) as own:
+            own.add(3)
+            assert own.done == 3
 
 
 def test_a_count_that_comes_late_or_from_an_earlier_attempt_changes_nothing() -> None:
@@ -154,12 +157,15 @@ def test_a_count_that_comes_late_or_from_an_earlier_attempt_changes_nothing() ->
 
     class Late(Workers):
         def map(self, name: str, function: Any, arguments: Any, at_once: Any = None) -> Any:
-            for order in arguments:
-                with telling(order.ear, order.number) as first, telling(order.ear, order.number) as second:
+            for call in arguments:
+                with (
+                    reporting_progress(call.address, call.number) as first,
+                    reporting_progress(call.address, call.number) as second,
+                ):
                     first.add(7)
                     wait_until(lambda: views[-1].done == 7)
                     second.add(4)  # the task begins again
-                yield carry_out(order, 1)
+                yield run_task(call, 1)
 
     views: list[WorkView] = []
     with Meter(views.append, "", "unit", 10) as meter:

@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, BATCH_OVERHEAD, 
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import FILLER_KEY
 from kmirror.cluster.protocol.records import Record, make_batch
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_logs
 from tests.support.comparing import CODECS, compare, difference, record, records
 from tests.support.made_logs import MadeLog, batches_of, marker, stamped
@@ -54,7 +54,7 @@ def test_a_single_difference_is_found_at_its_offset(
 ) -> None:
     changed = [record(offset, **changes) if offset == 42 else record(offset) for offset in range(100)]
     found = difference(records(0, 100), MadeLog(batches_of(changed, size, codec)))
-    assert (found.offset, found.kind, found.what) == (42, Kind.CONTENT, what)
+    assert (found.offset, found.kind, found.what) == (42, DifferenceKind.CONTENT, what)
     assert found.source
     assert found.destination
     assert found.source.timestamp == 1_700_000_000_042
@@ -72,17 +72,17 @@ def test_the_first_of_several_differences_is_told() -> None:
 def test_a_record_that_one_side_lacks(offset: int) -> None:
     whole, lacking = records(0, 100), [one for one in records(0, 100) if one.offset != offset]
     missing = difference(whole, lacking)
-    assert (missing.offset, missing.kind, missing.destination) == (offset, Kind.MISSING, None)
+    assert (missing.offset, missing.kind, missing.destination) == (offset, DifferenceKind.MISSING, None)
     assert missing.source
     assert missing.source.offset == offset
     extra = difference(lacking, whole)
-    assert (extra.offset, extra.kind, extra.source) == (offset, Kind.EXTRA, None)
+    assert (extra.offset, extra.kind, extra.source) == (offset, DifferenceKind.EXTRA, None)
 
 
 def test_records_shifted_by_one() -> None:
     shifted = [replace(one, offset=one.offset + (one.offset >= 30)) for one in records(0, 99)]
     found = difference(records(0, 100), shifted)
-    assert (found.offset, found.kind) == (30, Kind.MISSING)
+    assert (found.offset, found.kind) == (30, DifferenceKind.MISSING)
 
 
 def test_holes_on_both_sides_are_equal() -> None:
@@ -95,7 +95,7 @@ def test_holes_on_both_sides_are_equal() -> None:
 def test_a_destination_that_ends_too_early() -> None:
     short = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=60)
     found = difference(records(0, 100), short)
-    assert (found.offset, found.kind) == (60, Kind.MISSING_TAIL)
+    assert (found.offset, found.kind) == (60, DifferenceKind.MISSING_TAIL)
     assert found.what == "the destination ends at offset 60"
 
 
@@ -112,12 +112,12 @@ def test_a_destination_whose_end_is_hidden_from_consumers_cannot_be_compared() -
 
 @pytest.mark.parametrize(
     ("log_end", "what"),
-    [(60, "the source ends at offset 60"), (80, "the source is not committed beyond offset 60")],
+    [(60, "the source ends at offset 60"), (80, "the source is not committed after offset 60")],
 )
 def test_a_destination_that_goes_on_beyond_the_source(log_end: int, what: str) -> None:
     short = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=log_end)
     found = difference(short, records(0, 100))
-    assert (found.offset, found.kind, found.source) == (60, Kind.EXTRA_TAIL, None)
+    assert (found.offset, found.kind, found.source) == (60, DifferenceKind.EXTRA_TAIL, None)
     assert found.what.startswith(what)
     hidden = MadeLog(batches_of(records(0, 100)), ended_at=100, log_end_offset=120)
     assert difference(short, hidden, end=120) == found
@@ -130,12 +130,17 @@ def test_offsets_at_the_end_that_show_nothing_are_compared_too() -> None:
     assert compare(ended(100), ended(100)).equal
     assert compare(ended(None), ended(None)).equal
     beyond = difference(ended(98), ended(100))
-    assert (beyond.offset, beyond.kind, beyond.source, beyond.destination) == (98, Kind.EXTRA_TAIL, None, None)
-    assert beyond.what == "the source ends at offset 98; offsets 98 to 99 are lacking, which show no records"
+    assert (beyond.offset, beyond.kind, beyond.source, beyond.destination) == (
+        98,
+        DifferenceKind.EXTRA_TAIL,
+        None,
+        None,
+    )
+    assert beyond.what == "the source ends at offset 98; offsets 98 to 99, which show no records, are missing"
     short = difference(ended(100), ended(99))
-    assert (short.offset, short.kind) == (99, Kind.MISSING_TAIL)
+    assert (short.offset, short.kind) == (99, DifferenceKind.MISSING_TAIL)
     undecided = difference(ended(98, 120), ended(100))
-    assert undecided.what.startswith("the source is not committed beyond offset 98: a transaction is open there; ")
+    assert undecided.what.startswith("the source is not committed after offset 98: a transaction is open there; ")
     assert compare(ended(100), ended(60, 100)).obstacle
 
 
@@ -152,17 +157,17 @@ def test_filler_that_was_left_is_never_in_order(compacted: bool) -> None:
         return MadeLog(batches_of(records(start, 100)), floor=floor, compacted=compacted)
 
     found = difference(at_source(0, 0), at_destination(3, 4))
-    assert (found.offset, found.kind) == (3, Kind.FILLER)
+    assert (found.offset, found.kind) == (3, DifferenceKind.FILLER)
     assert found.source
     assert found.destination
     # where the source has a hole, and where it no longer reaches back to
     for floor in (0, 10):
         found = difference(at_source(10, floor), at_destination(*range(10)))
-        assert (found.offset, found.kind, found.source) == (0, Kind.FILLER, None)
+        assert (found.offset, found.kind, found.source) == (0, DifferenceKind.FILLER, None)
         assert "filler" in found.what
     assert compare(at_destination(3), at_destination(3)).equal
     own = [replace(FILLER, offset=0, value=b"an application's"), *records(1, 100)]
-    assert difference(records(0, 100), own).kind is Kind.CONTENT
+    assert difference(records(0, 100), own).kind is DifferenceKind.CONTENT
 
 
 @pytest.mark.parametrize("start", [0, 10, 14, 20])
@@ -196,7 +201,7 @@ def test_a_batch_that_rotted_in_storage(side: str, byte: int) -> None:
     good, rotten = MadeLog(batches_of(records(0, 100))), MadeLog(batches_of(records(0, 100)))
     rotten.stored[3][byte] ^= 0x40
     found = difference(rotten, good) if side == "source" else difference(good, rotten)
-    assert (found.offset, found.kind) == (30, Kind.CORRUPT)
+    assert (found.offset, found.kind) == (30, DifferenceKind.CORRUPT)
     assert f"the {side} stores at offset 30 is corrupt" in found.what
 
 
@@ -213,14 +218,14 @@ def test_records_before_a_rotten_batch_are_compared_first() -> None:
     rotten = next(batch for batch in lacking.stored if batch.startswith(b"\0" * 7 + b"\x1e"))
     rotten[-1] ^= 1
     found = difference(records(0, 100), lacking)
-    assert (found.offset, found.kind) == (29, Kind.MISSING)
+    assert (found.offset, found.kind) == (29, DifferenceKind.MISSING)
 
 
 def test_a_batch_with_a_right_checksum_that_cannot_be_decompressed() -> None:
     broken = MadeLog(batches_of(records(0, 100), codec="gzip"))
     broken.stored[2] = stamped(broken.stored[2][:BATCH_OVERHEAD] + b"no gzip at all")
     found = difference(MadeLog(batches_of(records(0, 100), codec="gzip")), broken)
-    assert (found.offset, found.kind) == (20, Kind.CORRUPT)
+    assert (found.offset, found.kind) == (20, DifferenceKind.CORRUPT)
 
 
 def test_markers_and_what_they_aborted_are_no_records() -> None:
@@ -256,7 +261,7 @@ def test_markers_and_what_they_aborted_are_no_records() -> None:
     assert found.equal
     assert found.records == len(visible)
     shown = difference(source, records(0, 36))
-    assert (shown.offset, shown.kind) == (0, Kind.EXTRA)
+    assert (shown.offset, shown.kind) == (0, DifferenceKind.EXTRA)
 
 
 def test_an_emptied_batch_is_no_record() -> None:
@@ -269,9 +274,7 @@ def test_what_retention_took_meanwhile_is_noted() -> None:
     late = MadeLog(batches_of(records(30, 100)), floor=30)
     found = compare(records(0, 100), late)
     assert found.equal
-    assert found.notes == (
-        "30 records below offset 30 were not compared: the destination's log has come to start there",
-    )
+    assert found.notes == ("30 records below offset 30 were not compared: the destination's log now starts there",)
     assert compare(records(0, 100), MadeLog(batches_of(records(31, 100)), floor=30)).first_difference
     # the log starts within a batch, of which the rest is stored and no longer to be read
     late.floor = 33

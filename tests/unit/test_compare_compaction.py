@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.superseded import Superseded
 from tests.support.comparing import compare, difference, record, records
 from tests.support.made_logs import MadeLog, batches_of
@@ -49,14 +49,14 @@ class TestCompaction:
     def test_a_topic_that_is_not_compacted_has_no_such_excuse(self) -> None:
         log = records(0, 100)
         found = difference(self.compacted(log), MadeLog(batches_of(self.cleaned(log, 50))))
-        assert (found.offset, found.kind) == (0, Kind.MISSING)
+        assert (found.offset, found.kind) == (0, DifferenceKind.MISSING)
 
     def test_the_last_record_of_a_key_must_be_there(self) -> None:
         log = records(0, 100)
         lacking = [one for one in self.cleaned(log, 50) if one.offset != 97]
         found = difference(self.compacted(log), self.compacted(lacking))
         # 97 is the last of its key: 43 to 48 and 49 have later ones, what 97 itself superseded stands there
-        assert (found.offset, found.kind) == (97, Kind.MISSING)
+        assert (found.offset, found.kind) == (97, DifferenceKind.MISSING)
         assert found.source
         assert found.source.timestamp == 1_700_000_000_097
 
@@ -64,7 +64,7 @@ class TestCompaction:
         log = records(0, 100)
         lacking = [one for one in log if one.key != b"k3" or one.offset < 50]
         found = difference(self.compacted(lacking), self.compacted(log))
-        assert (found.offset, found.kind) == (52, Kind.EXTRA)
+        assert (found.offset, found.kind) == (52, DifferenceKind.EXTRA)
 
     def test_the_later_record_may_lie_beyond_the_range(self) -> None:
         log = records(0, 100)
@@ -81,7 +81,7 @@ class TestCompaction:
     def test_an_earlier_record_of_its_key_is_no_later_one(self) -> None:
         log = records(0, 20)
         found = difference(self.compacted(log), self.compacted(log[:15] + log[16:]), end=20)
-        assert (found.offset, found.kind) == (15, Kind.MISSING)
+        assert (found.offset, found.kind) == (15, DifferenceKind.MISSING)
 
     def test_of_several_unexplained_records_the_first_is_told(self) -> None:
         log = records(0, 100)
@@ -92,7 +92,7 @@ class TestCompaction:
             self.compacted([one for one in log if one.key != b"k2"]),
             self.compacted([one for one in log if one.key != b"k3"]),
         )
-        assert (both.offset, both.kind) == (2, Kind.EXTRA)
+        assert (both.offset, both.kind) == (2, DifferenceKind.EXTRA)
 
     def test_what_was_searched_for_is_not_searched_again(self) -> None:
         log = self.compacted(records(0, 10))
@@ -105,19 +105,19 @@ class TestCompaction:
         log = records(0, 100)
         differing = [record(one.offset, value=b"x") if one.offset == 70 else one for one in self.cleaned(log, 50)]
         found = difference(self.compacted(log), self.compacted(differing))
-        assert (found.offset, found.kind) == (70, Kind.CONTENT)
+        assert (found.offset, found.kind) == (70, DifferenceKind.CONTENT)
         lacking = [one for one in differing if one.key != b"k3"]
         found = difference(self.compacted(log), self.compacted(lacking))
-        assert (found.offset, found.kind) == (3, Kind.MISSING)
+        assert (found.offset, found.kind) == (3, DifferenceKind.MISSING)
 
     def test_what_supersedes_does_not_differ_itself(self) -> None:
         """Every record stands one offset further on; the first ones of their keys stand at their own by chance."""
         log = [record(i, key=b"k%d" % i) for i in range(20)]
         shifted = [*log[:8], *(replace(one, offset=one.offset + 1) for one in log[8:19])]
         found = difference(self.compacted(log), self.compacted(shifted), end=20)
-        assert (found.offset, found.kind, found.destination) == (8, Kind.MISSING, None)
+        assert (found.offset, found.kind, found.destination) == (8, DifferenceKind.MISSING, None)
         found = difference(self.compacted(shifted), self.compacted(log), end=20)
-        assert (found.offset, found.kind, found.source) == (8, Kind.EXTRA, None)
+        assert (found.offset, found.kind, found.source) == (8, DifferenceKind.EXTRA, None)
 
     def test_a_record_whose_key_still_follows_may_be_missing_before_a_difference(self) -> None:
         log = [record(i, key=b"same" if i in (3, 8) else b"k%d" % i) for i in range(20)]
@@ -132,17 +132,17 @@ class TestCompaction:
             # a range that ends with offset 12 takes what stands at 13 for a later record
             for end in (20, 13) if start == 11 else (20,):
                 found = difference(self.compacted(log), self.compacted(moved), end=end)
-                wanted = (11, Kind.MISSING) if start == 11 else (12, Kind.EXTRA)
+                wanted = (11, DifferenceKind.MISSING) if start == 11 else (12, DifferenceKind.EXTRA)
                 assert (found.offset, found.kind) == wanted, end
                 found = difference(self.compacted(moved), self.compacted(log), end=end)
-                wanted = (11, Kind.EXTRA) if start == 11 else (12, Kind.MISSING)
+                wanted = (11, DifferenceKind.EXTRA) if start == 11 else (12, DifferenceKind.MISSING)
                 assert (found.offset, found.kind) == wanted, end
 
     def test_another_record_of_the_key_supersedes_though_it_stands_alone(self) -> None:
         log = [record(i, key=b"k%d" % i) for i in range(20) if i != 12]
         other = sorted([*(one for one in log if one.offset != 11), record(12, key=b"k11", value=b"x")], key=_offset)
         found = difference(self.compacted(log), self.compacted(other), end=20)
-        assert (found.offset, found.kind) == (12, Kind.EXTRA)
+        assert (found.offset, found.kind) == (12, DifferenceKind.EXTRA)
 
     def test_the_same_content_written_twice_is_superseded_all_the_same(self) -> None:
         """Both cleaners have been there, each up to another record of the key; the last one is on both sides."""
@@ -152,12 +152,12 @@ class TestCompaction:
         assert compare(self.compacted(log[1:]), self.compacted(later), end=10).equal
         assert compare(self.compacted(later), self.compacted(log[1:]), end=10).equal
         gone = difference(self.compacted(log[1:]), self.compacted([*log[:1], *log[3:]]), end=10)
-        assert (gone.offset, gone.kind) == (0, Kind.EXTRA)
+        assert (gone.offset, gone.kind) == (0, DifferenceKind.EXTRA)
 
     def test_records_without_a_key_are_never_superseded(self) -> None:
         log = [record(offset, key=None) for offset in range(10)]
         found = difference(self.compacted(log), self.compacted(log[1:]), end=10)
-        assert (found.offset, found.kind) == (0, Kind.MISSING)
+        assert (found.offset, found.kind) == (0, DifferenceKind.MISSING)
 
     def test_a_tombstone_goes_when_its_key_is_gone(self) -> None:
         log = [*records(0, 50), record(50, key=b"k3", value=None), *records(51, 58)]
@@ -169,9 +169,9 @@ class TestCompaction:
     def test_a_tombstone_must_not_go_before_what_it_deletes(self) -> None:
         log = [*records(0, 50), record(50, key=b"k3", value=None)]
         found = difference(self.compacted(log), self.compacted(log[:50]), end=51)
-        assert (found.offset, found.kind) == (50, Kind.MISSING)
+        assert (found.offset, found.kind) == (50, DifferenceKind.MISSING)
         found = difference(self.compacted(log[:50]), self.compacted(log), end=51)
-        assert (found.offset, found.kind) == (50, Kind.EXTRA)
+        assert (found.offset, found.kind) == (50, DifferenceKind.EXTRA)
 
     @pytest.mark.parametrize("most", [0, 1, 3])
     def test_few_keys_are_remembered_at_a_time(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +185,4 @@ class TestCompaction:
         assert other.scans > 2
         lacking = self.compacted([one for one in cleaned if one.key != b"k5"])
         found = difference(one, lacking, end=58)
-        assert (found.offset, found.kind) == (5, Kind.MISSING)
+        assert (found.offset, found.kind) == (5, DifferenceKind.MISSING)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from kmirror.engine.compare.difference import Kind, PartitionComparison
+from kmirror.engine.compare.difference import DifferenceKind, PartitionComparison
 from kmirror.engine.compare.logs import compare_logs
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.log_batches import encode
@@ -64,7 +64,7 @@ def compare(one: Original, copied: Damaged, chance: random.Random) -> PartitionC
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_right_copy_is_equal(seed: int) -> None:
     one = original(seed)
-    found = compare(one, Damaged(one.records, 0, Kind.CONTENT), random.Random(seed))
+    found = compare(one, Damaged(one.records, 0, DifferenceKind.CONTENT), random.Random(seed))
     assert found.equal, found.first_difference
     assert found.records == len(one.records)
 

@@ -11,7 +11,7 @@ import pytest
 
 from kmirror.cluster.protocol.batch import LOG_APPEND_TIME
 from kmirror.cluster.protocol.records import Record, make_batch
-from kmirror.engine.compare.difference import Kind
+from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.visible_log import UnknownFormatError
 from kmirror.errors import Reason
 from tests.support.comparing import CODECS, compare, difference, record, records
@@ -70,17 +70,17 @@ class TestOldMessageFormats:
         for index in (0, 5, 20, 22, 46):
             changed = [replace(one, **changes) if one is new[index] else one for one in new]  # type: ignore[arg-type]
             found = difference(self.old(magic, codec), changed)
-            assert (found.offset, found.kind) == (new[index].offset, Kind.CONTENT)
+            assert (found.offset, found.kind) == (new[index].offset, DifferenceKind.CONTENT)
             assert found.source
             assert found.source.timestamp == new[index].timestamp
 
     def test_a_record_less_and_one_too_many(self, magic: int, codec: str) -> None:
         new = self.converted(magic)
         found = difference(self.old(magic, codec), [one for one in new if one.offset != 23])
-        assert (found.offset, found.kind) == (23, Kind.MISSING)
+        assert (found.offset, found.kind) == (23, DifferenceKind.MISSING)
         extra = sorted([*new, old_records(24, 25, magic)[0]], key=lambda one: one.offset)
         found = difference(self.old(magic, codec), extra)
-        assert (found.offset, found.kind) == (24, Kind.EXTRA)
+        assert (found.offset, found.kind) == (24, DifferenceKind.EXTRA)
 
     @pytest.mark.parametrize(("start", "end"), [(0, 30), (30, 45), (7, 8), (22, 23), (20, 24), (58, 64)])
     def test_a_range_begins_and_ends_within_a_wrapper(self, magic: int, codec: str, start: int, end: int) -> None:
@@ -97,7 +97,7 @@ class TestOldMessageFormats:
         rotten = self.old(magic, codec)
         rotten.stored[1][-1] ^= 1
         found = difference(rotten, self.converted(magic))
-        assert (found.offset, found.kind) == (36 if codec == "none" else 20, Kind.CORRUPT)
+        assert (found.offset, found.kind) == (36 if codec == "none" else 20, DifferenceKind.CORRUPT)
         assert "the message at offset 38: its checksum is" in found.what
         assert compare(rotten, self.converted(magic), end=20).equal
 
@@ -168,10 +168,10 @@ class TestUnknownFormats:
         # what is missing at 3 may have been deleted by something that cannot be read; the difference is one in any case
         differing = [record(one.offset, value=b"x") if one.offset == 9 else one for one in lacking]
         found = difference(log, MadeLog(batches_of(differing), compacted=True))
-        assert (found.offset, found.kind) == (9, Kind.CONTENT)
+        assert (found.offset, found.kind) == (9, DifferenceKind.CONTENT)
         whole = MadeLog([log.stored[0], *batches_of(records(10, 100))], compacted=True)
         found = difference(whole, MadeLog(batches_of(differing), compacted=True))
-        assert (found.offset, found.kind) == (3, Kind.MISSING)
+        assert (found.offset, found.kind) == (3, DifferenceKind.MISSING)
 
 
 def test_log_append_time_shows_one_timestamp_for_the_whole_batch() -> None:
@@ -200,7 +200,7 @@ def test_headers_decide_what_the_same_bytes_mean() -> None:
     assert difference(MadeLog(stored), MadeLog(later)).offset == 0
     fewer = [*stored[:4], stamped(stored[4], record_count=9), *stored[5:]]
     found = difference(MadeLog(stored), MadeLog(fewer))
-    assert (found.offset, found.kind) == (40, Kind.CORRUPT)
+    assert (found.offset, found.kind) == (40, DifferenceKind.CORRUPT)
     squeezed = [*stored[:4], stamped(stored[4], attributes=CODECS.index("gzip")), *stored[5:]]
     found = difference(MadeLog(stored), MadeLog(squeezed))
-    assert (found.offset, found.kind) == (40, Kind.CORRUPT)
+    assert (found.offset, found.kind) == (40, DifferenceKind.CORRUPT)

@@ -12,19 +12,19 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.bulk.runner import Task
-from kmirror.engine.compare.difference import Difference, Kind, PartitionComparison, RecordSummary
+from kmirror.engine.compare.difference import Difference, DifferenceKind, PartitionComparison, RecordSummary
 from kmirror.engine.compare.verification import (
+    CompareWorkUnit,
     Extent,
-    Finding,
+    PartitionVerdict,
     Piece,
-    Verdict,
-    WorkUnit,
-    compare_share,
-    compare_shares,
+    PieceFinding,
+    compare_work_unit,
+    compare_work_units,
     cut,
     sample,
-    sampled_shares,
-    shares,
+    sampled_work_units,
+    work_units,
 )
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.bulk import slots_of
@@ -43,7 +43,7 @@ def ranges(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
     return [(piece.start, piece.end) for piece in pieces]
 
 
-def difference(offset: int, kind: Kind = Kind.CONTENT) -> Difference:
+def difference(offset: int, kind: DifferenceKind = DifferenceKind.CONTENT) -> Difference:
     return Difference(offset, kind, "values differ", RecordSummary(offset, 1, "a"), None)
 
 
@@ -91,9 +91,9 @@ class TestPieces:
         for pieces in (cut(late, 10 * MB), sample(late, 5, random.Random(1))):
             assert [piece.destination_start for piece in pieces] == [3] + [None] * (len(pieces) - 1)
             assert (pieces[0].start, pieces[-1].end) == (20, end)
-        for found in (shares([late], 4, {}, {}), sampled_shares([late], 5, random.Random(1), {}, {})):
+        for found in (work_units([late], 4, {}, {}), sampled_work_units([late], 5, random.Random(1), {}, {})):
             assert found[0].pieces[0].destination_start == 3
-        assert shares([extent(20, 20)], 4, {}, {}) == []
+        assert work_units([extent(20, 20)], 4, {}, {}) == []
 
     def test_samples_differ(self) -> None:
         one, other = (ranges(sample(extent(0, 10**9), 3, random.Random(seed))) for seed in (1, 2))
@@ -102,16 +102,16 @@ class TestPieces:
 
 class TestShares:
     def test_there_are_enough_for_all_slots(self) -> None:
-        found = shares([extent(0, 100_000, 1600 * MB)], 4, {}, {})
+        found = work_units([extent(0, 100_000, 1600 * MB)], 4, {}, {})
         assert len(found) == 16
         assert all(len(share.pieces) == 1 for share in found)
 
     def test_none_is_too_large(self) -> None:
-        assert len(shares([extent(0, 10**7, 100_000 * MB)], 4, {}, {})) == round(100_000 / 256)
+        assert len(work_units([extent(0, 10**7, 100_000 * MB)], 4, {}, {})) == round(100_000 / 256)
 
     def test_small_partitions_go_together(self) -> None:
         small = [extent(0, 10, 1000, partition) for partition in range(1000)]
-        found = shares([*small, extent(5, 5)], 4, {"a": "b"}, {"c": "d"})
+        found = work_units([*small, extent(5, 5)], 4, {"a": "b"}, {"c": "d"})
         assert [len(share.pieces) for share in found] == [100] * 10
         assert [piece.partition for share in found for piece in share.pieces] == list(range(1000))
         assert all(
@@ -119,11 +119,11 @@ class TestShares:
         )
 
     def test_a_size_that_is_not_known_is_guessed(self) -> None:
-        assert len(shares([extent(0, 1_000_000)], 1, {}, {})) == 4
+        assert len(work_units([extent(0, 1_000_000)], 1, {}, {})) == 4
 
     def test_samples_are_shared_out_too(self) -> None:
         partitions = [extent(0, 10**12, partition=partition) for partition in range(100)]
-        found = sampled_shares([*partitions, extent(5, 5)], 8, random.Random(1), {}, {})
+        found = sampled_work_units([*partitions, extent(5, 5)], 8, random.Random(1), {}, {})
         assert sum(len(share.pieces) for share in found) == 1000
         assert len(found) == 10
 
@@ -146,39 +146,41 @@ class Inline:
 
     slots = 1
 
-    def __init__(self, answer: Callable[[Piece], Finding]) -> None:
+    def __init__(self, answer: Callable[[Piece], PieceFinding]) -> None:
         self.answer = answer
         self.compared: list[Piece] = []
         self.views: list[WorkView] = []
 
     def run(self, name: str, function: Any, tasks: Iterable[Task[Any]], meter: Meter) -> Generator[Any, None, None]:
-        assert function is compare_share
+        assert function is compare_work_unit
         for task in tasks:
             self.compared += task.argument.pieces
             yield tuple(self.answer(piece) for piece in pickle.loads(pickle.dumps(task.argument)).pieces)
             meter.add(task.units)
 
-    def compare(self, work: list[WorkUnit]) -> list[Finding]:
+    def compare(self, work: list[CompareWorkUnit]) -> list[PieceFinding]:
         """Compare shares, and see that neither more nor less was to be done than is said."""
         with Meter(self.views.append, "comparing", "offset", sum(share.offsets for share in work)) as meter:
-            found = list(compare_shares(self, work, meter))
+            found = list(compare_work_units(self, work, meter))
         last = self.views[-1]
         assert last.done == last.total == sum(piece.end - piece.start for piece in self.compared)
         return found
 
 
-def equal(piece: Piece) -> Finding:
-    return Finding(piece, PartitionComparison(piece.start, piece.end, piece.end - piece.start, 1000))
+def equal(piece: Piece) -> PieceFinding:
+    return PieceFinding(piece, PartitionComparison(piece.start, piece.end, piece.end - piece.start, 1000))
 
 
 def test_what_lies_behind_a_difference_is_left_out() -> None:
-    def answer(piece: Piece) -> Finding:
+    def answer(piece: Piece) -> PieceFinding:
         if piece.partition == 1 and piece.start in (30, 50):
-            return Finding(piece, PartitionComparison(piece.start, piece.end, 5, 1000, difference(piece.start + 5)))
+            return PieceFinding(
+                piece, PartitionComparison(piece.start, piece.end, 5, 1000, difference(piece.start + 5))
+            )
         return equal(piece)
 
     work = [
-        WorkUnit(
+        CompareWorkUnit(
             {}, {}, tuple(Piece("t", partition, "s", start, start + 10) for start in starts for partition in (0, 1))
         )
         for starts in ((20,), (30, 50), (40,), (30, 90))
@@ -192,17 +194,17 @@ def test_what_lies_behind_a_difference_is_left_out() -> None:
 
 def test_a_piece_without_offsets_is_looked_at() -> None:
     runtime = Inline(equal)
-    work = [WorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
+    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
     assert len(runtime.compare(work)) == len(runtime.compared) == 1
 
 
 def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
-    gone = UnreachableError("the source does not answer any more", None, Reason.SOURCE_UNREACHABLE)
+    gone = UnreachableError("the source no longer responds", None, Reason.SOURCE_UNREACHABLE)
 
-    def answer(piece: Piece) -> Finding:
-        return Finding(piece, None, gone) if piece.start == 10 else equal(piece)
+    def answer(piece: Piece) -> PieceFinding:
+        return PieceFinding(piece, None, gone) if piece.start == 10 else equal(piece)
 
-    work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     found = runtime.compare(work)
     assert [piece.start for piece in runtime.compared] == [0, 10]
@@ -212,25 +214,25 @@ def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
 def test_other_trouble_concerns_one_piece() -> None:
     refused = BrokerError(29, "TOPIC_AUTHORIZATION_FAILED", "reading t-0")
 
-    def answer(piece: Piece) -> Finding:
-        return Finding(piece, None, refused) if piece.start == 10 else equal(piece)
+    def answer(piece: Piece) -> PieceFinding:
+        return PieceFinding(piece, None, refused) if piece.start == 10 else equal(piece)
 
-    work = [WorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     assert sum(finding.trouble is not None for finding in runtime.compare(work)) == 1
     assert len(runtime.compared) == 5
 
 
 class TestRows:
-    def row(self, *findings: Finding, recreated: str | None = None, lag: int | None = 0, **more: Any) -> VerifyRow:
-        verdict = Verdict()
+    def row(self, *findings: PieceFinding, recreated: str | None = None, lag: int | None = 0, **more: Any) -> VerifyRow:
+        verdict = PartitionVerdict()
         for finding in findings:
             verdict.take(finding)
         return row_of(Subject("t", 0, 0, 100, lag, recreated=recreated, **more), verdict)
 
-    def finding(self, start: int, end: int, **comparison: Any) -> Finding:
+    def finding(self, start: int, end: int, **comparison: Any) -> PieceFinding:
         found = PartitionComparison(start, end, end - start, 10 * (end - start), **comparison)
-        return Finding(Piece("t", 0, "s", start, end), found)
+        return PieceFinding(Piece("t", 0, "s", start, end), found)
 
     def test_equal_pieces_are_an_equal_partition(self) -> None:
         row = self.row(self.finding(50, 100), self.finding(0, 50, notes=("n",)), lag=7, notes=("first",))
@@ -246,7 +248,7 @@ class TestRows:
             self.finding(0, 30),
             self.finding(30, 60, first_difference=difference(42)),
             self.finding(60, 100, first_difference=difference(61)),
-            Finding(Piece("t", 0, "s", 0, 1), None, KmirrorError("no leader")),
+            PieceFinding(Piece("t", 0, "s", 0, 1), None, KmirrorError("no leader")),
         ]
         row = self.row(*findings[::order])
         assert (row.result, row.verdict, row.message) == (
@@ -264,7 +266,7 @@ class TestRows:
 
     def test_what_could_not_be_compared_is_neither_equal_nor_different(self) -> None:
         trouble = UnreachableError("no leader", "wait", Reason.SOURCE_UNREACHABLE)
-        row = self.row(self.finding(0, 50), Finding(Piece("t", 0, "s", 50, 100), None, trouble))
+        row = self.row(self.finding(0, 50), PieceFinding(Piece("t", 0, "s", 50, 100), None, trouble))
         assert (row.verdict, row.different, row.hint) == ("not-compared", False, "wait")
         assert row.message == "could not be compared: no leader"
         row = self.row(self.finding(0, 100, obstacle="a transaction is open"))
@@ -287,7 +289,7 @@ class TestRows:
         )
 
     def test_filler_is_in_order_until_the_log_has_been_brought_to_its_start(self) -> None:
-        found = self.finding(0, 100, first_difference=difference(0, Kind.FILLER))
+        found = self.finding(0, 100, first_difference=difference(0, DifferenceKind.FILLER))
         row = self.row(found, unaligned=True)
         assert (row.verdict, row.first_difference) == ("not-compared", None)
         assert row.message == "could not be compared: its log is still being aligned"
@@ -299,13 +301,13 @@ class TestRows:
     @pytest.mark.parametrize(
         ("kind", "reason"),
         [
-            (Kind.MISSING_TAIL, Reason.DESTINATION_TRUNCATED),
-            (Kind.CORRUPT, Reason.CORRUPT_BATCH),
-            (Kind.CONTENT, None),
-            (Kind.EXTRA_TAIL, None),
+            (DifferenceKind.MISSING_TAIL, Reason.DESTINATION_TRUNCATED),
+            (DifferenceKind.CORRUPT, Reason.CORRUPT_BATCH),
+            (DifferenceKind.CONTENT, None),
+            (DifferenceKind.EXTRA_TAIL, None),
         ],
     )
-    def test_some_differences_tell_their_reason(self, kind: Kind, reason: Reason | None) -> None:
+    def test_some_differences_tell_their_reason(self, kind: DifferenceKind, reason: Reason | None) -> None:
         assert self.row(self.finding(0, 100, first_difference=difference(3, kind))).reason is reason
 
 

@@ -38,7 +38,7 @@ from kmirror.cluster.protocol.records import (
 from kmirror.cluster.protocol.varint import read_varint, varint
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Batch, Frame, Gap, Intake
+from kmirror.engine.lane.intake import Frame, Gap, GuardedBatch, Intake
 from kmirror.errors import Reason
 from tests.support.hostile import (
     AMOUNTS,
@@ -78,7 +78,7 @@ def check_taken(data: bytes) -> None:
     assert failure is None or failure.reason in {Reason.CORRUPT_BATCH, Reason.UNSUPPORTED_MESSAGE_FORMAT}
     queue = list(taken.queue)
     assert [one.next_offset for one in queue][-1:] == ([taken.next_offset] if queue else [])
-    assert taken.queued_bytes == sum(len(item.data) for item in queue if isinstance(item, Batch))
+    assert taken.queued_bytes == sum(len(item.data) for item in queue if isinstance(item, GuardedBatch))
     assert failure is None or failure.offset == taken.next_offset
     assert not queue or queue[0].base_offset == START
     assert all(one.next_offset == other.base_offset for one, other in pairwise(queue))
@@ -86,7 +86,7 @@ def check_taken(data: bytes) -> None:
         if isinstance(item, Gap):
             assert item.next_offset <= HIGH_WATERMARK + 1, "filled up to where the source has nothing"
             continue
-        assert isinstance(item, Batch)
+        assert isinstance(item, GuardedBatch)
         (header,) = batch_headers(item.data)
         assert header.record_count == item.next_offset - item.base_offset == header.last_offset_delta + 1
         assert crc32c(item.data[21:]) == header.crc

@@ -14,7 +14,7 @@ from kmirror.engine.histories.judge import (
     Facts,
     Fail,
     ForeignWriters,
-    Tail,
+    TailMatch,
     Trouble,
     Verdict,
     Wait,
@@ -37,7 +37,7 @@ FINE = Facts(
     high_watermark=145,
     destination_log_end=100,
     producer=producer(99),
-    tail=Tail.SAME,
+    tail=TailMatch.SAME,
     tail_epoch=4,
     tail_producer_id=OWN_ID,
 )
@@ -45,7 +45,7 @@ FINE = Facts(
 RECREATED = {"source_topic_id": ANOTHER_ID}
 REPLACED = {"destination_topic_id": ANOTHER_ID}
 FENCED = {"producer": producer(99, epoch=1)}
-REWRITTEN = {"tail": Tail.DIFFERENT, "differs_at": 95}
+REWRITTEN = {"tail": TailMatch.DIFFERENT, "differs_at": 95}
 NOT_OURS = REWRITTEN | {"tail_producer_id": FOREIGN_ID}
 ANONYMOUS = REWRITTEN | {"tail_producer_id": -1}
 FORKED = REWRITTEN | {"fork": Fork(90, True, 89), "foreign_writers": ForeignWriters(OWN_ID)}
@@ -53,14 +53,14 @@ UNPROVEN_FORK = REWRITTEN | {"fork": Fork(90, True, None), "foreign_writers": Fo
 #: Ours came to stand behind somebody's records.
 WRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 5, FOREIGN_ID)}
 OVERWRITTEN = FORKED | {"foreign_writers": ForeignWriters(FOREIGN_ID, 1, FOREIGN_ID, is_complete=False)}
-SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": Tail.NOTHING}
+SHORTER = {"source_log_end": 98, "last_stable_offset": 98, "high_watermark": 98, "tail": TailMatch.NOTHING}
 OVERGROWN = SHORTER | {"tail_producer_id": FOREIGN_ID, "unproven": True}
-HIDDEN = {"tail": Tail.NOTHING, "tail_epoch": None, "high_watermark": 80, "last_stable_offset": 80}
-UNPROVEN = {"tail": Tail.NOTHING, "tail_producer_id": FOREIGN_ID, "unproven": True}
-LOST = {"tail": Tail.NOTHING, "source_log_start": 100}
-TRIMMED = {"source_log_start": 101, "tail": Tail.NOTHING}
+HIDDEN = {"tail": TailMatch.NOTHING, "tail_epoch": None, "high_watermark": 80, "last_stable_offset": 80}
+UNPROVEN = {"tail": TailMatch.NOTHING, "tail_producer_id": FOREIGN_ID, "unproven": True}
+LOST = {"tail": TailMatch.NOTHING, "source_log_start": 100}
+TRIMMED = {"source_log_start": 101, "tail": TailMatch.NOTHING}
 #: The first 100 of 120 offsets are filled.
-FILLING = {"only_filler": True, "source_log_start": 120, "tail": Tail.NOTHING}
+FILLING = {"only_filler": True, "source_log_start": 120, "tail": TailMatch.NOTHING}
 
 
 def seen(**changes: object) -> Facts:
@@ -77,9 +77,15 @@ def seen(**changes: object) -> Facts:
         (REPLACED, None, Reason.DESTINATION_TOPIC_DELETED, 100, "mirrored was deleted and created again"),
         (FENCED, None, Reason.FENCED, 100, "producer epoch 1, ours is 0"),
         (REWRITTEN, None, Reason.SOURCE_DIVERGED, 100, "orders-3 was rewritten: at offset 95"),
-        (FORKED, None, Reason.SOURCE_DIVERGED, 90, "from offset 90 on it does not hold what was copied, 10 records up"),
-        (UNPROVEN_FORK, None, Reason.SOURCE_DIVERGED, 90, "offset 99; below that, nothing is left on both sides"),
-        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 95, "mirrored-3 (from offset 95 on, producer id 7): it does"),
+        (FORKED, None, Reason.SOURCE_DIVERGED, 90, "from offset 90 on it differs from what was copied, 10 records up"),
+        (
+            UNPROVEN_FORK,
+            None,
+            Reason.SOURCE_DIVERGED,
+            90,
+            "offset 99; below that, nothing remains that both sides have",
+        ),
+        (NOT_OURS, None, Reason.DESTINATION_WRITTEN, 95, "mirrored-3 (from offset 95 on, producer id 7): it differs"),
         (ANONYMOUS, None, Reason.DESTINATION_WRITTEN, 95, "from offset 95 on, a producer without an id)"),
         (WRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "mirrored-3 (5 records, from offset 90 on, producer id 7)"),
         (OVERWRITTEN, None, Reason.DESTINATION_WRITTEN, 90, "(at least 1 record, from offset 90 on, producer id 7)"),
@@ -144,7 +150,7 @@ def test_one_history_goes_on_where_the_destination_ends() -> None:
 
 
 def test_the_start_of_a_mirror() -> None:
-    assert verdict(seen(destination_log_end=0, producer=None, tail=Tail.NOTHING)) == Copy(0)
+    assert verdict(seen(destination_log_end=0, producer=None, tail=TailMatch.NOTHING)) == Copy(0)
 
 
 def test_a_destination_that_has_everything() -> None:
@@ -159,9 +165,9 @@ def test_an_unknown_topic_id_proves_nothing() -> None:
 
 def test_nothing_to_compare_is_no_alarm() -> None:
     """Markers, aborted transactions and cleaners leave logs like that, and a source that was emptied."""
-    assert verdict(seen(tail=Tail.NOTHING)) == Copy(100)
-    assert verdict(seen(source_log_start=100, tail=Tail.NOTHING)) == Copy(100)
-    emptied = seen(source_log_start=100, destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None)
+    assert verdict(seen(tail=TailMatch.NOTHING)) == Copy(100)
+    assert verdict(seen(source_log_start=100, tail=TailMatch.NOTHING)) == Copy(100)
+    emptied = seen(source_log_start=100, destination_log_start=100, tail=TailMatch.NOTHING, tail_producer_id=None)
     assert verdict(emptied) == Copy(100)
 
 
@@ -178,19 +184,21 @@ def test_records_the_destination_lost_are_copied_again() -> None:
 
 
 def test_a_destination_that_lost_everything_is_filled_again() -> None:
-    empty = seen(destination_log_end=0, producer=None, tail=Tail.NOTHING, tail_producer_id=None)
+    empty = seen(destination_log_end=0, producer=None, tail=TailMatch.NOTHING, tail_producer_id=None)
     assert verdict(empty, 100) == Copy(0, copied_again=100)
 
 
 def test_a_destination_that_lost_everything_is_not_begun_further_on_unasked() -> None:
-    empty = seen(destination_log_end=0, producer=None, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=30)
+    empty = seen(
+        destination_log_end=0, producer=None, tail=TailMatch.NOTHING, tail_producer_id=None, source_log_start=30
+    )
     found = verdict(empty, 100)
     assert isinstance(found, Fail)
     assert (found.reason, found.offset) == (Reason.DESTINATION_TRUNCATED, 0)
 
 
 @pytest.mark.parametrize(
-    "changes", [HIDDEN, HIDDEN | {"tail": Tail.SAME}, HIDDEN | UNPROVEN | {"last_stable_offset": 80}]
+    "changes", [HIDDEN, HIDDEN | {"tail": TailMatch.SAME}, HIDDEN | UNPROVEN | {"last_stable_offset": 80}]
 )
 def test_a_source_that_does_not_show_the_tail_yet_is_waited_for(changes: dict[str, object]) -> None:
     """After an unclean election the new leader's high watermark may lag: it has other records there, and hides them.
@@ -243,7 +251,7 @@ def test_markers_go_above_the_coordinator_epoch_that_is_remembered() -> None:
 # -- the beginning of a log --------------------------------------------------------------------------------------------
 
 
-EMPTY = {"destination_log_end": 0, "producer": None, "tail": Tail.NOTHING, "tail_producer_id": None}
+EMPTY = {"destination_log_end": 0, "producer": None, "tail": TailMatch.NOTHING, "tail_producer_id": None}
 
 
 def test_an_empty_destination_is_brought_to_where_the_source_starts() -> None:
@@ -261,7 +269,7 @@ def test_filler_that_reaches_far_enough_has_still_to_be_trimmed() -> None:
 
 def test_a_source_that_moved_on_meanwhile_is_followed() -> None:
     assert verdict(seen(**FILLING | {"source_log_start": 140})) == AdvanceStart(140)
-    trimmed = seen(destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=140)
+    trimmed = seen(destination_log_start=100, tail=TailMatch.NOTHING, tail_producer_id=None, source_log_start=140)
     assert verdict(trimmed, 100) == AdvanceStart(140)
 
 
@@ -270,7 +278,7 @@ def test_filler_that_its_leader_lost_is_written_again() -> None:
 
 
 def test_an_empty_log_that_had_records_has_lost_those_that_came_since() -> None:
-    emptied = seen(destination_log_start=100, tail=Tail.NOTHING, tail_producer_id=None, source_log_start=140)
+    emptied = seen(destination_log_start=100, tail=TailMatch.NOTHING, tail_producer_id=None, source_log_start=140)
     found = verdict(emptied, begun=True)
     assert isinstance(found, Fail)
     assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
@@ -308,7 +316,7 @@ def after_recovery(facts: Facts, recovery: Recovery | None, **others: bool) -> V
 
 
 def test_a_loss_that_was_accepted_is_gone_past() -> None:
-    lost = seen(source_log_start=130, tail=Tail.NOTHING)
+    lost = seen(source_log_start=130, tail=TailMatch.NOTHING)
     assert after_recovery(lost, Recovery(1, 100, 130)) == Copy(100, skip_to=130)
     assert after_recovery(lost, Recovery(1, 100, 130, trims=True)) == Copy(100, skip_to=130, trim_to=130)
     # what the source has lost since belongs to the same loss: nothing behind it was copied
@@ -329,7 +337,7 @@ def test_a_loss_at_the_destination_is_gone_past_where_it_was_accepted() -> None:
 
 @pytest.mark.parametrize("recovery", [None, Recovery(1), Recovery(1, 101, 130), Recovery(1, 80, 99)])
 def test_another_loss_is_not(recovery: Recovery | None) -> None:
-    found = after_recovery(seen(source_log_start=130, tail=Tail.NOTHING), recovery)
+    found = after_recovery(seen(source_log_start=130, tail=TailMatch.NOTHING), recovery)
     assert isinstance(found, Fail)
     assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
 
@@ -348,7 +356,7 @@ def test_the_log_is_trimmed_behind_a_loss_also_when_that_was_interrupted() -> No
 
 
 def test_every_loss_is_gone_past_where_that_is_the_policy() -> None:
-    lost = seen(source_log_start=130, tail=Tail.NOTHING)
+    lost = seen(source_log_start=130, tail=TailMatch.NOTHING)
     assert after_recovery(lost, None, follows_truncation=True) == Copy(100, skip_to=130)
 
 

@@ -14,7 +14,7 @@ import pytest
 from kmirror.cluster.protocol.batch import BATCH_OVERHEAD
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
-from kmirror.engine.histories.judge import Fail, Tail, Trouble, Wait
+from kmirror.engine.histories.judge import Fail, TailMatch, Trouble, Wait
 from kmirror.engine.lane.partition_copy import QUEUE_BYTES
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
@@ -74,7 +74,7 @@ def test_an_inspection_finds_out_who_wrote(copying: Shell) -> None:
 
 def test_what_landed_elsewhere_under_a_lane_before_still_does() -> None:
     shell = Shell(replace(ASSIGNMENT, mismatch_offset=11, mismatch="a batch for offset 11 was appended at 19"))
-    shell.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
+    shell.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it differs from what was copied", 11))
     assert shell.copy.retry.failure == Fail(Reason.OFFSET_MISMATCH, "a batch for offset 11 was appended at 19", 11)
     assert shell.status == "failed"
     shell.end()
@@ -82,7 +82,7 @@ def test_what_landed_elsewhere_under_a_lane_before_still_does() -> None:
 
 def test_what_a_predecessor_of_ours_wrote_elsewhere_is_no_news_about_the_source(copying: Shell) -> None:
     mismatched(copying)
-    copying.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it does not hold what was copied", 11))
+    copying.inspect(facts(20), Fail(Reason.SOURCE_DIVERGED, "from offset 11 on it differs from what was copied", 11))
     assert copying.status == "failed"
     assert copying.copy.retry.failure is not None
     assert (copying.copy.retry.failure.reason, copying.copy.retry.failure.offset) == (Reason.OFFSET_MISMATCH, 11)
@@ -372,12 +372,12 @@ def test_the_epoch_of_our_own_last_append_goes_with_the_next_fetch(copying: Shel
     copying.answer()
     copying.fetch(error_code=Code.NOT_LEADER_OR_FOLLOWER)
     copying.now += 1
-    copying.inspect(facts(11, tail=Tail.SAME, tail_epoch=5, producer=remembered(11, EPOCH_MS)))
+    copying.inspect(facts(11, tail=TailMatch.SAME, tail_epoch=5, producer=remembered(11, EPOCH_MS)))
     assert copying.copy.fetch_position(1).last_fetched_epoch == 5
 
 
 def test_without_a_comparison_no_epoch_is_claimed(copying: Shell) -> None:
     copying.fetch(error_code=Code.NOT_LEADER_OR_FOLLOWER)
     copying.now += 1
-    copying.inspect(facts(8, tail=Tail.NOTHING))
+    copying.inspect(facts(8, tail=TailMatch.NOTHING))
     assert copying.copy.fetch_position(1).last_fetched_epoch is None

@@ -32,7 +32,7 @@ class Lane:
 
     def __init__(self, *shells: Shell) -> None:
         self.partitions = [shell.copy for shell in shells]
-        self.leaving: list[PartitionCopy] = []
+        self.revoked: list[PartitionCopy] = []
         self.revision = 0
         self.control = self
         self.detached: list[PartitionCopy] = []
@@ -64,23 +64,23 @@ class Lane:
         self.changes.take(LaneChangeRecord("m", 0, "L", 1, revision, places, told, in_doubt), at)
 
     @property
-    def standing(self) -> tuple[int, int]:
-        return self.revision, self.changes.given_up
+    def revisions(self) -> tuple[int, int]:
+        return self.revision, self.changes.released_revision
 
 
 def test_what_nothing_is_on_its_way_to_is_given_up_at_once(copying: Shell) -> None:
     lane = Lane(copying)
     lane.take(copying.now, given_up=[ASSIGNMENT], taken=[NEW])
-    assert lane.standing == (1, 1)
+    assert lane.revisions == (1, 1)
     assert (lane.detached, lane.reports) == ([copying.copy], 1)
     assert [copy.assignment for copy in lane.partitions] == [NEW]
     assert lane.begun == lane.partitions
     # a last word is said of it, until the engine has heard that it was given up
-    assert lane.leaving == [copying.copy]
-    lane.changes.told(0)
-    assert lane.leaving == [copying.copy]
-    lane.changes.told(1)
-    assert lane.leaving == []
+    assert lane.revoked == [copying.copy]
+    lane.changes.acknowledged(0)
+    assert lane.revoked == [copying.copy]
+    lane.changes.acknowledged(1)
+    assert lane.revoked == []
 
 
 def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) -> None:
@@ -90,13 +90,13 @@ def test_what_is_on_its_way_is_waited_for_and_nothing_follows(copying: Shell) ->
     copying.fetch(stored(12))
     lane.take(copying.now, given_up=[ASSIGNMENT])
     assert copying.send() == []
-    assert lane.standing == (1, 0)
+    assert lane.revisions == (1, 0)
     copying.answer()
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (1, 0)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (1, 0)
     copying.answer()
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (1, 1)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (1, 1)
     assert (copying.copy.progress.acknowledged, lane.hung_up) == (12, [])
 
 
@@ -106,18 +106,18 @@ def test_what_is_not_answered_is_hung_up_on_and_waited_out(copying: Shell) -> No
     copying.send()
     lane.take(copying.now, given_up=[ASSIGNMENT])
     copying.now += 1.5
-    lane.changes.look_around(copying.now)
+    lane.changes.on_tick(copying.now)
     assert lane.hung_up == []
     copying.now += 1
-    lane.changes.look_around(copying.now)
+    lane.changes.on_tick(copying.now)
     assert lane.hung_up == [copying.copy]
     copying.lose_destination()
     copying.now += SETTLE - 0.1
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (1, 0)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (1, 0)
     copying.now += 0.2
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (1, 1)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (1, 1)
 
 
 def refused(shell: Shell) -> None:
@@ -139,8 +139,8 @@ def test_whatever_the_answer_is_it_is_given_up_then(copying: Shell, answer: Call
     copying.send()
     lane.take(copying.now, given_up=[ASSIGNMENT])
     answer(copying)
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (1, 1)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (1, 1)
 
 
 def test_one_that_is_inspected_is_not_inspected_any_more(shell: Shell) -> None:
@@ -148,14 +148,14 @@ def test_one_that_is_inspected_is_not_inspected_any_more(shell: Shell) -> None:
     shell.copy.begin_inspection(shell.now)
     lane.take(shell.now, given_up=[ASSIGNMENT])
     assert shell.status == "draining"
-    assert lane.standing == (1, 1)
+    assert lane.revisions == (1, 1)
 
 
 def test_one_that_failed_tells_so_to_the_last(shell: Shell) -> None:
     lane = Lane(shell)
     shell.inspect(facts(5), Fail(Reason.SOURCE_DIVERGED, "other records", 5))
     lane.take(shell.now, given_up=[ASSIGNMENT])
-    assert lane.standing == (1, 1)
+    assert lane.revisions == (1, 1)
     assert row_of(shell.copy).reason is Reason.SOURCE_DIVERGED
 
 
@@ -163,12 +163,12 @@ def test_what_a_predecessor_may_still_write_to_is_not_given_up_yet() -> None:
     shell = Shell(quiet_until=float("inf"))
     lane = Lane(shell)
     lane.take(shell.now, given_up=[ASSIGNMENT])
-    assert lane.standing == (1, 0)
+    assert lane.revisions == (1, 0)
     shell.copy.predecessor_ends(shell.now + 3)
-    lane.changes.look_around(shell.now + 2.9)
-    assert lane.standing == (1, 0)
-    lane.changes.look_around(shell.now + 3)
-    assert lane.standing == (1, 1)
+    lane.changes.on_tick(shell.now + 2.9)
+    assert lane.revisions == (1, 0)
+    lane.changes.on_tick(shell.now + 3)
+    assert lane.revisions == (1, 1)
 
 
 def test_changes_count_as_carried_out_in_their_order(copying: Shell) -> None:
@@ -177,10 +177,10 @@ def test_changes_count_as_carried_out_in_their_order(copying: Shell) -> None:
     copying.send()
     lane.take(copying.now, 1, given_up=[ASSIGNMENT], taken=[NEW])
     lane.take(copying.now, 2, given_up=[NEW])
-    assert lane.standing == (2, 0)
+    assert lane.revisions == (2, 0)
     copying.answer()
-    lane.changes.look_around(copying.now)
-    assert lane.standing == (2, 2)
+    lane.changes.on_tick(copying.now)
+    assert lane.revisions == (2, 2)
     assert lane.partitions == []
 
 

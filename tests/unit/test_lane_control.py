@@ -11,7 +11,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.tail import TailAnswer
 from kmirror.engine.lane import control
 from kmirror.engine.lane.control import LaneControl
-from kmirror.engine.lane.report import News
+from kmirror.engine.lane.report import RowChanges
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.records import EngineRecord, EngineState, Incarnation, LaneChangeRecord, ProgressRecord, encode
 
@@ -30,7 +30,7 @@ class Claims:
         monkeypatch.setattr(control, "now", lambda: self.now)
         self._read: list[Record] = []
         self.lane = LaneControl(
-            SPEC, 0, client_config({"bootstrap.servers": "a:1"}), lambda: News({}, frozenset()), lambda _: None
+            SPEC, 0, client_config({"bootstrap.servers": "a:1"}), lambda: RowChanges({}, frozenset()), lambda _: None
         )
         monkeypatch.setattr(self.lane._tail, "poll", self._poll)
 

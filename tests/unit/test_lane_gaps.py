@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
-from kmirror.engine.lane.intake import Batch, Gap
+from kmirror.engine.lane.intake import Gap, GuardedBatch
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, remembered, sequence_of, stored
@@ -201,10 +201,10 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     assert copying.copy.gap_to_fill() == Gap(10, 13, 2)
     copying.copy.fill.sent()
     assert copying.copy.gap_to_fill() is None
-    copying.copy.filled_otherwise(2, copying.now)
+    copying.copy.filled_by_transactions(2, copying.now)
     assert copying.copy.gap_to_fill() == Gap(12, 13, 2)
     copying.copy.fill.sent()
-    copying.copy.filled_otherwise(1, copying.now)
+    copying.copy.filled_by_transactions(1, copying.now)
     copying.check()
     assert copying.counts.offsets_filled == 3
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
@@ -217,7 +217,7 @@ def test_a_troubled_transaction_is_waited_for_before_the_next_look(copying: Shel
     copying.copy.interrupted(trouble, copying.now)
     assert copying.status == "draining"
     assert row_of(copying.copy).message == "the coordinator is away"
-    copying.copy.fill_in_doubt(trouble, copying.now)
+    copying.copy.fill_uncertain(trouble, copying.now)
     assert copying.status == "waiting"
 
 
@@ -239,7 +239,7 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     assert not shell.copy.wants_records
     report = row_of(shell.copy)
     assert (report.state, report.destination_offset, report.begun) == ("LOG_ALIGNMENT", None, False)
-    sent: list[Batch] = []
+    sent: list[GuardedBatch] = []
     for _ in range(8):
         assert not trim_is_due(shell)
         sent += shell.send()
@@ -332,7 +332,7 @@ def test_a_source_that_gives_nothing_below_its_end_is_looked_at_twice(copying: S
     assert not copying.copy.seems_to_end(copying.now)
     assert not copying.copy.seems_to_end(copying.now + 2)
     assert copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.nothing_found(10, 15, None, copying.now)
+    copying.copy.log_end_probed(10, 15, None, copying.now)
     assert queued(copying) == [("g", 10, 15)]
 
 
@@ -341,7 +341,7 @@ def test_a_source_that_gives_something_after_all_is_believed(copying: Shell) -> 
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(12), last_stable_offset=15)
     assert not copying.copy.seems_to_end(copying.now + 4)
-    copying.copy.nothing_found(10, 15, None, copying.now)
+    copying.copy.log_end_probed(10, 15, None, copying.now)
     assert queued(copying) == [("g", 10, 12), ("b", 12, 13)]
 
 
@@ -353,7 +353,7 @@ def test_a_source_that_sends_the_begin_of_a_batch_again_and_again_fails_once_loo
         is_due = copying.copy.seems_to_end(copying.now)
         copying.now += 1
     assert is_due
-    copying.copy.nothing_found(10, None, "never the rest", copying.now)
+    copying.copy.log_end_probed(10, None, "never the rest", copying.now)
     assert copying.status == "failed"
     assert row_of(copying.copy).reason == "CORRUPT_BATCH"
     assert "cannot be mirrored past offset 10: never the rest" in (row_of(copying.copy).message or "")
@@ -363,7 +363,7 @@ def test_a_source_that_has_gone_on_meanwhile_does_not_fail(copying: Shell) -> No
     copying.fetch(stored(10, 3)[:-1], last_stable_offset=15)
     copying.copy.seems_to_end(copying.now)
     copying.fetch(stored(10, 3), last_stable_offset=15)
-    copying.copy.nothing_found(10, None, "never the rest", copying.now)
+    copying.copy.log_end_probed(10, None, "never the rest", copying.now)
     assert copying.status == "copying"
 
 

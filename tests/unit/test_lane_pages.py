@@ -38,7 +38,7 @@ class Lane:
         self.log = log if log is not None else {}
         self.reports = LaneReports("L")
         self.heard: Rows = {}
-        self.standing = (0, 0)
+        self.revisions = (0, 0)
         self.written = 0
 
     def look(self, changed: Rows, gone: Iterable[TopicPartition] = ()) -> list[ProgressRow]:
@@ -51,18 +51,18 @@ class Lane:
 
     def report(self) -> list[ProgressRow]:
         run = "L", self.generation, 0
-        unsaid = self.pages.unsaid()
-        for number, kept in unsaid.items():
+        unstored = self.pages.unstored()
+        for number, kept in unstored.items():
             page = LaneRowsRecord("m", 0, number, *run, tuple(kept.values()))
             self.log[page.key] = page
             self.reports.take_page(page)
         loose = tuple(self.pages.loose.values())
         report = ProgressRecord(
-            "m", 0, *run, "host", 1, int(self.at * 1000), loose, *(False, *self.standing), pages=self.pages.count
+            "m", 0, *run, "host", 1, int(self.at * 1000), loose, *(False, *self.revisions), pages=self.pages.count
         )
         self.log[report.key] = report
-        self.pages.said(unsaid)
-        self.written = len(report.rows) + sum(len(kept) for kept in unsaid.values())
+        self.pages.stored(unstored)
+        self.written = len(report.rows) + sum(len(kept) for kept in unstored.values())
         told, is_all = self.reports.take(report, self.at)
         if is_all:
             self.heard = {}
@@ -110,7 +110,7 @@ def test_all_is_told_again_when_the_lane_goes_by_another_change_when_asked_for_a
     lane.look(rows(300))
     lane.at += COLD_SECONDS
     assert lane.look({}) == []
-    lane.standing = (1, 0)
+    lane.revisions = (1, 0)
     assert len(lane.look({})) == 300
     assert lane.look({}) == []
     lane.reports.pass_on_all()
@@ -131,17 +131,17 @@ def test_pages_of_another_run_say_nothing_until_they_are_stored_again() -> None:
     later.at += COLD_SECONDS
     later.look({})
     lane.look({})
-    lane.pages.say_again()
+    lane.pages.store_again()
     lane.look({})
     zombie = lane.log["rows", "m", 0, 1]
-    later.pages.say_again()
+    later.pages.store_again()
     later.look({})
     later.log[zombie.key] = zombie
     assert len(later.read()) == 200, "not reported on, rather than as an old run saw it"
     assert isinstance(zombie, LaneRowsRecord)
     later.reports.take_page(zombie)
     assert later.look({}) == []
-    later.pages.say_again()
+    later.pages.store_again()
     later.look({})
     assert later.read() == later.rows
 
@@ -149,12 +149,12 @@ def test_pages_of_another_run_say_nothing_until_they_are_stored_again() -> None:
 def test_a_page_that_is_not_known_to_be_stored_is_stored_again() -> None:
     pages = Pages()
     pages.take(rows(2_000), (), 0.0)
-    first = pages.unsaid()
-    assert pages.unsaid() == first
+    first = pages.unstored()
+    assert pages.unstored() == first
     place = next(iter(first[0]))
     pages.take({}, [place], 1.0)
-    pages.said(first)
-    (again,) = pages.unsaid().values()
+    pages.stored(first)
+    (again,) = pages.unstored().values()
     assert again == {one: kept for one, kept in first[0].items() if one != place}
 
 
@@ -172,7 +172,7 @@ def test_whoever_joins_reports_and_pages_has_what_the_lane_has() -> None:
             gone = chance.sample(here, min(chance.choice([0, 0, 5]), len(here)))
             came = {place: row(place, chance.randrange(3)) for place in changed if place not in gone}
             if came.keys() - lane.rows.keys() or gone:
-                lane.standing = (lane.standing[0] + 1, 0)
+                lane.revisions = (lane.revisions[0] + 1, 0)
             lane.look(came, gone)
             assert lane.read() == lane.rows
             assert lane.heard == lane.rows

@@ -13,7 +13,7 @@ from kmirror.cluster.protocol.batch import guard
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.cluster.protocol.filler import filler_batch
-from kmirror.engine.histories.judge import Copy, Fail, Tail
+from kmirror.engine.histories.judge import Copy, Fail, TailMatch
 from kmirror.engine.lane.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT
 from kmirror.engine.lane.report import row_of
@@ -41,7 +41,7 @@ def test_nothing_is_sent_before_an_inspection(shell: Shell) -> None:
 
 
 def test_the_copy_starts_where_the_destination_ends(shell: Shell) -> None:
-    shell.inspect(facts(40, tail=Tail.SAME, tail_epoch=6, producer=remembered(40, EPOCH_MS)))
+    shell.inspect(facts(40, tail=TailMatch.SAME, tail_epoch=6, producer=remembered(40, EPOCH_MS)))
     assert shell.copy.fetch_position(1000) == FetchPosition(40, 6, 7, 1000)
     shell.fetch(stored(40, 5), stored(45, 1))
     (first,) = shell.send()
@@ -294,8 +294,8 @@ def test_the_story_is_bounded_and_without_payloads(copying: Shell) -> None:
         copying.fetch(error_code=6, records=memoryview(b"secret"))
         copying.now += 9
         copying.inspect(facts(10))
-    assert len(copying.copy.story) == 50
-    assert not any("secret" in line for line in copying.copy.story)
+    assert len(copying.copy.history) == 50
+    assert not any("secret" in line for line in copying.copy.history)
 
 
 # -- a source that is a mirror itself ----------------------------------------------------------------------------------

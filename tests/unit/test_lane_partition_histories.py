@@ -24,8 +24,8 @@ from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.protocol.wire import format_topic_id
-from kmirror.engine.histories.judge import Facts, Tail, Trouble, judge
-from kmirror.engine.lane.intake import Batch, Frame
+from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
+from kmirror.engine.lane.intake import Frame, GuardedBatch
 from kmirror.engine.lane.partition_copy import MAX_IN_FLIGHT, PartitionCopy
 from kmirror.engine.lane.states import Status
 from kmirror.errors import Reason
@@ -130,7 +130,7 @@ class Destination:
             self.last_sequence, self.coordinator_epoch = None, -1
             self.recent.clear()
 
-    def append(self, batch: Batch, sequence: int, who: str) -> tuple[int, int]:
+    def append(self, batch: GuardedBatch, sequence: int, who: str) -> tuple[int, int]:
         """Return error code and base offset."""
         count = batch.next_offset - batch.base_offset
         last = (sequence + count - 1) & SEQUENCE_MASK
@@ -171,7 +171,7 @@ class Destination:
 class Sent:
     """A request on its way; `dies_at` is when a request of a lost connection can arrive no more."""
 
-    batch: Batch
+    batch: GuardedBatch
     sequence: int
     dies_at: float | None = None
 
@@ -314,7 +314,7 @@ class Writer:
                 high_watermark=world.source.end,
                 destination_log_end=world.destination.end,
                 producer=world.destination.producer,
-                tail=Tail.SAME if world.destination.end else Tail.NOTHING,
+                tail=TailMatch.SAME if world.destination.end else TailMatch.NOTHING,
                 producer_id_expiration_ms=EXPIRATION_MS,
             )
         elif copy.status is Status.INSPECTING and self.facts is not None:
@@ -360,7 +360,7 @@ class World:
         self.now += rng.choice([0, 0, 0.01, 0.1, 0.5])
 
     def story(self) -> str:
-        return "\n".join(line for writer in self.writers for line in (f"-- {writer.name}", *writer.copy.story))
+        return "\n".join(line for writer in self.writers for line in (f"-- {writer.name}", *writer.copy.history))
 
 
 def run(seed: int, ages: str, successions: int, *, holes: bool) -> World:

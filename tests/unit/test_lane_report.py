@@ -32,7 +32,7 @@ ROWS: dict[PartitionCopy, ProgressRow] = {}
 
 def told(reports: Reports, copy: PartitionCopy) -> ProgressRow:
     """Return what is reported of a partition, whether it is new or not."""
-    news = reports.look([copy])
+    news = reports.changes([copy])
     ROWS[copy] = news.changed.get(copy.assignment.destination) or ROWS[copy]
     return ROWS[copy]
 
@@ -100,7 +100,7 @@ def test_a_partition_at_rest_is_looked_at_when_something_has_happened_with_it(mo
     def look(*moved: PartitionCopy, partitions: list[PartitionCopy] = copies) -> list[int]:
         nonlocal clock
         clock += 1.0
-        return sorted(place.partition for place in reports.look(list(partitions), moved).changed)
+        return sorted(place.partition for place in reports.changes(list(partitions), moved).changed)
 
     assert look() == [0, 1, 2], "the first look is at all"
     for _ in range(10):
@@ -128,32 +128,32 @@ def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> No
     copy = PartitionCopy(ASSIGNMENT)
     copy.status, copy.progress.is_aligned = Status.COPYING, True
     copy.source.last_stable_offset = copy.progress.acknowledged = 10
-    put_off_at: float | None = None
-    reports = Reports(lambda _: put_off_at or clock, lambda: clock)
+    deferred_at: float | None = None
+    reports = Reports(lambda _: deferred_at or clock, lambda: clock)
     for _ in range(20):
         clock += 1.0
-        reports.look([copy])
-    put_off_at = clock
-    copy.put_off(is_put_off=True)
-    assert not reports.look([copy], [copy]).changed
+        reports.changes([copy])
+    deferred_at = clock
+    copy.defer(is_deferred=True)
+    assert not reports.changes([copy], [copy]).changed
     clock += 20.0
-    (row,) = reports.look([copy], []).changed.values()
+    (row,) = reports.changes([copy], []).changed.values()
     assert row.source_seen_ms is not None
 
 
 def test_a_partition_that_came_to_rest_is_named_once_more_and_a_restless_one_each_time() -> None:
     work = Work(*cast("Any", (None, None, None, SimpleNamespace(counts=Counts()), None, None)))
     copy, other, leaving = (
-        PartitionCopy(replace(ASSIGNMENT, partition=number), restless=work.restless) for number in range(3)
+        PartitionCopy(replace(ASSIGNMENT, partition=number), active=work.active) for number in range(3)
     )
-    work.leaving = [leaving]
-    leaving.leave(0.0)
+    work.revoked = [leaving]
+    leaving.revoke(0.0)
     copy.status, copy.source.last_stable_offset, copy.progress.acknowledged = Status.COPYING, 10, 10
-    assert (set(work.take_moved()), set(work.take_moved())) == ({copy, other, leaving}, {copy, other, leaving})
-    work.let_rest()
-    assert set(work.restless) == {other}
-    assert (set(work.take_moved()), set(work.take_moved())) == ({copy, other, leaving}, {other, leaving})
-    copy.put_off(is_put_off=False)
-    assert copy not in work.take_moved()
-    copy.put_off(is_put_off=True)
-    assert copy in work.take_moved()
+    assert (set(work.take_touched()), set(work.take_touched())) == ({copy, other, leaving}, {copy, other, leaving})
+    work.set_aside_resting()
+    assert set(work.active) == {other}
+    assert (set(work.take_touched()), set(work.take_touched())) == ({copy, other, leaving}, {other, leaving})
+    copy.defer(is_deferred=False)
+    assert copy not in work.take_touched()
+    copy.defer(is_deferred=True)
+    assert copy in work.take_touched()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, Tail, Trouble, Verdict, Wait
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, Fail, TailMatch, Trouble, Verdict, Wait
 from kmirror.engine.lane.report import row_of
 from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from kmirror.errors import Reason
@@ -25,7 +25,7 @@ SILENT = Trouble(Reason.SOURCE_UNREACHABLE, "nobody answers")
 def shell() -> Shell:
     """Return a partition that is copied and whose destination ends at 10."""
     made = Shell(ASSIGNMENT)
-    made.inspect(facts(10, tail=Tail.SAME))
+    made.inspect(facts(10, tail=TailMatch.SAME))
     return made
 
 
@@ -61,13 +61,13 @@ def test_pauses_double_up_to_five_minutes_and_the_attempts_are_counted(shell: Sh
 
 def test_a_rejected_batch_is_tried_again_alone_and_the_partition_stays_failed_until_it_is_taken(shell: Shell) -> None:
     reject(shell)
-    look_again(shell, facts(10, tail=Tail.SAME))
+    look_again(shell, facts(10, tail=TailMatch.SAME))
     assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.RECORD_REJECTED)
     shell.fetch(stored(10), stored(11))
     assert len(shell.send()) == 1
     shell.answer(Code.MESSAGE_TOO_LARGE)
     assert (shell.status, report(shell).retry_attempt) == ("failed", 1)
-    look_again(shell, facts(10, tail=Tail.SAME))
+    look_again(shell, facts(10, tail=TailMatch.SAME))
     shell.fetch(stored(10), stored(11))
     shell.send()
     assert report(shell).state == "FAILED"
@@ -79,7 +79,7 @@ def test_a_rejected_batch_is_tried_again_alone_and_the_partition_stays_failed_un
 def test_a_batch_that_was_damaged_is_fetched_again(shell: Shell) -> None:
     shell.fetch(changed(stored(10), ">b", 16, 3, sound=False))
     assert report(shell).state == "FAILED"
-    look_again(shell, facts(10, tail=Tail.SAME))
+    look_again(shell, facts(10, tail=TailMatch.SAME))
     shell.fetch(stored(10))
     shell.send()
     shell.answer()
@@ -92,7 +92,7 @@ def test_a_topic_that_is_there_again_goes_on_when_nothing_is_left_to_copy(shell:
         shell.inspect(Facts(trouble=GONE), Wait(GONE))
     look_again(shell, Facts(trouble=SILENT), Wait(SILENT))
     assert (report(shell).state, report(shell).reason) == ("FAILED", Reason.SOURCE_TOPIC_DELETED)
-    look_again(shell, facts(10, tail=Tail.SAME, last_stable_offset=10))
+    look_again(shell, facts(10, tail=TailMatch.SAME, last_stable_offset=10))
     assert report(shell).state == "FAILED"
     shell.fetch(last_stable_offset=10)
     assert report(shell).state == "MIRRORING"
@@ -108,7 +108,7 @@ def test_another_answer_replaces_the_reason_and_a_right_found_missing_in_use_is_
     reject(shell)
     look_again(shell, Facts(trouble=GONE), Wait(GONE))
     assert report(shell).reason is Reason.SOURCE_TOPIC_DELETED
-    look_again(shell, facts(10, tail=Tail.SAME))
+    look_again(shell, facts(10, tail=TailMatch.SAME))
     shell.fetch(error_code=Code.TOPIC_AUTHORIZATION_FAILED)
     assert (shell.status, report(shell).reason) == ("failed", Reason.NOT_AUTHORIZED)
 
@@ -119,15 +119,15 @@ def test_a_history_that_differed_resumes_only_with_a_proof(shell: Shell, failure
     """Where nothing is left to be compared, a fresh engine would begin to copy: this one knows better."""
     shell.inspect(facts(10), failure)
     look_again(shell, Facts(trouble=GONE), Wait(GONE))
-    look_again(shell, facts(10, tail=Tail.NOTHING), verdict)
+    look_again(shell, facts(10, tail=TailMatch.NOTHING), verdict)
     assert (shell.status, shell.copy.retry.failure) == ("failed", failure)
-    look_again(shell, facts(10, tail=Tail.SAME))
+    look_again(shell, facts(10, tail=TailMatch.SAME))
     assert shell.status == "copying"
 
 
 def test_records_that_the_source_shows_again_are_no_loss(shell: Shell) -> None:
     shell.inspect(facts(10), TRUNCATED)
-    look_again(shell, facts(10, tail=Tail.NOTHING))
+    look_again(shell, facts(10, tail=TailMatch.NOTHING))
     assert shell.status == "copying"
 
 
@@ -135,8 +135,8 @@ def test_a_batch_that_landed_elsewhere_is_never_forgotten(shell: Shell) -> None:
     shell.fetch(stored(10))
     shell.send()
     shell.answer(base_offset=19)
-    shell.inspect(facts(20, tail=Tail.SAME))
-    look_again(shell, facts(20, tail=Tail.SAME))
+    shell.inspect(facts(20, tail=TailMatch.SAME))
+    look_again(shell, facts(20, tail=TailMatch.SAME))
     assert report(shell).reason is Reason.OFFSET_MISMATCH
 
 
@@ -161,8 +161,8 @@ def test_what_is_unanswered_is_waited_for_before_the_next_look(shell: Shell) -> 
 
 
 def test_a_follower_that_lags_does_not_make_the_source_end_earlier(shell: Shell) -> None:
-    shell.inspect(facts(10, tail=Tail.SAME, last_stable_offset=30, high_watermark=40))
-    shell.copy.source.follows_until = shell.now + 10
+    shell.inspect(facts(10, tail=TailMatch.SAME, last_stable_offset=30, high_watermark=40))
+    shell.copy.source.follower_until = shell.now + 10
     shell.fetch(last_stable_offset=10, high_watermark=12)
     assert (report(shell).source_offset, report(shell).source_high_watermark) == (30, 40)
     assert not shell.copy.caught_up

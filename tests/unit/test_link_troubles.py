@@ -7,7 +7,7 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.control.topic_views import link_state
-from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, Side, require_cluster, topic_trouble
+from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, TopicSide, require_cluster, topic_trouble
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.state.assignment import Assignment
 
@@ -58,18 +58,18 @@ def test_a_topic_is_gone_or_forbidden_by_its_id(
         (
             AT_SOURCE,
             GONE,
-            f"source topic orders ({format_topic_id(SOURCE_ID)}) does not exist any more",
+            f"source topic orders ({format_topic_id(SOURCE_ID)}) no longer exists",
         ),
         (
             AT_DESTINATION,
             GONE,
-            f"mirror topic a.orders ({format_topic_id(MIRROR_ID)}) does not exist any more",
+            f"mirror topic a.orders ({format_topic_id(MIRROR_ID)}) no longer exists",
         ),
         (AT_DESTINATION, FORBIDDEN, "no right to DESCRIBE mirror topic a.orders"),
         (AT_SOURCE, None, "no right to DESCRIBE source topic orders, if there is one"),
     ],
 )
-def test_what_is_told_of_it(side: Side, by_id: int | None, message: str) -> None:
+def test_what_is_told_of_it(side: TopicSide, by_id: int | None, message: str) -> None:
     assert topic_trouble(side, ASSIGNMENT, FORBIDDEN, by_id).message == message
 
 
@@ -81,7 +81,7 @@ def test_a_mirror_topic_that_is_gone_is_the_destinations() -> None:
 def test_another_cluster_is_refused_with_both_ids() -> None:
     require_cluster("A", "A")
     require_cluster(None, "B")
-    with pytest.raises(UnreachableError, match=r"the id is B, and this mirror was made from A") as refused:
+    with pytest.raises(UnreachableError, match=r"its id is B, but this mirror was created from A") as refused:
         require_cluster("A", "B")
     assert refused.value.reason is Reason.SOURCE_CLUSTER_CHANGED
 

@@ -1,1 +1,1 @@
-"""The running copy: `control` plans and watches, `lane` copies, `histories` judges whether it may."""
+"""The running copy: `control` plans and watches, `lane` copies, `histories` decides whether a copy may continue."""

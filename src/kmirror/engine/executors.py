@@ -1,4 +1,4 @@
-"""Where functions run on a Spark cluster, as far as Spark's driver knows. Plain data."""
+"""Which Spark executor runs which function, as far as the driver knows. Plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """A process that runs tasks: Spark's name for it, its host, and how many tasks it runs at once."""
+    """A Spark executor: its id, its host, and how many tasks it runs at once."""
 
     name: str
     host: str
@@ -20,9 +20,9 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The executors that are alive, and by function the one that runs it now; functions that wait are left out.
+    """The live executors, and the one that runs each function now; waiting functions are left out.
 
-    `is_elastic`: Spark brings more executors where functions wait for one, and ends idle ones (dynamic allocation).
+    `is_elastic`: dynamic allocation is on, so Spark adds executors for waiting functions and ends idle ones.
     """
 
     executors: tuple[Executor, ...]

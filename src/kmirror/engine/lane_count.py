@@ -1,9 +1,9 @@
-"""How many lanes copy a mirror whose operator leaves that to us (`copy.lanes=auto`).
+"""How many lanes copy a mirror with `copy.lanes=auto`.
 
-A Produce request takes one batch of each partition that a lane has at a broker: what two lanes do costs more requests,
-here and at the destination, than what one does. But a lane waits for one fetch of each source broker at a time, so two
-bring large batches sooner: 570 MB/s of 256 KB against 435 on two cores, for a seventh more of the processors' time. So
-there are two, and more where the machine has cores to spare.
+A Produce request carries one batch of each partition that a lane has at a broker, so two lanes need more requests than
+one, here and at the destination. But a lane has one fetch in flight per source broker, so two lanes are faster with
+large batches: 570 MB/s of 256 KB against 435 on two cores, for a seventh more CPU time. So the default is two, and more
+where the machine has spare cores.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import re
 
 _LOCAL = re.compile(r"local(?:\[\s*(\*|[0-9]+).*\])?")
-#: The brokers that a lane keeps busy take more than its own core, wherever they are.
+#: A lane keeps more than its own core busy: brokers need CPU too, wherever they run.
 _CORES_PER_LANE = 4
 _LEAST_LANES = 2
 
 
 def cores_of(master: str) -> int | None:
-    """Return how many threads a Spark master on this machine has, None for one of a cluster."""
+    """Return the number of threads of a local Spark master, None for a cluster."""
     local = _LOCAL.fullmatch(master)
     if local is None:
         return None
@@ -27,7 +27,7 @@ def cores_of(master: str) -> int | None:
 
 
 def lanes_of(setting: int | None, master: str | None) -> int:
-    """Return the number of lanes for `copy.lanes`, None for `auto`, below this Spark master."""
+    """Return the number of lanes for `copy.lanes` (None for `auto`) on this Spark master."""
     if setting is not None:
         return setting
     cores = cores_of(master) if master is not None else None

@@ -1,4 +1,4 @@
-"""What a lane is given when it starts, and what it reports when it ends. Plain data: it crosses Spark."""
+"""The work a lane starts with, and how it ended. Plain data, pickled by Spark."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kmirror.state.assignment import Assignment
 
 
 def own_producer_id(mirror: str, topic: str, partition: int) -> int:
-    """Return the producer id under which this mirror, and nobody else, writes this destination partition."""
+    """Return the producer id with which only this mirror writes this destination partition."""
     digest = blake2b(f"{mirror}\0{topic}\0{partition}".encode(), digest_size=8).digest()
     return FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (FIRST_OWN_PRODUCER_ID - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """One lane's work. `generation` grows whenever the driver replaces the lane; durations in milliseconds."""
+    """One lane's work; `generation` increases whenever the driver replaces the lane."""
 
     mirror: str
     lane: int
@@ -27,18 +27,18 @@ class LaneSpec:
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
     assignments: tuple[Assignment, ...]
-    #: How long a lane may still write after it last saw that no one took over.
+    #: How long a lane may write after it last read that no other lane took over.
     ttl_ms: int
-    #: False when no older claim can still write to these partitions.
+    #: False when no holder of an older claim can still write to these partitions.
     predecessor_may_write: bool
     retry_timeout_ms: int
     source_cluster_id: str | None = None
-    #: The lanes of this mirror that may have left transactions open with which they filled offsets.
+    #: Lanes of this mirror that may have left open the transactions they filled offsets with.
     unsettled_lanes: tuple[int, ...] = ()
 
 
 def filling_transactional_id(mirror: str, lane: int) -> str:
-    """Return the transactional id with which a lane fills offsets where it may not write markers."""
+    """Return the transactional id with which a lane fills offsets when it may not write markers."""
     return f"kmirror-{mirror}-fill-{lane}"
 
 
@@ -51,5 +51,5 @@ class LaneResult:
     attempt: int
     ended: str
     message: str
-    #: True when every append was answered, so that nothing of ours can still be on its way.
+    #: True when every append was answered, so that none of them can still arrive.
     clean: bool = False

@@ -1,13 +1,22 @@
-"""Threads beside the one that matters: whatever they do not expect must not end them in silence."""
+"""Threads, and waiting with a limit: for a condition, or for a call that may hang."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from kmirror.errors import KmirrorError, TimedOutError
+
+R = TypeVar("R")
+
+_POLL_SECONDS = 0.02
 
 
 def guarded_thread(run: Callable[[], None], name: str, broken: Callable[[Exception], None]) -> threading.Thread:
-    """Return a daemon thread that runs `run` when started, and hands on what that raises."""
+    """Return a daemon thread that calls `run`, and `broken` with an exception that it raises."""
 
     def guarded() -> None:
         try:
@@ -16,3 +25,39 @@ def guarded_thread(run: Callable[[], None], name: str, broken: Callable[[Excepti
             broken(error)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+class StoppedError(KmirrorError):
+    """The wait ended because Spark is being stopped."""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, stopping: threading.Event | None = None) -> None:
+    """Wait for `condition`; raise TimedOutError after `seconds`, StoppedError when `stopping` is set."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if stopping is not None and stopping.is_set():
+            raise StoppedError("Spark was stopped during startup")
+        if time.monotonic() > deadline:
+            raise TimedOutError(f"this took longer than {seconds:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def call_with_timeout(function: Callable[[], R], seconds: float, stopping: threading.Event | None = None) -> R:
+    """Return `function()`, called in a new thread; raise like `wait_until`, leaving that thread behind."""
+    future = call_in_thread(function)
+    wait_until(lambda: bool(wait([future], _POLL_SECONDS).done), seconds, stopping)
+    return future.result()
+
+
+def call_in_thread(function: Callable[[], R]) -> Future[R]:
+    """Call `function` in a new thread, which the end of this process does not wait for."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kmirror-call", daemon=True).start()
+    return future

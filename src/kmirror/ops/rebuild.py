@@ -29,7 +29,7 @@ from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archi
 from kmirror.engine.bulk.runner import Runtime as TaskRuntime
 from kmirror.engine.bulk.runner import SparkTasks
 from kmirror.engine.control.rebuilds import RESETS
-from kmirror.engine.histories.fork_search import Question, find_forks
+from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
@@ -205,7 +205,7 @@ class TopicRebuilder:
         """Return the offsets that the source does not have: below its log start, and from the fork on."""
         there = _bounds(source, record.source_topic, len(here), read_committed=True)
         questions = [
-            Question(
+            ForkQuestion(
                 TopicPartition(record.source_topic, p),
                 TopicPartition(record.topic, p),
                 Ends(there[p][0], there[p][1], start, end),

@@ -1,1 +1,1 @@
-"""Copy records that are to be deleted into an archive topic, and check the copy first."""
+"""Copy records into an archive topic before they are deleted, and check the copy."""

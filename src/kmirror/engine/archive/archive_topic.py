@@ -1,8 +1,8 @@
-"""Define archives: ordinary topics that keep the records of a topic that is to be deleted or rewritten.
+"""Define archives: ordinary topics that keep the records of a topic before it is deleted or rewritten.
 
-`<topic>.kmirror-archive.<n>` has the same number of partitions. Each holds records of the same partition of the topic,
-in their order, with key, value, headers and timestamp as they were, and three headers more, the last ones, whose values
-are decimal numbers: the offset and the leader epoch that the record had (−1 where it had none), and its timestamp.
+`<topic>.kmirror-archive.<n>` has the same number of partitions. Each has records of the same partition of the topic, in
+order, with unchanged key, value, headers and timestamp, and three additional headers at the end, whose values are
+decimal numbers: the original offset and leader epoch of the record (−1 without one), and its timestamp.
 
 Archives are never deleted by kmirror, and never mirrored. Pure.
 """
@@ -27,8 +27,8 @@ TIMESTAMP_HEADER = "kmirror.timestamp"
 
 _INFIX = ".kmirror-archive."
 _ARCHIVE = re.compile(re.escape(_INFIX) + r"([1-9][0-9]*)")
-#: Kafka's limit for topic names, less the infix and nine digits. Names up to one character less stay whole, so that no
-#: name that was shortened is another topic's.
+#: Kafka's limit for topic names, minus the infix and nine digits. Names must be one character shorter to stay whole, so
+#: that no shortened name is that of another topic.
 _BASE = 249 - len(_INFIX) - 9
 _HASH_BYTES = 5
 
@@ -45,9 +45,9 @@ Range = tuple[int, int]
 
 
 def archive_name(topic: str, existing_names: Iterable[str]) -> str:
-    """Return the name of the next archive of `topic`: 1, or one more than the highest there is.
+    """Return the name of the next archive of `topic`: number 1, or one more than the highest existing number.
 
-    Brokers take "." and "_" in the names of topics for the same, so archives whose names differ in that alone count.
+    Brokers treat "." and "_" in topic names as the same, so archives whose names differ only in that count.
     """
     base = _base_of(topic)
     numbers = [
@@ -59,12 +59,12 @@ def archive_name(topic: str, existing_names: Iterable[str]) -> str:
 
 
 def archive_prefix(topic: str) -> str:
-    """Return what the names of all archives of `topic` begin with."""
+    """Return the common prefix of the names of all archives of `topic`."""
     return f"{_base_of(topic)}{_INFIX}"
 
 
 def archives_of(topics: Iterable[str], existing_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the archives that topics have among these names, by topic and in the order of their numbers."""
+    """Return the archives of these topics among `existing_names`, in the order of their numbers."""
     by_base = {_base_of(topic): topic for topic in topics}
     found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in existing_names:
@@ -86,9 +86,9 @@ def _alike(name: str) -> str:
 
 
 def archive_settings(of_topic: TopicSettings | int) -> dict[str, str]:
-    """Return the settings to create an archive with: it keeps everything, as it is, for ever.
+    """Return the settings to create an archive with: it keeps everything, unchanged, for ever.
 
-    `of_topic` are those of any topic of the cluster, or the error code of asking: they tell which names brokers know.
+    `of_topic` are the settings of any topic of the cluster, or an error code: they show which names brokers know.
     """
     is_before_known = isinstance(of_topic, int) or _TIMESTAMP_LIMITS[0] in of_topic
     limits = _TIMESTAMP_LIMITS if is_before_known else _TIMESTAMP_LIMITS_BEFORE_3_6
@@ -100,19 +100,19 @@ def archive_settings(of_topic: TopicSettings | int) -> dict[str, str]:
         "message.timestamp.type": "CreateTime",
         **dict.fromkeys(limits, _ENDLESS),
         "max.message.bytes": _LARGEST,
-        # a batch has to fit into a segment, whatever the brokers' default is
+        # a batch must fit into a segment, whatever the default of the brokers is
         "segment.bytes": str(1 << 30),
     }
 
 
 def archive_producer_id(archive: TopicPartition) -> int:
-    """Return the producer id under which alone a partition of an archive is written."""
+    """Return the producer id that writes a partition of an archive."""
     digest = blake2b(f"archive\0{archive.topic}\0{archive.partition}".encode(), digest_size=8).digest()
     return FIRST_OWN_PRODUCER_ID | (int.from_bytes(digest) & (FIRST_OWN_PRODUCER_ID - 1))
 
 
 class Origin(NamedTuple):
-    """The place an archived record had."""
+    """The original position of an archived record."""
 
     offset: int
     leader_epoch: int
@@ -120,12 +120,12 @@ class Origin(NamedTuple):
 
 
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
-    """Return the headers that an archived record has after its own."""
+    """Return the headers that are added to an archived record."""
     return tuple((name, b"%d" % value) for name, value in zip(_NAMES, origin, strict=True))
 
 
 def origin_of(record: Record) -> tuple[Origin, tuple[Header, ...]] | None:
-    """Return the place an archived record had, and its own headers; None for a record that no archive has."""
+    """Return the origin of an archived record, and its original headers; None if it is not an archived record."""
     added, own = record.headers[-len(_NAMES) :], record.headers[: -len(_NAMES)]
     if tuple(name for name, _ in added) != _NAMES:
         return None
@@ -136,7 +136,7 @@ def origin_of(record: Record) -> tuple[Origin, tuple[Header, ...]] | None:
 
 
 def checked_ranges(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """Return the ranges that hold anything, which are to be in order and apart."""
+    """Return the non-empty ranges; raises UsageError if they are not ordered and disjoint."""
     found = tuple((low, high) for low, high in ranges if low < high)
     ends = [offset for one in found for offset in one]
     if ends != sorted(ends) or min(ends, default=0) < 0:

@@ -1,14 +1,14 @@
-"""Archive partitions side by side, in threads or in Spark: all are copied, then all are compared with the archive.
+"""Archive partitions in parallel, in threads or in Spark: all are copied, then all are compared with the archive.
 
     spec = ArchiveSpec(properties, "orders", name, "r5Gx…", (PartitionRanges(0, ((0, 1000),)),))
     result = archive_topic(spec, Threads())
 
-One task at a time copies a partition, since an archive keeps the order of records. Comparing shares a large partition
-among tasks: its archive is cut into ranges, the log where the records at the cuts were. However these are chosen, all
-of the archive is held against all that it is to save, in order.
+Only one task copies a partition, since an archive keeps the order of records. A large partition is compared by several
+tasks: its archive is cut into ranges, and the log at the original offsets of the records there. Wherever the cuts are,
+the whole archive is compared with everything that it must hold, in order.
 
-The archive has been created before, with `archive_settings` and as many partitions as the topic. Started again with the
-same ranges, whatever became of it the last time, it continues where it was. What goes wrong is an outcome too.
+The archive must exist, created with `archive_settings` and as many partitions as the topic. If started again with the
+same ranges, archiving resumes where it was, however it ended. Errors are outcomes too.
 
 This module runs in workers.
 """
@@ -28,21 +28,21 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.check import ArchiveComparison, verify_archive_partition
-from kmirror.engine.archive.copy import Archived, archive_partition, next_old_offset
-from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, put_together, task_bytes
+from kmirror.engine.archive.copy import Archived, archive_partition, next_original_offset
+from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.logs import offset_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.work import Add, Meter, Watch, unwatched
 
 _TRIES = 3
-#: After so long a request without an answer cannot arrive any more.
+#: After this long an unanswered request cannot arrive any more.
 _SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRanges:
-    """What is to be saved of one partition: offsets, in order and apart."""
+    """What to archive of one partition: offset ranges, ordered and disjoint."""
 
     partition: int
     ranges: tuple[Range, ...]
@@ -50,9 +50,9 @@ class PartitionRanges:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSpec:
-    """What is to be archived, and how the cluster is reached; the properties hold references, no secrets.
+    """What to archive, and how to connect to the cluster; the properties hold references, no secrets.
 
-    `topic_id`, as Kafka prints it, is the topic whose records are meant; None where ids are not known.
+    `topic_id`, as Kafka prints it, identifies the topic; None if ids are unknown.
     """
 
     properties: Mapping[str, str]
@@ -64,7 +64,7 @@ class ArchiveSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOutcome:
-    """What became of one partition: what was copied, what comparing it found, or what went wrong."""
+    """The outcome for one partition: what was copied, the comparison, or the trouble."""
 
     partition: int
     archived: Archived | None
@@ -73,14 +73,14 @@ class PartitionOutcome:
 
     @property
     def saved(self) -> bool:
-        """True when everything is in the archive, and was found there."""
+        """True if everything is proved to be in the archive."""
         return self.trouble is None and self.comparison is not None and self.comparison.equal
 
 
 class Proof(NamedTuple):
-    """What was proved of one partition: the archive with this id and these offsets holds all that it is to save.
+    """Proof for one partition: the archive with this id and these offsets holds everything it must.
 
-    Nobody else writes to an archive, so that one with the same id and offsets is the same.
+    No other client writes to an archive, so an archive with the same id and offsets is unchanged.
     """
 
     archive_id: str
@@ -90,25 +90,25 @@ class Proof(NamedTuple):
     only_archived: int
 
 
-#: Given what is proved so far, by partition.
-Note = Callable[[Mapping[int, Proof]], None]
+#: Called with the proofs so far, by partition.
+OnProved = Callable[[Mapping[int, Proof]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """What became of the partitions of one spec, one outcome each."""
+    """The outcomes of all partitions of one spec."""
 
     outcomes: tuple[PartitionOutcome, ...]
 
     @property
     def saved(self) -> bool:
-        """True when all of them are saved: only then may the topic's records be deleted."""
+        """True if all of them are saved: only then may the topic's records be deleted."""
         return all(outcome.saved for outcome in self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is compared in one go: offsets of a partition, with all that is in a range of its archive's offsets."""
+    """One comparison: offset ranges of a partition, and the range of its archive's offsets with the same records."""
 
     partition: int
     ranges: tuple[Range, ...]
@@ -116,12 +116,12 @@ class Piece:
 
     @property
     def offsets(self) -> int:
-        """How many offsets of the partition that are."""
+        """The number of offsets of the partition."""
         return _offsets(self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckShare:
+class CheckWorkUnit:
     """What one task compares."""
 
     spec: ArchiveSpec
@@ -129,7 +129,7 @@ class CheckShare:
 
 
 def offsets_of(spec: ArchiveSpec) -> int:
-    """Return how many offsets a spec archives."""
+    """Return the number of offsets that a spec archives."""
     return sum(_offsets(one.ranges) for one in spec.partitions)
 
 
@@ -138,10 +138,10 @@ def _offsets(ranges: Iterable[Range]) -> int:
 
 
 def bytes_of(client: ClusterClient, spec: ArchiveSpec) -> dict[int, float]:
-    """Return about how many bytes are archived of each partition of a spec.
+    """Return the estimated bytes to archive of each partition of a spec.
 
     Raises:
-        UnreachableError: no broker answers.
+        UnreachableError: no broker responds.
     """
     places = [TopicPartition(spec.topic, one.partition) for one in spec.partitions]
     sizes = partition_sizes(client, places)
@@ -165,48 +165,48 @@ def archive_topic(
     watch: Watch = unwatched,
     name: str | None = None,
     proved: Mapping[int, Proof] | None = None,
-    note: Note = unwatched,
+    on_proved: OnProved = unwatched,
 ) -> ArchiveResult:
-    """Copy the partitions of a spec, and compare what was copied; `watch` is shown how it goes, of a topic so `name`d.
+    """Copy the partitions of a spec, and compare what was copied; `watch` sees the progress, with the topic's `name`.
 
-    What was `proved` of the same ranges of the same topic, and still holds, is not done again; `note` hears of proofs
-    as partitions are done.
+    Proofs in `proved` for the same ranges of the same topic are reused if still valid; `on_proved` is called as further
+    partitions are proved.
 
     Raises:
-        KmirrorError: the cluster does not answer, or the runner's tasks do not run.
+        KmirrorError: the cluster does not respond, or the runner's tasks do not run.
     """
     whole, named = spec, name or spec.topic
     with ClusterClient(client_config(spec.properties)) as client:
-        proofs = _still_proved(client, spec, proved or {})
+        proofs = _still_valid(client, spec, proved or {})
         spec = replace(spec, partitions=tuple(one for one in spec.partitions if one.partition not in proofs))
         offsets, outcomes = offsets_of(spec), {p: _outcome_of(p, proof) for p, proof in proofs.items()}
         with Meter(watch, f"archiving {named}", "offset", offsets) as meter:
             tasks = [
-                Task(share, offsets_of(share)) for share in copy_shares(spec, bytes_of(client, spec), runner.slots)
+                Task(unit, offsets_of(unit)) for unit in copy_work_units(spec, bytes_of(client, spec), runner.slots)
             ]
-            for some in runner.run(f"archive of {spec.topic}", copy_share, tasks, meter):
+            for some in runner.run(f"archive of {spec.topic}", copy_work_unit, tasks, meter):
                 outcomes.update({outcome.partition: outcome for outcome in some})
         copied = replace(spec, partitions=tuple(p for p in spec.partitions if outcomes[p.partition].trouble is None))
         with Meter(watch, f"checking the archive of {named}", "offset", offsets_of(copied)) as meter:
             checks = [
-                Task(share, sum(piece.offsets for piece in share.pieces))
-                for share in check_shares(client, copied, runner.slots)
+                Task(unit, sum(piece.offsets for piece in unit.pieces))
+                for unit in check_work_units(client, copied, runner.slots)
             ]
-            left: dict[int, list[Piece]] = {one.partition: [] for one in copied.partitions}
+            unchecked: dict[int, list[Piece]] = {one.partition: [] for one in copied.partitions}
             for piece in (piece for task in checks for piece in task.argument.pieces):
-                left[piece.partition].append(piece)
+                unchecked[piece.partition].append(piece)
             archive_id = _id_of(client, spec.archive)
             found: dict[Piece, PartitionOutcome] = {}
-            for compared in runner.run(f"check of {spec.archive}", check_share, checks, meter):
+            for compared in runner.run(f"check of {spec.archive}", check_work_unit, checks, meter):
                 found.update(compared)
-                for number in [p for p in {piece.partition for piece in compared} if found.keys() >= set(left[p])]:
-                    pieces = left.pop(number)
-                    outcomes[number] = put_in_order(outcomes[number], [found[piece] for piece in pieces])
+                for number in [p for p in {piece.partition for piece in compared} if found.keys() >= set(unchecked[p])]:
+                    pieces = unchecked.pop(number)
+                    outcomes[number] = merged_outcome(outcomes[number], [found[piece] for piece in pieces])
                     one = outcomes[number].comparison
                     if archive_id is not None and one is not None and outcomes[number].saved:
-                        rims = pieces[0].archived[0], pieces[-1].archived[1]
-                        proofs[number] = Proof(archive_id, *rims, one.records, one.only_archived)
-                        note(proofs)
+                        start, end = pieces[0].archived[0], pieces[-1].archived[1]
+                        proofs[number] = Proof(archive_id, start, end, one.records, one.only_archived)
+                        on_proved(proofs)
     return ArchiveResult(tuple(outcomes[one.partition] for one in whole.partitions))
 
 
@@ -215,8 +215,8 @@ def _outcome_of(partition: int, proof: Proof) -> PartitionOutcome:
     return PartitionOutcome(partition, None, comparison)
 
 
-def _still_proved(client: ClusterClient, spec: ArchiveSpec, proved: Mapping[int, Proof]) -> dict[int, Proof]:
-    """Return the proofs whose archives are what they were."""
+def _still_valid(client: ClusterClient, spec: ArchiveSpec, proved: Mapping[int, Proof]) -> dict[int, Proof]:
+    """Return the proofs whose archives are unchanged."""
     known = {one.partition: proved[one.partition] for one in spec.partitions if one.partition in proved}
     if not known:
         return {}
@@ -236,8 +236,8 @@ def _id_of(client: ClusterClient, topic: str) -> str | None:
     return found.printed_topic_id if found and not found.error_code else None
 
 
-def put_in_order(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -> PartitionOutcome:
-    """Put together what comparing the pieces of one partition has found, in their order."""
+def merged_outcome(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -> PartitionOutcome:
+    """Merge the outcomes of comparing the pieces of one partition, in order."""
     trouble = next((piece.trouble for piece in pieces if piece.trouble is not None), None)
     comparisons = [piece.comparison for piece in pieces if piece.comparison is not None]
     if trouble is not None or not comparisons:
@@ -257,20 +257,20 @@ def put_in_order(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -
     )
 
 
-# -- copying -----------------------------------------------------------------------------------------------------------
-
-
-def copy_shares(spec: ArchiveSpec, sizes: Mapping[int, float], slots: int) -> list[ArchiveSpec]:
-    """Share the partitions of a spec among tasks, the largest first; `sizes` are bytes."""
+def copy_work_units(spec: ArchiveSpec, sizes: Mapping[int, float], slots: int) -> list[ArchiveSpec]:
+    """Divide the partitions of a spec among tasks, the largest first; `sizes` are bytes."""
     largest_first = sorted(spec.partitions, key=lambda one: sizes[one.partition], reverse=True)
-    together = put_together(
+    together = group_by_size(
         ((one, sizes[one.partition]) for one in largest_first), task_bytes(sum(sizes.values()), slots)
     )
     return [replace(spec, partitions=some) for some in together]
 
 
-def copy_share(spec: ArchiveSpec, progress: Add = unwatched) -> tuple[PartitionOutcome, ...]:
-    """Copy the partitions of a spec: the body of one task. `progress` is given how many more offsets were copied."""
+def copy_work_unit(spec: ArchiveSpec, progress: Add = unwatched) -> tuple[PartitionOutcome, ...]:
+    """Copy the partitions of a spec: the body of one task.
+
+    `progress` is called with the number of newly copied offsets.
+    """
     with ExitStack() as stack:
         try:
             reading, writing = (stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2))
@@ -298,11 +298,8 @@ def _copied(
     raise AssertionError(_TRIES)
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------
-
-
-def check_shares(client: ClusterClient, spec: ArchiveSpec, slots: int) -> list[CheckShare]:
-    """Cut what has been archived into pieces, and share them among tasks.
+def check_work_units(client: ClusterClient, spec: ArchiveSpec, slots: int) -> list[CheckWorkUnit]:
+    """Cut archived partitions into pieces, and divide these among tasks.
 
     Raises:
         KmirrorError: an archive cannot be read.
@@ -322,42 +319,42 @@ def check_shares(client: ClusterClient, spec: ArchiveSpec, slots: int) -> list[C
     for one in spec.partitions:
         (start, end), rate = bounds[one.partition], rates[one.partition]
         cuts = cut_offsets(start, end, round(rate * (end - start) / most))[1:]
-        places = [(at, next_old_offset(client, archives[one.partition], at, end)) for at, _ in cuts]
+        places = [(at, next_original_offset(client, archives[one.partition], at, end)) for at, _ in cuts]
         sized += [
             (piece, rate * (piece.archived[1] - piece.archived[0])) for piece in pieces_of(one, (start, end), places)
         ]
-    return [CheckShare(spec, some) for some in put_together(sized, most)]
+    return [CheckWorkUnit(spec, some) for some in group_by_size(sized, most)]
 
 
 def pieces_of(wanted: PartitionRanges, archived: Range, cuts: Iterable[tuple[int, int | None]]) -> Iterator[Piece]:
-    """Cut a partition at offsets of its archive, each with the old offset of the next record there (None: no record).
+    """Cut a partition at offsets of its archive, each with the original offset of the next record (None without one).
 
-    Cuts whose old offsets do not grow, or lie outside, are left out.
+    Cuts whose original offsets do not increase or are outside the ranges are left out.
     """
     low = wanted.ranges[0][0] if wanted.ranges else 0
     high = wanted.ranges[-1][1] if wanted.ranges else 0
-    rims = [(archived[0], low)]
-    for at, old in cuts:
-        if old is not None and rims[-1][1] < old < high and rims[-1][0] < at < archived[1]:
-            rims.append((at, old))
-    for (first, from_offset), (last, to_offset) in pairwise([*rims, (archived[1], high)]):
+    bounds = [(archived[0], low)]
+    for at, original in cuts:
+        if original is not None and bounds[-1][1] < original < high and bounds[-1][0] < at < archived[1]:
+            bounds.append((at, original))
+    for (first, from_offset), (last, to_offset) in pairwise([*bounds, (archived[1], high)]):
         clipped = ((max(one, from_offset), min(other, to_offset)) for one, other in wanted.ranges)
         ranges = tuple((one, other) for one, other in clipped if one < other)
         yield Piece(wanted.partition, ranges, (first, last))
 
 
-def check_share(share: CheckShare, progress: Add = unwatched) -> dict[Piece, PartitionOutcome]:
+def check_work_unit(unit: CheckWorkUnit, progress: Add = unwatched) -> dict[Piece, PartitionOutcome]:
     """Compare pieces with the archive: the body of one task.
 
-    `progress` is given how many more offsets were compared.
+    `progress` is called with the number of newly compared offsets.
     """
-    spec = share.spec
+    spec = unit.spec
     with ExitStack() as stack:
         try:
             clients = [stack.enter_context(ClusterClient(client_config(spec.properties))) for _ in range(2)]
         except KmirrorError as error:
-            return {piece: PartitionOutcome(piece.partition, None, None, error) for piece in share.pieces}
-        return {piece: _compared(spec, piece, clients[0], clients[1], progress) for piece in share.pieces}
+            return {piece: PartitionOutcome(piece.partition, None, None, error) for piece in unit.pieces}
+        return {piece: _compared(spec, piece, clients[0], clients[1], progress) for piece in unit.pieces}
 
 
 def _compared(
@@ -368,7 +365,7 @@ def _compared(
         comparison = verify_archive_partition(
             reading, reading_archive, partition, archive, piece.ranges, progress, piece.archived
         )
-        # ids never come back: all that was read was this topic's
+        # ids are never reused: everything read was of this topic
         _require_topic(spec, reading)
     except KmirrorError as error:
         return PartitionOutcome(piece.partition, None, None, error)
@@ -385,6 +382,6 @@ def _require_topic(spec: ArchiveSpec, client: ClusterClient) -> None:
         raise RefusedError(
             f"topic {spec.topic} with id {spec.topic_id} no longer exists"
             + (f"; one with id {topic_id} does" if topic_id else ""),
-            "nothing of it can be archived; what the archive holds stays",
+            "it cannot be archived any further; the records already in the archive are kept",
             Reason.DESTINATION_TOPIC_DELETED,
         )

@@ -1,6 +1,6 @@
-"""Compare an archive with what it is to save, record by record, before that is deleted.
+"""Compare an archive with the archived records, one by one, before these are deleted.
 
-Both are read again, as consumers see them; nothing is taken over from the copying. This module runs in workers.
+Both are read again, as consumers see them, independently of the copying. This module runs in workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kmirror.work import Add, unwatched
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDifference:
-    """The first record that is not saved as it was; `offset` is the one it had, None where that is unknown."""
+    """The first record that is not archived unchanged; `offset` is its original one, None if unknown."""
 
     offset: int | None
     what: str
@@ -31,9 +31,9 @@ class ArchiveDifference:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveComparison:
-    """What comparing an archive has found. `records` were compared; `records` + `only_archived` are in the archive.
+    """The result of comparing an archive. `records` were compared; `records` + `only_archived` are in the archive.
 
-    `only_archived` counts records that the log has lost since they were saved: it starts after them now.
+    `only_archived` counts records that the log has lost since they were archived: it now starts after them.
     """
 
     records: int
@@ -44,7 +44,7 @@ class ArchiveComparison:
 
     @property
     def equal(self) -> bool:
-        """True when every record is in the archive, and nothing else."""
+        """True if the archive has every record, and nothing else."""
         return self.first_difference is None
 
 
@@ -57,25 +57,25 @@ def verify_archive_partition(
     progress: Add = unwatched,
     archived: Range | None = None,
 ) -> ArchiveComparison:
-    """Compare the records at offsets `ranges` of `partition` with all that `archive` holds.
+    """Compare the records at offsets `ranges` of `partition` with everything in `archive`.
 
-    Or with what it holds at its own offsets `archived`. Both clients, of one cluster, must have no other user
-    meanwhile. `progress` is given how many more offsets were compared, batch by batch.
+    With `archived`: with those at its own offsets `archived`. Both clients, of one cluster, must have no other user
+    meanwhile. `progress` is called for each batch with the number of newly compared offsets.
 
     Raises:
-        RefusedError: the log does not show all of the ranges.
+        RefusedError: the log does not show all of the ranges to consumers.
         CorruptBatchError, UnsupportedFormatError: a batch of the partition cannot be read.
         UnreachableError, BrokerError: one of the two cannot be read.
     """
     with ThreadPoolExecutor(2, "read-ahead") as executor:
         if archived is None:
             archived = offset_of(reading_archive, archive, EARLIEST), offset_of(reading_archive, archive, LATEST)
-        found = _Comparison(_records_of_archive(reading_archive, archive, *archived, executor), progress)
+        found = _ArchiveWalk(_records_of_archive(reading_archive, archive, *archived, executor), progress)
         return found.run(reading, partition, checked_ranges(ranges), executor)
 
 
 class _DamagedArchiveError(Exception):
-    """The archive cannot be read on."""
+    """The archive cannot be read any further."""
 
 
 def _records_of_archive(
@@ -92,8 +92,8 @@ def _records_of_archive(
         raise UnreachableError(f"{archive} cannot be read up to its end {end}", "are all its replicas in sync?")
 
 
-class _Comparison:
-    """One walk along a log and its archive."""
+class _ArchiveWalk:
+    """One comparison of a log with its archive."""
 
     def __init__(self, archived: Iterator[Record], progress: Add) -> None:
         self._archived = archived
@@ -132,7 +132,7 @@ class _Comparison:
             self._note_lost(low, min(high, log.floor))
             if log.ended_at is not None and log.ended_at < high:
                 raise RefusedError(
-                    f"{partition} shows consumers nothing from offset {log.ended_at} on, though it should up to {high}",
+                    f"{partition} shows consumers nothing from offset {log.ended_at} on, but it should up to {high}",
                     "a transaction may be open there; try later",
                 )
             self._progress(high - reached)
@@ -148,7 +148,7 @@ class _Comparison:
             self._lost.append((low, floor))
 
     def _next_archived(self) -> Record | None:
-        """Return the next record of the archive that the log has not lost since."""
+        """Return the next record of the archive that the log still has."""
         for archived in self._archived:
             origin = origin_of(archived)
             offset = origin[0].offset if origin else -1

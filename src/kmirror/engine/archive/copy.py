@@ -1,14 +1,14 @@
-"""Copy what applications are shown of one partition into its archive. Blocking; killed at any time, it resumes exactly.
+"""Copy what consumers see of one partition into its archive. Blocking; it resumes exactly after a kill at any time.
 
-The archive's last record says how far it is; there is no other checkpoint. Batches are appended at offsets
-(`cluster/append.py`) under a producer id of the archive's own, so what is sent twice is written once, and what does not
-belong at the end of the archive is refused.
+The last record of the archive is the only checkpoint. Batches are appended at offsets (`cluster/append.py`) with a
+producer id of the archive's own, so a batch that is sent twice is written once, and one that does not belong at the end
+of the archive is rejected.
 
-A copy that starts fences any earlier one: a marker raises the producer epoch, and only then the archive's end is
-read. Records older than `producer.id.expiration.ms` make the leader forget all that, at its next look; so another
-marker follows each batch of such records at once and brings it back. Without the right to write markers (ALTER on the
-cluster) there is neither: two that copy old records at the same time could then write twice. That would be found by
-`archive_check`, before anything is deleted.
+A new copy fences any earlier one: a marker raises the producer epoch, and only then the end of the archive is read.
+Records older than `producer.id.expiration.ms` make the leader forget that at its next check; so each batch of such
+records is followed by another marker, which restores it. Without the right to write markers (ALTER on the cluster)
+there is neither: two copies of old records at the same time could then write twice. The check (`check`) would find that
+before anything is deleted.
 
 This module runs in workers.
 """
@@ -47,15 +47,15 @@ from kmirror.engine.archive.archive_topic import (
 )
 from kmirror.engine.archive.not_archived import is_left_over_filler, is_only_filler
 from kmirror.engine.compare.logs import offset_of
-from kmirror.engine.compare.visible_log import Batch, VisibleLog
+from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError, UnreachableError
 from kmirror.work import Add, unwatched
 
-#: A batch of the archive takes about so many bytes of records, or one larger record.
+#: The size of a batch of the archive, unless a single record is larger.
 _BATCH_BYTES = 1 << 20
-#: What a record takes beside its key, value and headers, the three new ones included.
+#: The bytes of a record in addition to its key, value and headers, including the three added headers.
 _RECORD_OVERHEAD = 100
-#: How far before the archive's end its last record is looked for first: markers may follow it.
+#: How far before the end of the archive to search for its last record first: markers may follow it.
 _LOOK_BACK = 16
 _TRIES = 20
 _PAUSE_S = 0.05
@@ -64,17 +64,17 @@ _OLD_CODEC_POSITION = 17
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What one call has copied. `behind` is the old offset of what was there already, None where nothing was."""
+    """What one call has copied, after the record of original offset `resumed_after`; None if the archive was empty."""
 
     records: int
     size_in_bytes: int
-    behind: int | None
-    #: False where markers may not be written: see this module's first lines.
+    resumed_after: int | None
+    #: False if markers may not be written, see the module docstring.
     guarded: bool
 
 
 class _End(NamedTuple):
-    """An archive's last record's old offset, the highest producer epoch of its last batches, and where it ends."""
+    """The original offset of an archive's last record, the highest producer epoch of its last batches, and its end."""
 
     offset: int | None
     producer_epoch: int
@@ -89,35 +89,35 @@ def archive_partition(
     ranges: Sequence[Range],
     progress: Add = unwatched,
 ) -> Archived:
-    """Copy the records at offsets `ranges` of `partition` to the end of `archive`, after those that are there already.
+    """Copy the records at offsets `ranges` of `partition` to the end of `archive`, after those already there.
 
-    Always to be called with the same ranges, in order and apart, for one archive. What no consumer is shown is left
-    out: markers, aborted transactions, filler of ours. Records that the log has lost already are left out too.
-    Both clients, of one cluster, must have no other user meanwhile. `progress` is given how many more offsets
-    are behind it, after each batch appended.
+    Call it always with the same ranges, ordered and disjoint, for one archive. What consumers do not see is left out:
+    markers, aborted transactions, our filler. So are records that the log has already lost. Both clients, of one
+    cluster, must have no other user meanwhile. `progress` is called for each appended batch with the number of newly
+    copied offsets.
 
     Raises:
-        RefusedError: the archive holds something else; the log does not show all of the ranges; FENCED: another copy
-            has begun to write the same archive.
+        RefusedError: the archive has other records; the log does not show all of the ranges; FENCED: another copy
+            has begun to write to the same archive.
         HistoriesDifferError: another client writes to the archive.
         CorruptBatchError, UnsupportedFormatError: a batch of the partition cannot be read.
         BrokerError: the cluster refuses.
-        OutcomeUnknown: a batch may have been written, or will be; call again after ten seconds.
-        UnreachableError: a leader does not answer.
+        OutcomeUnknown: a batch was perhaps written, or may yet be; call again after ten seconds.
+        UnreachableError: a leader does not respond.
     """
     wanted = checked_ranges(ranges)
     expiration_ms = _expiration_ms(writing)
     with ExitStack() as stack:
         out, guarded = _taken_over(stack, writing, archive)
-        behind = _end_of(writing, archive).offset
-        if behind is not None and not any(low <= behind < high for low, high in wanted):
+        resumed_after = _end_of(writing, archive).offset
+        if resumed_after is not None and not any(low <= resumed_after < high for low, high in wanted):
             raise RefusedError(
-                f"archive {archive} ends with the record of offset {behind}, which is not one of those to archive",
+                f"archive {archive} ends with the record of offset {resumed_after}, which is not among these ranges",
                 "use another archive",
             )
         writer = _Writer(out, expiration_ms if guarded else None, progress)
         executor = stack.enter_context(ThreadPoolExecutor(1, "read-ahead"))
-        for low, high in _left(wanted, behind):
+        for low, high in _remaining(wanted, resumed_after):
             writer.begin(low)
             log = VisibleLog(reading, partition, low, high, executor)
             for batch in log.batches():
@@ -126,14 +126,14 @@ def archive_partition(
             if log.ended_at is not None and log.ended_at < high:
                 raise _hidden(partition, log, high)
         writer.flush()
-    return Archived(writer.records, writer.size_in_bytes, behind, guarded)
+    return Archived(writer.records, writer.size_in_bytes, resumed_after, guarded)
 
 
 def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition) -> tuple[OffsetAppender, bool]:
-    """Return an appender that is the only one of its producer epoch, and True; or any and False, without the right.
+    """Return an appender that alone has its producer epoch, and True; or, without the right, any appender and False.
 
-    Two copies that see the same end of the archive at the same time would take the same epoch. So nothing but
-    our own marker may follow the end that we saw before.
+    Two copies that read the same end of the archive at the same time would take the same epoch. So nothing but our own
+    marker may follow the end that we read before.
     """
     for attempt in range(_TRIES):
         seen = _end_of(client, archive)
@@ -152,15 +152,15 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
 
 
 def _expiration_ms(client: ClusterClient) -> int:
-    """Return after how long brokers forget a producer id; 0 where one does not say."""
+    """Return after how long brokers forget a producer id; 0 if unknown for one."""
     nodes = list(client.metadata([]).brokers)
-    told = producer_expiration_ms(client, nodes)
-    return min((told.get(node, 0) for node in nodes), default=0)
+    expirations = producer_expiration_ms(client, nodes)
+    return min((expirations.get(node, 0) for node in nodes), default=0)
 
 
-def _left(ranges: Sequence[Range], behind: int | None) -> Iterator[Range]:
+def _remaining(ranges: Sequence[Range], resumed_after: int | None) -> Iterator[Range]:
     for low, high in ranges:
-        first = low if behind is None else max(low, behind + 1)
+        first = low if resumed_after is None else max(low, resumed_after + 1)
         if first < high:
             yield first, high
 
@@ -172,10 +172,7 @@ def _hidden(partition: TopicPartition, log: VisibleLog, high: int) -> RefusedErr
     return RefusedError(f"{partition} ends at offset {log.ended_at}, before {high}: it has lost records", "look at it")
 
 
-# -- what is saved -----------------------------------------------------------------------------------------------------
-
-
-def _records_to_save(batch: Batch, low: int, high: int) -> Iterator[Record]:
+def _records_to_save(batch: VisibleBatch, low: int, high: int) -> Iterator[Record]:
     if is_only_filler(batch):
         return
     for record in batch.records():
@@ -183,18 +180,15 @@ def _records_to_save(batch: Batch, low: int, high: int) -> Iterator[Record]:
             yield record
 
 
-def _codec_of(batch: Batch) -> str:
+def _codec_of(batch: VisibleBatch) -> str:
     header = batch.header
     if batch.unwrapped is None:
         return header.compression_type
     return COMPRESSION_TYPES[batch.data[header.position + _OLD_CODEC_POSITION] & COMPRESSION_MASK]
 
 
-# -- the archive -------------------------------------------------------------------------------------------------------
-
-
 def _end_of(client: ClusterClient, archive: TopicPartition) -> _End:
-    """Read the end of an archive backwards, in stretches that double, until there is a record."""
+    """Read the end of an archive backwards, in growing stretches, until there is a record."""
     start, end = offset_of(client, archive, EARLIEST), offset_of(client, archive, LATEST)
     producer_id = archive_producer_id(archive)
     epoch, distance = -1, _LOOK_BACK
@@ -212,16 +206,16 @@ def _end_of(client: ClusterClient, archive: TopicPartition) -> _End:
         if reached < end:
             raise UnreachableError(f"{archive} cannot be read up to its end {end}", "are all its replicas in sync?")
         if newest is not None:
-            return _End(_last_old_offset(archive, *newest), epoch, end)
+            return _End(_last_original_offset(archive, *newest), epoch, end)
         if first == start:
             return _End(None, epoch, end)
         distance *= 16
 
 
-def next_old_offset(client: ClusterClient, archive: TopicPartition, start: int, end: int) -> int | None:
-    """Return which offset the next record from `start` on, below `end`, of an archive had; None without one.
+def next_original_offset(client: ClusterClient, archive: TopicPartition, start: int, end: int) -> int | None:
+    """Return the original offset of an archive's next record from `start` to `end`; None without one.
 
-    It only says where to look: a batch that is damaged, or no archive's, counts as none.
+    It is only a hint: a corrupt batch or one that is not an archive's counts as none.
 
     Raises:
         UnreachableError, BrokerError: the archive cannot be read.
@@ -240,7 +234,7 @@ def next_old_offset(client: ClusterClient, archive: TopicPartition, start: int, 
     return None
 
 
-def _last_old_offset(archive: TopicPartition, section: memoryview, header: BatchHeader) -> int:
+def _last_original_offset(archive: TopicPartition, section: memoryview, header: BatchHeader) -> int:
     crc = crc_of(section[header.position : header.position + header.size_in_bytes])
     if crc != header.crc:
         raise CorruptBatchError(header.base_offset, f"the checksum of {archive} is {crc:08x}, not {header.crc:08x}")
@@ -248,38 +242,38 @@ def _last_old_offset(archive: TopicPartition, section: memoryview, header: Batch
     found = origin_of(last)
     if found is None:
         raise RefusedError(
-            f"{archive} holds a record at offset {last.offset} that is not an archive's", "use another archive"
+            f"{archive} holds a record at offset {last.offset} that is not an archived one", "use another archive"
         )
     return found[0].offset
 
 
 class _Writer:
-    """Put records together to batches, and append them."""
+    """Group records into batches, and append them."""
 
     def __init__(self, out: OffsetAppender, expiration_ms: int | None, progress: Add) -> None:
         self.records = 0
         self.size_in_bytes = 0
         self._out = out
-        #: None where no markers may be written.
+        #: None if no markers may be written.
         self._expiration_ms = expiration_ms
         self._progress = progress
         self._pending: list[Record] = []
         self._pending_bytes = 0
         self._codec = "none"
         self._next_offset = 0
-        #: Up to where progress was told.
-        self._told = 0
+        #: Progress is reported up to here.
+        self._reported = 0
 
     def begin(self, offset: int) -> None:
-        """Begin another range of offsets."""
+        """Begin the next range of offsets."""
         self.flush()
-        self._told = offset
+        self._reported = offset
 
     def take(self, record: Record, codec: str, leader_epoch: int) -> None:
-        """Add a record to the batch, or begin another one."""
+        """Add a record to the current batch, or begin the next batch."""
         if record.offset < self._next_offset:
-            message = f"the log has a record at offset {record.offset} behind the one at {self._next_offset - 1}"
-            raise HistoriesDifferError(message, "its offsets should grow", Reason.CORRUPT_BATCH)
+            message = f"the log has a record at offset {record.offset} after the one at {self._next_offset - 1}"
+            raise HistoriesDifferError(message, "its offsets should increase", Reason.CORRUPT_BATCH)
         size = _RECORD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(name) + len(value or b"") for name, value in record.headers)
         if self._pending and (codec != self._codec or self._pending_bytes + size > _BATCH_BYTES):
@@ -291,7 +285,7 @@ class _Writer:
         self._next_offset = record.offset + 1
 
     def flush(self) -> None:
-        """Append what is pending."""
+        """Append the pending records."""
         if not self._pending:
             return
         base = self._out.log_end_offset
@@ -308,8 +302,8 @@ class _Writer:
                 self._out.renew()
         self._pending.clear()
         self._pending_bytes = 0
-        self._progress(self._next_offset - self._told)
-        self._told = self._next_offset
+        self._progress(self._next_offset - self._reported)
+        self._reported = self._next_offset
 
 
 def _rest(record: Record) -> tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:

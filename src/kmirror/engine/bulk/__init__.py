@@ -1,1 +1,1 @@
-"""Work that reads logs in bulk: cut into ranges, done side by side in threads here or in Spark tasks, put together."""
+"""Work that reads whole logs: cut into ranges, processed in parallel in local threads or Spark tasks, then merged."""

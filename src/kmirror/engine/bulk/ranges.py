@@ -1,4 +1,4 @@
-"""Cut logs into ranges of offsets, and put ranges together to what one task does. Pure."""
+"""Cut logs into offset ranges, and group ranges into tasks. Pure."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: A task should run for about a second at least: each costs Spark some 60 ms, and two connections.
+#: A task should run for at least a second: each costs Spark some 60 ms, and two connections.
 _LARGEST_TASK_BYTES = 256 << 20
 _SMALLEST_TASK_BYTES = 8 << 20
 _TASKS_PER_SLOT = 4
 _MOST_RANGES_PER_TASK = 100
-#: What a record is thought to take where the broker does not tell how large a partition is.
+#: Assumed record size where the broker does not report the size of a partition.
 USUAL_RECORD_BYTES = 1000
 
 
 def bytes_per_offset(size_in_bytes: int | None, offsets: int) -> float:
-    """Return what an offset of a log takes on average, at least one byte; a guess where the size is None."""
+    """Return the average bytes per offset of a log, at least 1; a guess if the size is None."""
     return USUAL_RECORD_BYTES if size_in_bytes is None else max(1.0, size_in_bytes / max(1, offsets))
 
 
 def task_bytes(total_bytes: float, slots: int) -> float:
-    """Return how much one task should do, so that there is enough for all slots."""
+    """Return how many bytes one task should process, so that all slots are busy."""
     return min(_LARGEST_TASK_BYTES, max(_SMALLEST_TASK_BYTES, total_bytes / (max(1, slots) * _TASKS_PER_SLOT)))
 
 
 def cut_offsets(start: int, end: int, count: int) -> list[tuple[int, int]]:
-    """Cut offsets into at most so many ranges of about the same length; there is always one."""
+    """Cut offsets into 1 to `count` ranges of about the same length."""
     offsets = end - start
     count = min(max(1, count), max(1, offsets))
     return list(pairwise(start + offsets * number // count for number in range(count + 1)))
 
 
-def put_together(
+def group_by_size(
     sized: Iterable[tuple[T, float]], most: float, most_ranges: int = _MOST_RANGES_PER_TASK
 ) -> Iterator[tuple[T, ...]]:
-    """Yield what one task does each, in order: ranges of `most` together, or a single one that is larger."""
+    """Yield the ranges of each task, in order: up to `most` bytes together, or one larger range alone."""
     ranges: list[T] = []
     filled = 0.0
     for one, size in sized:

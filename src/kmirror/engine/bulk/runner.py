@@ -1,13 +1,13 @@
-"""Run one function over many arguments, side by side: in threads of this process, or as tasks of a Spark.
+"""Run one function over many arguments, in parallel: in threads of this process, or as Spark tasks.
 
-    for result in runner.run("verify", compare_share, [Task(share, share.offsets) for share in shares], meter):
+    for result in runner.run("verify", compare_work_unit, [Task(share, share.offsets) for share in shares], meter):
         …
 
-The function is called as ``function(argument, progress)``. It needs sockets only and says what goes wrong in its
-result; what it raises ends the whole run. A worker that dies is replaced by Spark, and its argument is done again.
-Leaving the loop ends what still runs: a worker is killed, a thread ends where it tells its progress next.
+The function is called as ``function(argument, progress)``. It needs only sockets and returns errors as part of its
+result; an exception ends the whole run. If a worker dies, Spark replaces it and runs the function again.
+Leaving the loop ends what still runs: workers are killed, threads end when they next report progress.
 
-This module runs in workers, and knows Spark only by what it is given.
+This module runs in workers, and knows Spark only through its arguments.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from kmirror.engine.bulk.telling import Ear, Teller, listening, telling
+from kmirror.engine.bulk.progress import ProgressAddress, ProgressCounter, receiving_progress, reporting_progress
 from kmirror.work import Add, Meter, WorkIsOverError
 
 A = TypeVar("A")
@@ -30,12 +31,12 @@ R = TypeVar("R")
 
 Function = Callable[[A, Add], R]
 
-#: More do not help: they share one interpreter.
+#: More do not help: they share one interpreter lock.
 THREADS = 4
 
 
 class Where(StrEnum):
-    """Name where bulk work is done."""
+    """Where bulk work runs."""
 
     THREADS = "THREADS"
     SPARK = "SPARK"
@@ -43,31 +44,31 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[A]):
-    """What one task is given, and how many units of the work that is."""
+    """The argument of one task, and how many units of work it is."""
 
     argument: A
     units: int
 
 
 class Runner(Protocol):
-    """Run functions side by side."""
+    """Run functions in parallel."""
 
     @property
     def slots(self) -> int:
-        """How many run at once."""
+        """How many functions run at once."""
 
     def run(
         self, name: str, function: Function[A, R], tasks: Iterable[Task[A]], meter: Meter
     ) -> Generator[R, None, None]:
-        """Yield function(argument, progress) of all tasks, each as it comes; `meter` counts their units meanwhile.
+        """Yield function(argument, progress) of all tasks, each as it completes; `meter` counts their units meanwhile.
 
-        No more tasks are taken than fit, so what is found may decide which come next. The first failure is raised and
-        ends the others; closing the iterator ends them too.
+        Tasks are taken only when a slot is free, so earlier results may decide which come next. The first failure is
+        raised and ends the others; closing the iterator ends them too.
         """
 
 
 class Runtime(Protocol):
-    """What is asked of Spark."""
+    """What a runner needs of Spark."""
 
     @property
     def slots(self) -> int: ...
@@ -81,19 +82,19 @@ class Runtime(Protocol):
 
 
 class _Tally:
-    """Add up what tasks tell: each unit once, however often it is told, or a task begins again. For any thread."""
+    """Add up the progress of tasks: each unit once, even if it is reported twice or a task restarts. For any thread."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._lock = threading.Lock()
-        #: By task: how much it is, and how much of that is done.
+        #: By task: its units, and how many of them are done.
         self._tasks: dict[int, tuple[int, int]] = {}
 
     def begin(self, task: int, units: int) -> None:
         with self._lock:
             self._tasks[task] = units, 0
 
-    def hear(self, task: int, done: int) -> None:
+    def reported(self, task: int, done: int) -> None:
         with self._lock:
             if task not in self._tasks:
                 return
@@ -104,8 +105,8 @@ class _Tally:
             self._meter.add(now - before)
 
     def end(self, task: int, done: int) -> None:
-        """Take the last count of a task; what it has left out needs no work."""
-        self.hear(task, done)
+        """Take the last count of a task; units that it skipped need no work."""
+        self.reported(task, done)
         with self._lock:
             units, now = self._tasks.pop(task)
         if units > now:
@@ -113,33 +114,33 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """What a worker is sent."""
+class _TaskCall:
+    """What a worker receives."""
 
     function: Function[Any, Any]
     argument: Any
     number: int
-    ear: Ear | None
+    address: ProgressAddress | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What it sends back."""
+class _TaskResult:
+    """What a worker sends back."""
 
     number: int
     value: Any
     done: int
 
 
-def carry_out(order: _Order, attempt: int) -> _Answer:
-    """Do one task: the body of a Spark task, at each attempt."""
-    with telling(order.ear, order.number) as teller:
-        value = order.function(order.argument, teller.add)
-    return _Answer(order.number, value, teller.done)
+def run_task(call: _TaskCall, attempt: int) -> _TaskResult:
+    """Run one task: the body of a Spark task, in each attempt."""
+    with reporting_progress(call.address, call.number) as counter:
+        value = call.function(call.argument, counter.add)
+    return _TaskResult(call.number, value, counter.done)
 
 
 class SparkTasks:
-    """Run tasks in the workers of a Spark; `at_once` limits how many, None for as many as fit."""
+    """Run tasks in Spark workers; `at_once` limits how many, None for as many as fit."""
 
     def __init__(self, runtime: Runtime, at_once: int | None = None) -> None:
         self._runtime = runtime
@@ -147,25 +148,25 @@ class SparkTasks:
 
     @property
     def slots(self) -> int:
-        """How many run at once."""
+        """How many functions run at once."""
         return self._at_once or self._runtime.slots
 
     def run(
         self, name: str, function: Function[A, R], tasks: Iterable[Task[A]], meter: Meter
     ) -> Generator[R, None, None]:
-        """Yield results as they come; see `Runner`."""
+        """Yield results as they complete; see `Runner`."""
         tally = _Tally(meter)
-        with listening(self._runtime.driver_host, self._runtime.bind_address, tally.hear) as ear:
+        with receiving_progress(self._runtime.driver_host, self._runtime.bind_address, tally.reported) as address:
 
-            def orders() -> Iterator[_Order]:
+            def calls() -> Iterator[_TaskCall]:
                 for number, task in enumerate(tasks):
                     tally.begin(number, task.units)
-                    yield _Order(function, task.argument, number, ear)
+                    yield _TaskCall(function, task.argument, number, address)
 
-            with closing(self._runtime.map(name, carry_out, orders(), self._at_once)) as answers:
-                for answer in answers:
-                    tally.end(answer.number, answer.done)
-                    yield answer.value
+            with closing(self._runtime.map(name, run_task, calls(), self._at_once)) as results:
+                for result in results:
+                    tally.end(result.number, result.done)
+                    yield result.value
 
 
 class Threads:
@@ -177,24 +178,21 @@ class Threads:
     def run(
         self, name: str, function: Function[A, R], tasks: Iterable[Task[A]], meter: Meter
     ) -> Generator[R, None, None]:
-        """Yield results as they come; see `Runner`."""
+        """Yield results as they complete; see `Runner`."""
         tally, over = _Tally(meter), threading.Event()
         waiting = enumerate(tasks)
-        running: set[Future[_Answer]] = set()
-        ended: queue.SimpleQueue[Future[_Answer]] = queue.SimpleQueue()
+        running: set[Future[_TaskResult]] = set()
+        ended: queue.SimpleQueue[Future[_TaskResult]] = queue.SimpleQueue()
 
-        def work(number: int, task: Task[A]) -> _Answer:
-            def tell(done: int) -> None:
-                tally.hear(number, done)
-
-            teller = Teller(tell)
+        def work(number: int, task: Task[A]) -> _TaskResult:
+            counter = ProgressCounter(partial(tally.reported, number))
 
             def progress(count: int) -> None:
                 if over.is_set():
                     raise WorkIsOverError
-                teller.add(count)
+                counter.add(count)
 
-            return _Answer(number, function(task.argument, progress), teller.done)
+            return _TaskResult(number, function(task.argument, progress), counter.done)
 
         with ThreadPoolExecutor(self.slots, name) as pool:
             try:
@@ -208,8 +206,8 @@ class Threads:
                         return
                     future = ended.get()
                     running.remove(future)
-                    answer = future.result()
-                    tally.end(answer.number, answer.done)
-                    yield answer.value
+                    result = future.result()
+                    tally.end(result.number, result.done)
+                    yield result.value
             finally:
                 over.set()

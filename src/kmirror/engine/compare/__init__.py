@@ -1,1 +1,1 @@
-"""Compare two logs record by record, as applications see them."""
+"""Compare two logs record by record, as consumers see them."""

@@ -1,4 +1,4 @@
-"""Count the records that consumers are shown of logs: cut into ranges, counted side by side.
+"""Count the records that consumers see in logs: cut into ranges, counted in parallel.
 
 This module runs in workers.
 """
@@ -15,23 +15,23 @@ from typing import NamedTuple
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.bulk.ranges import cut_offsets, put_together, task_bytes
+from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
 
-class Counted(NamedTuple):
-    """How many records are shown of a range, and how many of them from a mark on."""
+class RecordCount(NamedTuple):
+    """How many records consumers see in a range, and how many of them from a mark on."""
 
     records: int = 0
     from_mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Uncounted:
-    """A range to count, `mark` None where nothing is asked of it; `bytes_per_offset` is an estimate."""
+class RangeToCount:
+    """A range to count; `mark` is None without a mark; `bytes_per_offset` is an estimate."""
 
     place: TopicPartition
     low: int
@@ -41,7 +41,7 @@ class Uncounted:
 
     @property
     def estimated_bytes(self) -> float:
-        """How large it is, about."""
+        """The estimated size."""
         return self.bytes_per_offset * max(0, self.high - self.low)
 
 
@@ -53,57 +53,57 @@ class _Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CountShare:
-    """What one task counts, and how it reaches the cluster; the properties hold references, no secrets."""
+class CountWorkUnit:
+    """What one task counts, and how it connects to the cluster; the properties hold references, no secrets."""
 
     properties: Mapping[str, str]
     ranges: tuple[_Range, ...]
 
 
 def count_records(
-    runner: Runner, properties: Mapping[str, str], wanted: Iterable[Uncounted], meter: Meter
-) -> dict[TopicPartition, Counted]:
-    """Count side by side; `meter` counts the offsets.
+    runner: Runner, properties: Mapping[str, str], wanted: Iterable[RangeToCount], meter: Meter
+) -> dict[TopicPartition, RecordCount]:
+    """Count in parallel; `meter` counts the offsets.
 
     Raises:
         UnreachableError, BrokerError: a log cannot be read.
-        CorruptBatchError, UnsupportedFormatError: a batch of one.
+        CorruptBatchError, UnsupportedFormatError: a batch cannot be read.
     """
     known = [one for one in wanted if one.low < one.high]
     totals: Counter[TopicPartition] = Counter()
     from_mark: Counter[TopicPartition] = Counter()
     tasks = [
-        Task(share, sum(one.high - one.low for one in share.ranges)) for share in _shares(known, runner, properties)
+        Task(unit, sum(one.high - one.low for one in unit.ranges)) for unit in _work_units(known, runner, properties)
     ]
-    with closing(runner.run("count", count_share, tasks, meter)) as answers:
+    with closing(runner.run("count", count_work_unit, tasks, meter)) as answers:
         for answer in answers:
             for place, counted in answer:
                 totals[place] += counted.records
                 from_mark[place] += counted.from_mark
-    return {one.place: Counted(totals[one.place], from_mark[one.place]) for one in known}
+    return {one.place: RecordCount(totals[one.place], from_mark[one.place]) for one in known}
 
 
-def _shares(known: list[Uncounted], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountShare]:
+def _work_units(known: list[RangeToCount], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountWorkUnit]:
     most = task_bytes(sum(one.estimated_bytes for one in known), runner.slots)
     sized = (
         (_Range(one.place, low, high, one.mark), one.bytes_per_offset * (high - low))
         for one in known
         for low, high in cut_offsets(one.low, one.high, round(one.estimated_bytes / most))
     )
-    return (CountShare(properties, ranges) for ranges in put_together(sized, most))
+    return (CountWorkUnit(properties, ranges) for ranges in group_by_size(sized, most))
 
 
-def count_share(share: CountShare, progress: Add = unwatched) -> list[tuple[TopicPartition, Counted]]:
-    """Count the ranges of a share: the body of one task. `progress` is given how many more offsets were read."""
-    config = client_config(share.properties)
+def count_work_unit(unit: CountWorkUnit, progress: Add = unwatched) -> list[tuple[TopicPartition, RecordCount]]:
+    """Count the ranges of a work unit: the body of one task. `progress` takes the number of newly read offsets."""
+    config = client_config(unit.properties)
     with ClusterClient(config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
         return [
             (one.place, _count(VisibleLog(client, one.place, one.low, one.high, executor), one, progress))
-            for one in share.ranges
+            for one in unit.ranges
         ]
 
 
-def _count(log: VisibleLog, wanted: _Range, progress: Add) -> Counted:
+def _count(log: VisibleLog, wanted: _Range, progress: Add) -> RecordCount:
     low, high = wanted.low, wanted.high
     mark = high if wanted.mark is None else wanted.mark
     records = from_mark = 0
@@ -123,4 +123,4 @@ def _count(log: VisibleLog, wanted: _Range, progress: Add) -> Counted:
     if log.ended_at is not None and log.ended_at < high:
         raise UnreachableError(f"{wanted.place} cannot be read up to offset {high}", "are all its replicas in sync?")
     progress(high - reached)
-    return Counted(records, from_mark)
+    return RecordCount(records, from_mark)

@@ -1,4 +1,4 @@
-"""What comparing two logs can find: plain data, which tells of records without showing them."""
+"""The results of comparing two logs: plain data that identifies records without their content."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import NamedTuple
 from kmirror.cluster.protocol.records import Record
 
 
-class Kind(StrEnum):
-    """Name what is different."""
+class DifferenceKind(StrEnum):
+    """What differs."""
 
     CONTENT = "CONTENT"
     #: The destination lacks a record.
     MISSING = "MISSING"
     #: The source lacks a record.
     EXTRA = "EXTRA"
-    #: The destination has ended where the source continues.
+    #: The destination ends where the source continues.
     MISSING_TAIL = "MISSING_TAIL"
-    #: The source has ended where the destination continues.
+    #: The source ends where the destination continues.
     EXTRA_TAIL = "EXTRA_TAIL"
     CORRUPT = "CORRUPT"
-    #: The destination shows what kmirror writes where a log is to start further on, and deletes before anyone reads.
+    #: The destination shows filler, which kmirror writes below a log start and deletes before anyone reads it.
     FILLER = "FILLER"
 
 
 class RecordSummary(NamedTuple):
-    """Stand for a record; `checksum` covers key, value and headers (blake2b, hexadecimal)."""
+    """Identifies a record; `checksum` covers key, value and headers (blake2b, hexadecimal)."""
 
     offset: int
     timestamp: int
@@ -37,10 +37,10 @@ class RecordSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first offset at which two logs differ, `what` in a sentence; a side that has no record there is None."""
+    """The first offset at which two logs differ; `what` is a sentence; a side without a record there is None."""
 
     offset: int
-    kind: Kind
+    kind: DifferenceKind
     what: str
     source: RecordSummary | None
     destination: RecordSummary | None
@@ -48,10 +48,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PartitionComparison:
-    """What comparing the offsets from `start` to `end` (exclusive) found.
+    """The result of comparing the offsets from `start` to `end` (exclusive).
 
     `records` and `size_in_bytes` (as the source stores them) count what was compared. `obstacle` says why the
-    comparison could not be made to its end.
+    comparison could not be completed.
     """
 
     start: int
@@ -69,7 +69,7 @@ class PartitionComparison:
 
 
 def summary_of(record: Record) -> RecordSummary:
-    """Return what may be shown of a record."""
+    """Return the summary of a record."""
     digest = blake2b(digest_size=16)
     for part in (record.key, record.value, *(p for name, value in record.headers for p in (name.encode(), value))):
         digest.update(b"\0" if part is None else b"\1" + len(part).to_bytes(4) + part)
@@ -77,7 +77,7 @@ def summary_of(record: Record) -> RecordSummary:
 
 
 def what_differs(source: Record, destination: Record) -> str | None:
-    """Say which parts of two records at the same offset differ; None when they are equal."""
+    """Return a sentence on how two records at the same offset differ; None if they are equal."""
     if source == destination:
         return None
     parts = [name for name in ("key", "value", "headers") if getattr(source, name) != getattr(destination, name)]
@@ -90,7 +90,7 @@ def what_differs(source: Record, destination: Record) -> str | None:
 
 
 def retention_note(source_start: int, destination_start: int) -> str:
-    """Say what is not compared when one log starts later than the other."""
+    """Return the note on what is not compared because one log starts later than the other."""
     side = "source" if source_start > destination_start else "destination"
     low, high = sorted((source_start, destination_start))
     return f"offsets {low} to {high - 1} were not compared: the {side}'s log starts at {high}"

@@ -1,4 +1,4 @@
-"""One of two logs that are compared, and the position of the comparison in it.
+"""A cursor in one of two logs that are compared.
 
 This module runs in workers.
 """
@@ -11,14 +11,14 @@ from typing import Protocol
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.compare.superseded import Superseded
-from kmirror.engine.compare.visible_log import Batch, UnknownFormatError
+from kmirror.engine.compare.visible_log import UnknownFormatError, VisibleBatch
 
 #: The offset of a log that is at its end.
-BEYOND = 1 << 63
+AT_END = 1 << 63
 
 
 class Log(Protocol):
-    """What the comparison asks of a log; `VisibleLog` says what each means."""
+    """What the comparison needs of a log; see `VisibleLog`."""
 
     @property
     def floor(self) -> int: ...
@@ -26,22 +26,19 @@ class Log(Protocol):
     def ended_at(self) -> int | None: ...
     @property
     def log_end_offset(self) -> int | None: ...
-    def batches(self) -> Iterator[Batch]: ...
+    def batches(self) -> Iterator[VisibleBatch]: ...
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
     def is_compacted(self) -> bool: ...
 
 
-class Side:
-    """One log and how far the walk has come in it.
-
-    That is before a whole batch, on a record, on a batch that cannot be read, or at the end.
-    """
+class LogCursor:
+    """One log and the position in it: before a whole batch, on a record, on an unreadable batch, or at the end."""
 
     def __init__(self, name: str, log: Log, other: Log, start: int, end: int) -> None:
         self.name = name
         self.log = log
         self.missing = Superseded(log, other)
-        #: Records that the other log has and this one no longer reaches back to.
+        #: Number of records of the other log that are below the start of this one.
         self.below_floor = 0
         self.size_in_bytes = 0
         self.record: Record | None = None
@@ -49,12 +46,12 @@ class Side:
         self._start = start
         self._end = end
         self._batches = log.batches()
-        self._batch: Batch | None = None
+        self._batch: VisibleBatch | None = None
         self._records: Iterator[Record] | None = None
 
     @property
-    def fresh(self) -> Batch | None:
-        """The batch it is before, if all its offsets are in the range."""
+    def whole_batch(self) -> VisibleBatch | None:
+        """The batch after the position, if all its offsets are in the range."""
         batch = self._batch
         if batch is None or self._records is not None:
             return None
@@ -63,18 +60,18 @@ class Side:
 
     @property
     def _first(self) -> int:
-        """The first offset of interest; a batch may begin before it, also before the log does."""
+        """The first offset to compare; a batch may begin before it, even below the log start."""
         return max(self._start, self.log.floor)
 
     @property
     def offset(self) -> int:
-        """The offset of the record or of the unreadable batch it is on; above all offsets at the end."""
+        """The offset of the current record or unreadable batch; AT_END at the end."""
         if self.unreadable is not None:
             return max(self.unreadable.offset, self._first)
-        return BEYOND if self.record is None else self.record.offset
+        return AT_END if self.record is None else self.record.offset
 
     def next_batch(self) -> None:
-        """Go before the next batch."""
+        """Move before the next batch."""
         self._records = None
         try:
             self._batch = next(self._batches, None)
@@ -88,15 +85,15 @@ class Side:
         elif self._batch.header.base_offset >= self._start:
             self.size_in_bytes += self._batch.header.size_in_bytes
 
-    def stand_on_record(self) -> None:
-        """Go to the next record, unless it is on one."""
+    def advance_to_record(self) -> None:
+        """Move to the next record, unless the position is on one."""
         while self.record is None and self._batch is not None:
             if self._records is None:
                 self._records = self._batch.records()
             self._next_of_batch(self._records)
 
-    def leave_record(self) -> None:
-        """Go to the next record of the batch, or before the next batch."""
+    def next_record(self) -> None:
+        """Move to the next record of the batch, or before the next batch."""
         self.record = None
         while self.record is None and self._records is not None:
             self._next_of_batch(self._records)

@@ -1,15 +1,15 @@
 """Compare two logs record by record: offsets, timestamps, keys, values, headers.
 
-Both logs are read as consumers see them (`visible_log`), and walked side by side:
+Both logs are read as consumers see them (`visible_log`), in step:
 
-* where both are at the beginning of a batch, and the two batches hold the same offsets and the same bytes of records
-  (after decompression where the codecs differ), all their records are equal;
-* everywhere else record is held against record, until both are at the beginning of a batch again.
+* where both are at the beginning of a batch, and the two batches have the same offsets and the same bytes of records
+  (after decompression if the codecs differ), all their records are equal;
+* everywhere else they are compared record by record, until both are at the beginning of a batch again.
 
-A record that only one side has is a difference, with two exceptions: where the other log starts later, nothing can be
-said, and that is noted; where the other topic is compacted, it may have been superseded there (`superseded`). Filler of
-ours that the destination shows has no excuse. Offsets that show nothing are compared only at the end: a destination
-that continues after its source's end differs, whatever is there.
+A record that only one side has is a difference, with two exceptions: if the other log starts later, this is only noted;
+if the other topic is compacted, the record may have been superseded there (`superseded`). Our filler at the destination
+is always a difference. Offsets that show nothing are compared only at the end: a destination that continues after its
+source's end differs, whatever is there.
 
 This module runs in workers.
 """
@@ -34,22 +34,22 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, decompress
 from kmirror.engine.compare.difference import (
     Difference,
-    Kind,
+    DifferenceKind,
     PartitionComparison,
     retention_note,
     summary_of,
     what_differs,
 )
-from kmirror.engine.compare.log_walk import BEYOND, Log, Side
-from kmirror.engine.compare.visible_log import Batch, UnknownFormatError, VisibleLog
+from kmirror.engine.compare.log_walk import AT_END, Log, LogCursor
+from kmirror.engine.compare.visible_log import UnknownFormatError, VisibleBatch, VisibleLog
 from kmirror.words import counted
 from kmirror.work import Add, unwatched
 
-#: How many keys may wait for a later record before the log is searched for them: some 40 MB.
+#: How many keys may wait for a later record before the log is searched for them: about 40 MB.
 _MOST_WAITING = 100_000
-#: Records that are compared one by one are reported in such numbers.
-_TELL_OFFSETS = 1000
-_FILLER = "the destination shows filler, which kmirror writes where a log is to start further on"
+#: Progress of records that are compared one by one is reported after this many offsets.
+_REPORT_OFFSETS = 1000
+_FILLER = "the destination shows filler, which kmirror writes below the start of a log"
 
 
 def compare_partition(
@@ -61,20 +61,20 @@ def compare_partition(
     end: int | None = None,
     progress: Add = unwatched,
 ) -> PartitionComparison:
-    """Compare two partitions from offset `start` up to `end`.
+    """Compare two partitions from offset `start` to `end`.
 
-    Without `start`: from where both logs have begun. Without `end`: the whole destination, of which the source must
-    have everything. Both clients must have no other user meanwhile. `progress` is given how many more offsets were
-    compared, batch by batch.
+    Without `start`: from the later log start. Without `end`: to the end of the destination, which the source must have
+    reached. Both clients must have no other user meanwhile. `progress` is called for each batch with the number of
+    newly compared offsets.
 
     Raises:
-        UnreachableError: one of the clusters does not answer.
+        UnreachableError: one of the clusters does not respond.
         BrokerError: one of them refuses.
-        UnsupportedFormatError: a batch is of a format that cannot be read; nothing before it differs.
+        UnsupportedFormatError: a batch has an unreadable format; nothing before it differs.
     """
     notes: tuple[str, ...] = ()
     if end is None:
-        # before anything is asked of the source, which must be ahead
+        # before anything is read from the source, which must be ahead
         end = offset_of(destination, destination_partition, LATEST)
     if start is None:
         ours, theirs = (
@@ -94,10 +94,10 @@ def compare_partition(
 
 
 def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:
-    """Tell whether the first record that the destination shows from its log start on, below `end`, is filler.
+    """Return a difference if the first record that the destination shows from `start` to `end` is filler.
 
     Raises:
-        UnreachableError: the cluster does not answer.
+        UnreachableError: the cluster does not respond.
         BrokerError: it refuses.
     """
     with ThreadPoolExecutor(1, "read-ahead") as executor:
@@ -106,10 +106,10 @@ def filler_at_start(destination: ClusterClient, partition: TopicPartition, start
             with closing(log.scan(start, end)) as records:
                 first = next(records, None)
         except (CorruptBatchError, UnsupportedFormatError):
-            return None  # nothing of this is compared
+            return None  # this is not part of the comparison
     if first is None or not _is_filler(first):
         return None
-    return Difference(first.offset, Kind.FILLER, _FILLER, None, summary_of(first))
+    return Difference(first.offset, DifferenceKind.FILLER, _FILLER, None, summary_of(first))
 
 
 def _is_filler(record: Record) -> bool:
@@ -117,19 +117,19 @@ def _is_filler(record: Record) -> bool:
 
 
 def offset_of(client: ClusterClient, partition: TopicPartition, which: int) -> int:
-    """Return where a log starts (EARLIEST) or truly ends (LATEST); raises UnreachableError, BrokerError."""
+    """Return the log start offset (EARLIEST) or log end offset (LATEST); raises UnreachableError, BrokerError."""
     answer = client.list_offsets({partition: which}, log_end=which == LATEST)[partition]
     require(answer.error_code, f"looking up the offsets of {partition}")
     return answer.offset or 0
 
 
 def compare_logs(source: Log, destination: Log, start: int, end: int, progress: Add = unwatched) -> PartitionComparison:
-    """Compare what two logs hold from `start` to `end`; raises UnsupportedFormatError."""
-    return _Comparison(source, destination, start, end, progress).run()
+    """Compare two logs from `start` to `end`; raises UnsupportedFormatError."""
+    return _LogComparison(source, destination, start, end, progress).run()
 
 
-def same_batch(one: Batch, other: Batch) -> bool:
-    """Tell whether two sound batches hold the same records at the same offsets. False may also mean: look closer."""
+def same_batch(one: VisibleBatch, other: VisibleBatch) -> bool:
+    """Return True if two valid batches have the same records at the same offsets; False may also mean unknown."""
     a, b = one.header, other.header
     if (
         one.unwrapped is not None
@@ -145,7 +145,7 @@ def same_batch(one: Batch, other: Batch) -> bool:
     if a.compression_type == b.compression_type and mine == theirs:
         return True
     try:
-        # memoryviews would be compared item by item, bytes are compared at once
+        # comparing bytes is much faster than comparing memoryviews
         return bytes(decompress(memoryview(mine), a.compression_type)) == bytes(
             decompress(memoryview(theirs), b.compression_type)
         )
@@ -153,34 +153,34 @@ def same_batch(one: Batch, other: Batch) -> bool:
         return False
 
 
-def _records_section(batch: Batch) -> bytes:
+def _records_section(batch: VisibleBatch) -> bytes:
     start = batch.header.position
     return bytes(batch.data[start + BATCH_OVERHEAD : start + batch.header.size_in_bytes])
 
 
-class _Comparison:
-    """One walk along two logs."""
+class _LogComparison:
+    """One comparison of two logs."""
 
     def __init__(self, source: Log, destination: Log, start: int, end: int, progress: Add) -> None:
         self._start = start
         self._end = end
         self._progress = progress
-        self._told = start
+        self._reported = start
         self._position = start
         self._records = 0
         self._obstacle: str | None = None
-        self._source = Side("source", source, destination, start, end)
-        self._destination = Side("destination", destination, source, start, end)
+        self._source = LogCursor("source", source, destination, start, end)
+        self._destination = LogCursor("destination", destination, source, start, end)
 
     def run(self) -> PartitionComparison:
-        """Walk to the end or to the first difference; raises UnsupportedFormatError."""
+        """Compare up to the end or the first difference; raises UnsupportedFormatError."""
         difference = self._earliest(self._walk())
         if difference is None and self._obstacle is None:
             self._obstacle = self._hidden_tail()
         if difference is None and self._obstacle is None:
             difference = self._end_alone()
         if difference is None:
-            self._tell(self._end)
+            self._report_progress(self._end)
         return PartitionComparison(
             self._start,
             self._end,
@@ -192,7 +192,7 @@ class _Comparison:
         )
 
     def _earliest(self, difference: Difference | None) -> Difference | None:
-        """Return what was found, or a record that is missing before it."""
+        """Return the difference found, or a missing record before it."""
         try:
             missing = self._unexplained()
         except (CorruptBatchError, UnsupportedFormatError):
@@ -209,15 +209,15 @@ class _Comparison:
             waiting = len(one.missing) + len(other.missing)
             if waiting > _MOST_WAITING and (difference := self._unexplained()):
                 return difference
-            if not waiting and (ours := one.fresh) and (theirs := other.fresh) and same_batch(ours, theirs):
+            if not waiting and (ours := one.whole_batch) and (theirs := other.whole_batch) and same_batch(ours, theirs):
                 self._records += ours.header.record_count
-                self._tell(ours.header.next_offset)
+                self._report_progress(ours.header.next_offset)
                 one.next_batch()
                 other.next_batch()
                 continue
-            one.stand_on_record()
-            other.stand_on_record()
-            if one.offset == other.offset == BEYOND:
+            one.advance_to_record()
+            other.advance_to_record()
+            if one.offset == other.offset == AT_END:
                 return None
             if difference := self._step():
                 return difference
@@ -234,28 +234,28 @@ class _Comparison:
                     raise UnknownFormatError(offset, f"on the {side.name} {error}", error.hint)
                 case CorruptBatchError() as error:
                     what = f"the batch that the {side.name} stores at offset {error.offset} is corrupt: {error.detail}"
-                    return self._difference(offset, Kind.CORRUPT, what)
+                    return self._difference(offset, DifferenceKind.CORRUPT, what)
                 case UnknownFormatError() as error:
                     message = f"the {side.name} cannot be read from offset {offset} on: {error}"
                     raise UnknownFormatError(offset, message, error.hint)
         self._position = offset + 1
-        if self._position - self._told >= _TELL_OFFSETS:
-            self._tell(self._position)
+        if self._position - self._reported >= _REPORT_OFFSETS:
+            self._report_progress(self._position)
         records = [side.record for side in here if side.record is not None]
         if len(records) == 2:
             difference = self._pair(*records)
             self._records += 1
         elif here == [one]:
-            difference = self._alone(records[0], other, Kind.MISSING, Kind.MISSING_TAIL)
+            difference = self._alone(records[0], other, DifferenceKind.MISSING, DifferenceKind.MISSING_TAIL)
         else:
-            difference = self._alone(records[0], one, Kind.EXTRA, Kind.EXTRA_TAIL)
+            difference = self._alone(records[0], one, DifferenceKind.EXTRA, DifferenceKind.EXTRA_TAIL)
         if difference is None:
             for side in here:
-                side.leave_record()
+                side.next_record()
         return difference
 
     def _pair(self, source: Record, destination: Record) -> Difference | None:
-        """Compare what both sides have at one offset."""
+        """Compare the records of both sides at one offset."""
         if source.key == destination.key:
             self._source.missing.seen(source)
             self._destination.missing.seen(destination)
@@ -263,15 +263,17 @@ class _Comparison:
         if differs is None:
             return None
         if _is_filler(destination):
-            return self._difference(source.offset, Kind.FILLER, _FILLER)
-        return self._difference(source.offset, Kind.CONTENT, differs)
+            return self._difference(source.offset, DifferenceKind.FILLER, _FILLER)
+        return self._difference(source.offset, DifferenceKind.CONTENT, differs)
 
-    def _alone(self, record: Record, other: Side, inside: Kind, tail: Kind) -> Difference | None:
+    def _alone(
+        self, record: Record, other: LogCursor, inside: DifferenceKind, tail: DifferenceKind
+    ) -> Difference | None:
         """Judge a record that is not on the `other` side."""
         side = self._source if other is self._destination else self._destination
         ended_at = other.log.ended_at
         if side is self._destination and _is_filler(record):
-            return self._difference(record.offset, Kind.FILLER, _FILLER)
+            return self._difference(record.offset, DifferenceKind.FILLER, _FILLER)
         if record.offset < other.log.floor:
             other.below_floor += 1
             side.missing.seen(record)
@@ -287,7 +289,7 @@ class _Comparison:
         return self._difference(record.offset, inside, f"the {other.name} has no record at this offset")
 
     def _unexplained(self) -> Difference | None:
-        """Search for the later records that are still waited for; return the first missing record without one."""
+        """Search for the later records that keys still wait for; return the first missing record without one."""
         found = []
         for side, other in ((self._destination, self._source), (self._source, self._destination)):
             missing = side.missing.unexplained(self._position, self._end)
@@ -296,12 +298,12 @@ class _Comparison:
             lacking, record = other if missing.in_other else side, missing.record
             what = f"the {lacking.name} has no record at this offset, and no later one of its key"
             if lacking is self._destination:
-                found.append(Difference(record.offset, Kind.MISSING, what, record, None))
+                found.append(Difference(record.offset, DifferenceKind.MISSING, what, record, None))
             else:
-                found.append(Difference(record.offset, Kind.EXTRA, what, None, record))
+                found.append(Difference(record.offset, DifferenceKind.EXTRA, what, None, record))
         return min(found, key=lambda difference: difference.offset, default=None)
 
-    def _difference(self, offset: int, kind: Kind, what: str) -> Difference:
+    def _difference(self, offset: int, kind: DifferenceKind, what: str) -> Difference:
         summaries = [
             summary_of(side.record) if side.record and side.record.offset == offset else None
             for side in (self._source, self._destination)
@@ -318,12 +320,12 @@ class _Comparison:
         )
 
     def _end_alone(self) -> Difference | None:
-        """Tell which log has ended too early, if the other one continues with offsets that show nothing."""
-        for side, kind in ((self._destination, Kind.MISSING_TAIL), (self._source, Kind.EXTRA_TAIL)):
+        """Return a difference if one log ends early and the other continues with offsets that show nothing."""
+        for side, kind in ((self._destination, DifferenceKind.MISSING_TAIL), (self._source, DifferenceKind.EXTRA_TAIL)):
             ended_at = side.log.ended_at
             if ended_at is not None and ended_at < self._end:
-                lacking = f"offsets {ended_at} to {self._end - 1} are lacking, which show no records"
-                return Difference(ended_at, kind, f"the {side.name} {_end_of(side.log)}; {lacking}", None, None)
+                missing = f"offsets {ended_at} to {self._end - 1}, which show no records, are missing"
+                return Difference(ended_at, kind, f"the {side.name} {_end_of(side.log)}; {missing}", None, None)
         return None
 
     def _notes(self, difference: Difference | None) -> Iterator[str]:
@@ -331,19 +333,19 @@ class _Comparison:
             if side.below_floor:
                 where = f"below offset {side.log.floor}"
                 many = counted(side.below_floor, f"record {where} was", f"records {where} were")
-                yield f"{many} not compared: the {side.name}'s log has come to start there"
+                yield f"{many} not compared: the {side.name}'s log now starts there"
             if side.missing.count and difference is None:
                 of = f"of the {other.name}"
                 many = counted(side.missing.count, f"record {of} is", f"records {of} are")
                 yield f"{many} missing in the {side.name}, superseded by later ones of their keys"
 
-    def _tell(self, reached: int) -> None:
-        if reached > self._told:
-            self._progress(reached - self._told)
-            self._told = reached
+    def _report_progress(self, reached: int) -> None:
+        if reached > self._reported:
+            self._progress(reached - self._reported)
+            self._reported = reached
 
 
 def _end_of(log: Log) -> str:
     if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
-        return f"is not committed beyond offset {log.ended_at}: a transaction is open there"
+        return f"is not committed after offset {log.ended_at}: a transaction is open there"
     return f"ends at offset {log.ended_at}"

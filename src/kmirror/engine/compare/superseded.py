@@ -1,13 +1,13 @@
-"""Tell whether records that are missing in one log of a compacted topic were removed there in due order. Pure.
+"""Decide whether records that are missing in one log of a compacted topic were removed by compaction. Pure.
 
-Each log is cleaned on its own, so a record may be missing in one of them once a later one of its key is there. The
-cleaner removes tombstones too, after a while, but never before all older records of the key (KIP-534): a missing
-tombstone is in order where no older record of its key is left, and in order is then also what it superseded.
+Each log is compacted independently, so a record may be missing in one of them once a later one of its key is there.
+Compaction also removes tombstones, after a while, but never before all older records of the key (KIP-534): a missing
+tombstone is explained if no older record of its key is left, and so are the records that it superseded.
 
-Keys that wait for their later record are remembered by their hash; `unexplained` searches the log for those still left.
+The hashes of keys that wait for a later record are kept; `unexplained` searches the log for the remaining ones.
 
-A later record that the other log lacks explains nothing if it is the missing record itself, which then is at
-another offset: the key waits on, in the other log, and both are reported as one difference at the lower offset.
+A later record that the other log lacks explains nothing if it is the missing record itself at another offset: then the
+key waits in the other log, and both are reported as one difference at the lower offset.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kmirror.engine.compare.difference import RecordSummary, summary_of
 
 
 class Scannable(Protocol):
-    """What is asked of a log; `VisibleLog` says what each means."""
+    """What is needed of a log; see `VisibleLog`."""
 
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
     def is_compacted(self) -> bool: ...
 
 
 class Missing(NamedTuple):
-    """A record that a log lacks; `in_other` where that is the other of the two logs."""
+    """A record that a log lacks; `in_other`: the other of the two logs lacks it."""
 
     record: RecordSummary
     in_other: bool = False
@@ -38,7 +38,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """The first record of a key that is missing since the key was last seen, and what the last of them is."""
+    """The first record of a key that is missing since the key was last seen, and facts of the last one."""
 
     first: Missing
     last_offset: int
@@ -49,7 +49,7 @@ class Superseded:
     """The keys whose records are missing in one log and present in the other."""
 
     def __init__(self, log: Scannable, other: Scannable) -> None:
-        #: Records found missing so far, in order or not.
+        #: Records found missing so far, explained or not.
         self.count = 0
         self._log = log
         self._other = other
@@ -59,7 +59,7 @@ class Superseded:
         return len(self._waiting)
 
     def excuses(self, record: Record) -> bool:
-        """Take note of a missing record; False when nothing later can explain it."""
+        """Note a missing record; return False if nothing later can explain it."""
         if record.key is None or not self._log.is_compacted():
             return False
         self.count += 1
@@ -72,56 +72,56 @@ class Superseded:
         self._waiting[key] = _Wait(first, record.offset, record.value is None)
 
     def seen(self, record: Record) -> None:
-        """Take note that this record is in the log."""
+        """Note that this record is in the log."""
         if self._waiting and record.key is not None:
             self._waiting.pop(_hash(record.key), None)
 
     def seen_alone(self, record: Record, other: Superseded) -> None:
-        """Take note that this record is in the log, and is missing in the other, as `other` knows already."""
+        """Note that this record is in the log but not in the other, as `other` already knows."""
         if not self._waiting or record.key is None:
             return
         key = _hash(record.key)
         wait = self._waiting.pop(key, None)
         if wait is not None and wait.first.record[1:] == summary_of(record)[1:]:
-            other._moved(key, wait.first)
+            other._wait_for_moved(key, wait.first)
 
-    def _moved(self, key: bytes, first: Missing) -> None:
-        """Let a key wait in this log since the other one lacked a record of it, which is elsewhere there."""
+    def _wait_for_moved(self, key: bytes, first: Missing) -> None:
+        """Have a key wait in this log for a record that the other log has at another offset."""
         known = self._waiting[key]
         if first.record.offset < known.first.record.offset:
             self._waiting[key] = replace(known, first=Missing(first.record, not first.in_other))
 
     def unexplained(self, position: int, end: int) -> Missing | None:
-        """Search for what is still waiting, and return the first missing record that nothing explains, or None.
+        """Search for the waiting keys, and return the first missing record that nothing explains, or None.
 
-        The logs have been compared up to `position`, and are to be up to `end`. Afterwards nothing is waiting.
+        The logs are compared up to `position`, of `end` in all. Afterwards no key waits.
         """
         if self._waiting:
-            self._look_ahead(position)
+            self._search_ahead(position)
         if self._waiting and position < end:
-            self._look_for_tombstones(position, end)
+            self._search_tombstones(position, end)
         if any(wait.last_is_tombstone for wait in self._waiting.values()):
-            self._forget_what_is_gone()
+            self._drop_complete_tombstones()
         left = [wait.first for wait in self._waiting.values()]
         self._waiting.clear()
         return min(left, key=lambda missing: missing.record.offset, default=None)
 
-    def _look_ahead(self, position: int) -> None:
+    def _search_ahead(self, position: int) -> None:
         with closing(self._log.scan(position)) as records:
             for record in records:
                 self.seen(record)
                 if not self._waiting:
                     return
 
-    def _look_for_tombstones(self, position: int, end: int) -> None:
-        """Tombstones that would explain may lie ahead, where the comparison has not come yet."""
+    def _search_tombstones(self, position: int, end: int) -> None:
+        """Search for tombstones that explain missing records after the position of the comparison."""
         with closing(self._other.scan(position, end)) as records:
             for record in records:
                 if record.key is not None and (key := _hash(record.key)) in self._waiting:
                     self._wait(key, record)
 
-    def _forget_what_is_gone(self) -> None:
-        """A tombstone has done its work where no older record of its key is in the log."""
+    def _drop_complete_tombstones(self) -> None:
+        """Drop keys whose last missing record is a tombstone and that have no older record in the log."""
         gone = {key: wait.last_offset for key, wait in self._waiting.items() if wait.last_is_tombstone}
         with closing(self._log.scan(None, max(gone.values()))) as records:
             for record in records:

@@ -1,7 +1,7 @@
-"""Compare many partitions: cut into pieces, compared side by side in threads or in Spark, put together again.
+"""Compare many partitions: cut into pieces, compared in parallel in threads or in Spark, then merged.
 
-A piece is a range of one partition's offsets, a share is what one task compares: one large piece or many small
-ones. Partitions of compacted topics stay in one piece: what is missing there may be explained far after it.
+A piece is a range of one partition's offsets, a work unit is what one task compares: one large piece or many small
+ones. Partitions of compacted topics stay in one piece: a missing record may be explained far after it.
 
 This module runs in workers.
 """
@@ -11,23 +11,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, put_together, task_bytes
+from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
-_MOST_SAMPLES_PER_SHARE = 100
+_MOST_SAMPLES_PER_TASK = 100
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_OFFSETS = 1000
-_LOOK_SECONDS = 5.0
+_METADATA_SECONDS = 5.0
 _GONE = (Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
 
 
@@ -42,22 +42,22 @@ class Extent:
     end: int
     size_in_bytes: int | None = None
     divisible: bool = True
-    #: Where the destination's log starts, if that is lower: no filler may have been left from there to `start`.
+    #: Where the destination's log starts, if lower than `start`: no filler may be left in between.
     destination_start: int | None = None
 
     @property
     def bytes_per_offset(self) -> float:
-        """What an offset takes on average, at least one byte."""
+        """The average bytes per offset, at least 1."""
         return bytes_per_offset(self.size_in_bytes, self.end - self.start)
 
     @property
     def estimated_bytes(self) -> float:
-        """How large it is, or is thought to be."""
+        """The estimated size."""
         return self.bytes_per_offset * (self.end - self.start)
 
     @property
     def has_work(self) -> bool:
-        """True when there is something to look at."""
+        """True if there is something to compare."""
         return self.end > self.start or self.destination_start is not None
 
 
@@ -83,8 +83,8 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkUnit:
-    """What one task compares, and how it reaches both clusters; the properties hold references, no secrets."""
+class CompareWorkUnit:
+    """What one task compares, and how it connects to both clusters; the properties hold references, no secrets."""
 
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
@@ -97,61 +97,61 @@ class WorkUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What became of one piece: a comparison, or why there is none."""
+class PieceFinding:
+    """The result for one piece: a comparison, or the trouble."""
 
     piece: Piece
     comparison: PartitionComparison | None
     trouble: KmirrorError | None = None
 
 
-def shares(
+def work_units(
     extents: Iterable[Extent],
     slots: int,
     source_properties: Mapping[str, str],
     destination_properties: Mapping[str, str],
-) -> list[WorkUnit]:
-    """Cut everything into shares of about the same size, enough of them for all slots."""
+) -> list[CompareWorkUnit]:
+    """Cut everything into work units of about the same size, enough for all slots."""
     known = [extent for extent in extents if extent.has_work]
     size = task_bytes(sum(extent.estimated_bytes for extent in known), slots)
     sized = [
         (piece, extent.bytes_per_offset * (piece.end - piece.start)) for extent in known for piece in cut(extent, size)
     ]
-    return [WorkUnit(source_properties, destination_properties, pieces) for pieces in put_together(sized, size)]
+    return [CompareWorkUnit(source_properties, destination_properties, pieces) for pieces in group_by_size(sized, size)]
 
 
-def sampled_shares(
+def sampled_work_units(
     extents: Iterable[Extent],
     count: int,
     chosen: random.Random,
     source_properties: Mapping[str, str],
     destination_properties: Mapping[str, str],
-) -> list[WorkUnit]:
-    """Take head, tail and `count` random ranges of each partition, and share them out."""
+) -> list[CompareWorkUnit]:
+    """Return work units for head, tail and `count` random ranges of each partition."""
     sized = [(piece, 1.0) for extent in extents if extent.has_work for piece in sample(extent, count, chosen)]
-    together = put_together(sized, _MOST_SAMPLES_PER_SHARE)
-    return [WorkUnit(source_properties, destination_properties, pieces) for pieces in together]
+    together = group_by_size(sized, _MOST_SAMPLES_PER_TASK)
+    return [CompareWorkUnit(source_properties, destination_properties, pieces) for pieces in together]
 
 
 def cut(extent: Extent, size_in_bytes: float) -> list[Piece]:
-    """Cut a partition into pieces of about the size given, one where it cannot be divided."""
+    """Cut a partition into pieces of about this size; return one piece if it cannot be divided."""
     wanted = round(extent.estimated_bytes / size_in_bytes) if extent.divisible else 1
-    pieces = [_piece(extent, *rims) for rims in cut_offsets(extent.start, extent.end, wanted)]
+    pieces = [_piece(extent, *bounds) for bounds in cut_offsets(extent.start, extent.end, wanted)]
     return _from_destination_start(extent, pieces)
 
 
 def sampled_bytes(extent: Extent, count: int) -> float:
-    """Return about how many bytes head, tail and `count` ranges are."""
+    """Return the estimated size of head, tail and `count` ranges."""
     return min(extent.estimated_bytes, (count + 2) * _sample_length(extent) * extent.bytes_per_offset)
 
 
 def _sample_length(extent: Extent) -> int:
-    few = max(1, min(_SAMPLE_OFFSETS, int(_SAMPLE_BYTES / extent.bytes_per_offset)))
-    return min(extent.end - extent.start, few)
+    length = max(1, min(_SAMPLE_OFFSETS, int(_SAMPLE_BYTES / extent.bytes_per_offset)))
+    return min(extent.end - extent.start, length)
 
 
 def sample(extent: Extent, count: int, chosen: random.Random) -> list[Piece]:
-    """Return head, tail and `count` random ranges in order; ranges that meet are one."""
+    """Return head, tail and `count` random ranges in order; touching ranges are merged."""
     offsets, length = extent.end - extent.start, _sample_length(extent)
     starts = [extent.start, extent.end - length]
     starts += [extent.start + chosen.randrange(offsets - length + 1) for _ in range(count)]
@@ -172,29 +172,29 @@ def _from_destination_start(extent: Extent, pieces: list[Piece]) -> list[Piece]:
     return [pieces[0]._replace(destination_start=extent.destination_start), *pieces[1:]]
 
 
-def compare_shares(runner: Runner, all_shares: Iterable[WorkUnit], meter: Meter) -> Iterator[Finding]:
-    """Compare shares side by side and yield findings as they come; `meter` counts offsets.
+def compare_work_units(runner: Runner, units: Iterable[CompareWorkUnit], meter: Meter) -> Iterator[PieceFinding]:
+    """Compare work units in parallel and yield findings as they complete; `meter` counts offsets.
 
-    What follows a known difference is left out. When a whole cluster has stopped answering, nothing more is asked
-    of it, and the rest is found to be that trouble.
+    Pieces after a known difference are skipped. When a whole cluster has stopped responding, the remaining pieces are
+    not compared and get that trouble.
     """
     first: dict[TopicPartition, int] = {}
     gone: list[KmirrorError] = []
-    left: list[Piece] = []
+    skipped: list[Piece] = []
 
-    def open_shares() -> Iterator[Task[WorkUnit]]:
-        for share in all_shares:
-            pieces = tuple(piece for piece in share.pieces if piece.start < first.get(piece.destination, piece.end + 1))
+    def open_units() -> Iterator[Task[CompareWorkUnit]]:
+        for unit in units:
+            pieces = tuple(piece for piece in unit.pieces if piece.start < first.get(piece.destination, piece.end + 1))
             if gone:
-                left.extend(pieces)
-            known = () if gone else pieces
-            found = WorkUnit(share.source_properties, share.destination_properties, known)
-            if found.offsets < share.offsets:
-                meter.spare(share.offsets - found.offsets)
-            if known:
-                yield Task(found, found.offsets)
+                skipped.extend(pieces)
+                pieces = ()
+            remaining = replace(unit, pieces=pieces)
+            if remaining.offsets < unit.offsets:
+                meter.spare(unit.offsets - remaining.offsets)
+            if pieces:
+                yield Task(remaining, remaining.offsets)
 
-    with closing(runner.run("compare", compare_share, open_shares(), meter)) as answers:
+    with closing(runner.run("compare", compare_work_unit, open_units(), meter)) as answers:
         for findings in answers:
             for finding in findings:
                 if finding.comparison and (difference := finding.comparison.first_difference):
@@ -203,35 +203,35 @@ def compare_shares(runner: Runner, all_shares: Iterable[WorkUnit], meter: Meter)
                 if finding.trouble is not None and finding.trouble.reason in _GONE:
                     gone.append(finding.trouble)
                 yield finding
-    yield from (Finding(piece, None, gone[0]) for piece in left)
+    yield from (PieceFinding(piece, None, gone[0]) for piece in skipped)
 
 
-def compare_share(share: WorkUnit, progress: Add = unwatched) -> tuple[Finding, ...]:
-    """Compare all pieces of a share: the body of one task. What goes wrong is a finding too.
+def compare_work_unit(unit: CompareWorkUnit, progress: Add = unwatched) -> tuple[PieceFinding, ...]:
+    """Compare all pieces of a work unit: the body of one task. Errors are findings too.
 
-    `progress` is given how many more offsets were compared.
+    `progress` is called with the number of newly compared offsets.
     """
-    findings: list[Finding] = []
+    findings: list[PieceFinding] = []
     with ExitStack() as stack:
         try:
-            source = stack.enter_context(ClusterClient(client_config(share.source_properties)))
-            destination = stack.enter_context(ClusterClient(client_config(share.destination_properties)))
+            source = stack.enter_context(ClusterClient(client_config(unit.source_properties)))
+            destination = stack.enter_context(ClusterClient(client_config(unit.destination_properties)))
         except KmirrorError as error:
-            return tuple(Finding(piece, None, error) for piece in share.pieces)
+            return tuple(PieceFinding(piece, None, error) for piece in unit.pieces)
         gone: KmirrorError | None = None
-        for piece in share.pieces:
+        for piece in unit.pieces:
             if gone is not None:
-                findings.append(Finding(piece, None, gone))
+                findings.append(PieceFinding(piece, None, gone))
                 continue
             try:
-                findings.append(Finding(piece, _compare_piece(source, destination, piece, progress)))
+                findings.append(PieceFinding(piece, _compare_piece(source, destination, piece, progress)))
             except (KmirrorError, OutcomeUnknown) as error:
                 if isinstance(error, OutcomeUnknown | UnreachableError):
                     gone = _silent(source, "source", Reason.SOURCE_UNREACHABLE) or _silent(
                         destination, "destination", Reason.DESTINATION_UNREACHABLE
                     )
                 trouble = gone or (error if isinstance(error, KmirrorError) else UnreachableError(str(error)))
-                findings.append(Finding(piece, None, trouble))
+                findings.append(PieceFinding(piece, None, trouble))
     return tuple(findings)
 
 
@@ -246,17 +246,17 @@ def _compare_piece(
 
 
 def _silent(client: ClusterClient, name: str, reason: Reason) -> KmirrorError | None:
-    """Tell whether a whole cluster has stopped answering, rather than the leader of one partition."""
+    """Return the error if a whole cluster has stopped responding, rather than the leader of one partition."""
     try:
-        client.metadata([], timeout=_LOOK_SECONDS)
+        client.metadata([], timeout=_METADATA_SECONDS)
     except KmirrorError as error:
-        return UnreachableError(f"the {name} does not answer any more: {error}", error.hint, reason)
+        return UnreachableError(f"the {name} no longer responds: {error}", error.hint, reason)
     return None
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What all findings about one partition amount to so far."""
+class PartitionVerdict:
+    """The findings about one partition so far, summed up."""
 
     offsets: int = 0
     records: int = 0
@@ -266,7 +266,7 @@ class Verdict:
     trouble: KmirrorError | None = None
     notes: dict[str, None] = field(default_factory=dict)
 
-    def take(self, finding: Finding) -> None:
+    def take(self, finding: PieceFinding) -> None:
         """Add one finding."""
         comparison = finding.comparison
         if comparison is None:

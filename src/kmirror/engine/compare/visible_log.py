@@ -1,13 +1,13 @@
 """One partition's log as a read_committed consumer sees it: its data batches in order, read ahead. Blocking.
 
 What a consumer never sees is left out: markers, and batches of aborted transactions. Messages of the formats 0 and 1
-are unwrapped. Every batch's checksum is checked before it is handed out.
+are unwrapped. Every batch's checksum is verified before the batch is returned.
 
-A log can say less than it is asked for, and each case is reported:
+A log may have less than requested, and each case is reported:
 
 * it starts later (retention, DeleteRecords), perhaps only since reading began: `floor`;
-* it ends earlier: `ended_at`, where what consumers may read ends; and `log_end_offset`, which is higher while a
-  transaction is open or a follower lags.
+* it ends earlier: `ended_at` is where consumers stop reading; `log_end_offset` is higher while a transaction is open or
+  a follower lags.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from kmirror.errors import BrokerError, Reason
 _FORMAT = 2
 _FETCH_BYTES = 1 << 20
 _WAIT_MS = 500
-#: How long a log may end before the offset asked for before that counts: a new leader learns its high watermark
-#: from its followers' next fetch.
+#: How long to wait for a log to reach the requested offset: a new leader learns its high watermark from the next
+#: fetch of its followers.
 _PATIENCE_S = 3.0
 
 
 class UnknownFormatError(UnsupportedFormatError):
-    """A batch of a format or codec that cannot be read; all records below `offset` come before it."""
+    """A batch has an unreadable format or codec; all records below `offset` precede it."""
 
     def __init__(self, offset: int, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint, Reason.UNSUPPORTED_MESSAGE_FORMAT)
@@ -56,10 +56,10 @@ class UnknownFormatError(UnsupportedFormatError):
         self.offset = offset
 
 
-class Batch(NamedTuple):
-    """One stored batch: `header.position` is its place in `data`.
+class VisibleBatch(NamedTuple):
+    """One stored batch at `header.position` of `data`.
 
-    One of format 0 or 1 has been read already (`unwrapped`); its header says which offsets are in it, and no more.
+    Batches of format 0 or 1 are already read (`unwrapped`); of their header only the offsets are valid.
     """
 
     data: memoryview
@@ -67,13 +67,13 @@ class Batch(NamedTuple):
     unwrapped: Sequence[Record] | None = None
 
     def records(self) -> Iterator[Record]:
-        """Read the records; raises CorruptBatchError."""
+        """Return the records; raises CorruptBatchError."""
         return read_records(self.data, self.header) if self.unwrapped is None else iter(self.unwrapped)
 
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """What one look at the log gave: batches and where the next ones are, or that there are no more."""
+    """The result of one read: batches and where to continue, or the end of the log."""
 
     data: memoryview
     headers: Sequence[BatchHeader]
@@ -90,14 +90,14 @@ def visible_batches(
     headers: Iterable[BatchHeader],
     aborted_transactions: Iterable[AbortedTransaction],
     start: int = 0,
-) -> Iterator[Batch]:
-    """Yield the batches of one fetch answer that a read_committed consumer sees.
+) -> Iterator[VisibleBatch]:
+    """Yield the batches of one fetch response that a read_committed consumer sees.
 
-    `aborted_transactions` is the answer's list. No batch holds offsets below `start` that are of interest.
+    `aborted_transactions` is the list in the response. Offsets below `start` do not matter.
 
     Raises:
-        CorruptBatchError: a checksum does not fit, an old message cannot be read, or a marker.
-        UnknownFormatError: a message format or codec that cannot be read.
+        CorruptBatchError: a checksum does not match, or an old message or a marker cannot be read.
+        UnknownFormatError: a message format or codec cannot be read.
     """
     isolation = Isolation(aborted_transactions)
     reached = start
@@ -116,12 +116,12 @@ def visible_batches(
                 codec = header.attributes & COMPRESSION_MASK
                 if codec >= len(COMPRESSION_TYPES):
                     raise _unknown(header.base_offset, header, f"the unknown compression type {codec}")
-                yield Batch(data, header)
+                yield VisibleBatch(data, header)
         reached = max(reached, header.next_offset)
 
 
-def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
-    """Read a message of an old format, which may stand for many; `reached` is the lowest offset that it can hold."""
+def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> VisibleBatch:
+    """Read a message of an old format, which may wrap many; `reached` is the lowest offset that it can contain."""
     try:
         _, messages = read_messages(whole)
     except OversizedBatchError as error:
@@ -133,14 +133,14 @@ def _unwrapped(whole: memoryview, header: BatchHeader, reached: int) -> Batch:
     # a wrapper has the offset of the last message in it
     first, end = messages[0].offset, header.next_offset
     known = header._replace(base_offset=first, last_offset_delta=end - 1 - first, record_count=len(messages))
-    return Batch(whole, known._replace(position=0), [Record(*message) for message in messages])
+    return VisibleBatch(whole, known._replace(position=0), [Record(*message) for message in messages])
 
 
 def _unknown(offset: int, header: BatchHeader, what: str) -> UnknownFormatError:
     return UnknownFormatError(
         offset,
         f"the batch at offset {header.base_offset} has {what}",
-        "a later version of kmirror may know it; or rewrite its records with a current client",
+        "a later version of kmirror may support it; or rewrite its records with a current client",
     )
 
 
@@ -148,7 +148,7 @@ def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[
     """Return those of the topics whose cleanup.policy removes superseded records.
 
     Raises:
-        BrokerError: the settings of one may not be read.
+        BrokerError: the settings of a topic cannot be read.
     """
     compacted = set()
     for topic, settings in topic_settings(client, topics, ["cleanup.policy"]).items():
@@ -160,9 +160,9 @@ def compacted_topics(client: ClusterClient, topics: Iterable[str]) -> frozenset[
 
 
 def _whole_batches(data: memoryview, offset: int, end: int) -> list[BatchHeader]:
-    """Walk an answer's batches from the one with `offset` to the one that reaches `end`.
+    """Return the headers of a response from the batch with `offset` to the one that reaches `end`.
 
-    A broken one ends the list, or raises as the first.
+    A corrupt batch ends the list, or raises CorruptBatchError if it is the first.
     """
     headers: list[BatchHeader] = []
     try:
@@ -198,23 +198,23 @@ class VisibleLog:
         self._ahead: Future[_Section] | None = None
         self._compacted: bool | None = None
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the visible batches that hold offsets of the range, the first and the last perhaps others too."""
+    def batches(self) -> Iterator[VisibleBatch]:
+        """Yield the visible batches with offsets in the range; the first and the last may have others too."""
         offset = self._start
         while offset < self._end:
-            section = (self._ahead or self._executor.submit(self._look, offset)).result()
+            section = (self._ahead or self._executor.submit(self._read, offset)).result()
             reached, offset, self.floor = offset, section.next_offset, section.floor
             self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
             if self.ended_at is not None:
                 return
-            # the next answer travels while this one is looked at
-            self._ahead = self._executor.submit(self._look, offset) if offset < self._end else None
+            # the next response travels while this one is processed
+            self._ahead = self._executor.submit(self._read, offset) if offset < self._end else None
             yield from visible_batches(section.data, section.headers, section.aborted, reached)
         self.ended_at = self._end
 
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
-        """Read visible records elsewhere in the same log; None for where it starts, and where it ends at present."""
-        self._settle()
+        """Yield visible records of another range of the same log; None for the current log start and end."""
+        self._await_ahead()
         log_start, readable_end, _ = self._bounds()
         first = log_start if start is None else max(start, log_start)
         last = readable_end if end is None else min(end, readable_end)
@@ -223,21 +223,21 @@ class VisibleLog:
             for batch in other.batches():
                 yield from (record for record in batch.records() if first <= record.offset < last)
         finally:
-            other._settle()
+            other._await_ahead()
 
     def is_compacted(self) -> bool:
-        """Tell whether the topic's cleanup.policy is one that removes superseded records."""
+        """Return True if the topic's cleanup.policy removes superseded records."""
         if self._compacted is None:
-            self._settle()
+            self._await_ahead()
             self._compacted = bool(compacted_topics(self._client, [self._partition.topic]))
         return self._compacted
 
-    def _settle(self) -> None:
-        """Wait for the fetch that runs ahead: the client takes one request at a time."""
+    def _await_ahead(self) -> None:
+        """Wait for the fetch that runs ahead: the client handles one request at a time."""
         if self._ahead is not None:
             wait([self._ahead])
 
-    def _look(self, offset: int) -> _Section:
+    def _read(self, offset: int) -> _Section:
         nothing = memoryview(b"")
         floor = self.floor
         deadline = time.monotonic() + _PATIENCE_S

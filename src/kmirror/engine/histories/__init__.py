@@ -1,1 +1,1 @@
-"""May a copy continue, and from where? The judge, and what it looks at on both clusters."""
+"""Whether a copy may continue, and from where: the judge, and the facts it needs from both clusters."""

@@ -1,6 +1,6 @@
-"""Find the end of the filler with which a log begins. Blocking; decides nothing.
+"""Find the end of the filler at the start of a log. Blocking.
 
-Brokers write down where a log starts once a minute: one that is killed before has its trimmed filler back.
+Brokers checkpoint log starts once a minute: after a kill before that, trimmed filler is back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kmirror.cluster.reader import PartitionReader
 
 
 def filler_end(client: ClusterClient, partition: TopicPartition, start: int, end: int, own: int) -> int | None:
-    """Return the offset after the filler that `own` wrote at `start`, at most `end`; None where there is none.
+    """Return the offset after the filler that producer id `own` wrote at `start`, at most `end`; None without filler.
 
-    Filler is before everything else, so its end is searched by halves.
+    Filler precedes everything else, so its end is found by binary search.
 
     Raises:
         KmirrorError, OutcomeUnknown: the partition cannot be read.
@@ -36,7 +36,7 @@ def filler_end(client: ClusterClient, partition: TopicPartition, start: int, end
 
 
 def _filler_at(reader: PartitionReader, offset: int, own: int) -> int | None:
-    """Return the offset after the batch that holds `offset`; None when that is no filler."""
+    """Return the offset after the batch with `offset`; None if that is no filler."""
     records = reader.fetch(offset).records
     for header in batch_headers(records):
         if header.next_offset > offset:

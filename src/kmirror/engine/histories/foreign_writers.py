@@ -1,4 +1,4 @@
-"""Who else wrote to a mirror partition, and how much. Blocking; decides nothing."""
+"""Find who else wrote to a mirror partition, and how much. Blocking."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import read_batches
 from kmirror.engine.histories.judge import ForeignWriters
 
-#: More than this is not read to count; what was counted is then a lower bound.
+#: The most bytes read for counting; the count is a lower bound if there are more.
 _MOST_BYTES = 64 << 20
 
 
 def foreign_writers_in(
     client: ClusterClient, partition: TopicPartition, low: int, high: int, own: int
 ) -> ForeignWriters:
-    """Count the records from `low` to before `high` that `own` did not write; markers do not count.
+    """Count the records from `low` to `high` (exclusive) that producer id `own` did not write, without markers.
 
     Raises:
         KmirrorError, OutcomeUnknown: the partition cannot be read.

@@ -1,24 +1,24 @@
-"""Find where two logs fork: the first offset at which they contradict each other. Pure: a generator that asks to read.
+"""Find where two logs fork: the first offset at which they contradict each other. Pure: a generator of reads.
 
-`tails` defines what agrees, contradicts, or says nothing. Two logs of one history agree up to their fork and
-contradict each other after it, so the fork can be searched by halves: a probe reads both logs at one offset and
-compares everything that came, in order, up to the first contradiction. The first probes look at the hint, if there is
-one, and at the end; the next ones go back from there at distances that grow sixteenfold, until something agrees. What
-is left between the highest agreement and the lowest contradiction is read without gaps at last: the answer is exact.
+`tails` defines what agrees, contradicts, or says nothing. Two logs of one history agree up to their fork and contradict
+each other after it, so the fork is found by binary search: a probe reads both logs at one offset and compares
+everything read, in order, up to the first contradiction. The first probes are at the hint, if there is one, and at the
+end; the next ones go back from there at distances that grow sixteenfold, until something agrees. What remains between
+the highest agreement and the lowest contradiction is finally read without gaps: the answer is exact.
 
-Two logs of n offsets take some log2(n) probes, usually one read of each log apiece. Holes cost little: what the one
-log lacks is stepped over in the other. Where both are stored densely and show nothing (an aborted transaction here, the
-markers that stand for it there), its upper end is searched, then its lower end, and at last it is read from end to end;
-but only 64 times, after which there may be more: such an answer is not `is_exact`.
+Two logs of n offsets take about log2(n) probes, usually with one read of each log. Holes cost little: what one log
+lacks is skipped in the other. If both are stored densely and show nothing (an aborted transaction here, the markers
+that replace it there), the upper end of that range is searched, then its lower end, and finally it is read from end to
+end; but only with 64 reads, after which there may be more: such an answer is not `is_exact`.
 
 After a fork the logs may show the same record by coincidence. Nothing is concluded from fewer than eight records that
-agree in a row, unless nothing was left out between them and what was concluded before (or eight reads brought no more);
-and whatever contradicts in what was read, counts. So a coincidence can lead astray only where eight records in a row
-are the same and a probe lands on just those. The answer is then too high, never too low: a contradiction all the same,
-directly above records that agree, but not the lowest one. Where a history was written again as it was, in whole or from
-some offset on, no fork can be seen there, unless a hint leads to it.
+agree in a row, unless nothing was left out between them and an earlier conclusion (or eight reads found no more); but
+every contradiction counts. So a coincidence misleads only if eight records in a row are the same and a probe hits
+exactly those. The answer is then too high, never too low: still a contradiction, directly above records that agree,
+but not the lowest one. If a history was written again identically, in whole or from some offset on, no fork can be seen
+there, unless a hint leads to it.
 
-A hint is where to look first, no more: a wrong one costs two probes.
+A hint is only where to start: a wrong one costs two probes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.isolation import Kind
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.histories.stretches import Batch, Ends, Read, Sections, Side, Stretch, stretch_of
+from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
-#: So many records that agree in a row are no coincidence.
+#: This many records that agree in a row are no coincidence.
 _BELIEVED = 8
-#: A probe that has seen some agree is content with fewer after so many reads.
+#: After this many reads a probe that found agreement accepts fewer.
 _READS_PER_PROBE = 8
-#: A probe compares no more records that agree than this, once it has passed the offset it was sent to.
+#: The most agreeing records a probe compares, once it has passed its target offset.
 _ENOUGH = 1000
-#: The distances of the first probes from the end grow by this.
+#: The factor by which the distances of the first probes from the end grow.
 _FARTHER = 16
-#: How often both logs are read in order where neither shows a record.
+#: How many times both logs are read in order where neither shows a record.
 _WALKED_READS = 64
 _STRETCHES_KEPT = 3
 
@@ -48,10 +48,10 @@ _STRETCHES_KEPT = 3
 class Fork:
     """Where two logs fork.
 
-    `offset` is the lowest at which they contradict each other. With `contradicts` false no contradiction was found, and
-    `offset` is where the first of them ends. `agreed_at` is the highest offset below it at which both show the same
-    record, None when there is none: between the two nothing can be compared, and what stood there is not known.
-    `is_exact` is false when not everything between the two was looked at.
+    `offset` is the lowest at which they contradict each other. If `contradicts` is false no contradiction was found,
+    and `offset` is where the shorter one ends. `agreed_at` is the highest offset below it at which both show the same
+    record, None if there is none: nothing between the two can be compared, so its original content is unknown.
+    `is_exact` is false if not everything between the two was compared.
     """
 
     offset: int
@@ -67,27 +67,24 @@ def find_fork(ends: Ends, hint: int | None = None) -> Searching:
     """Search the offsets that both logs have; `hint` is where the fork may be, or a little above it.
 
     Hints are the end offset of a leader epoch (OffsetForLeaderEpoch, DivergingEpoch), or an offset that is known to
-    differ. Yields what to read, and is sent what was read; returns what was found.
+    differ. Yields what to read, is sent what was read, and returns the fork.
 
     Raises:
-        DamagedLogError: a checksum does not fit, or a batch cannot be read.
+        DamagedLogError: a checksum does not match, or a batch cannot be read.
         UnsupportedFormatError: a batch of an unknown codec.
     """
     return (yield from _Search(ends, hint).run())
 
 
-# -- holding stretches against each other ------------------------------------------------------------------------------
-
-
 class _Twin:
-    """Stands for the records of batches that are the same in both logs."""
+    """Represents the records of batches that are the same in both logs."""
 
 
 _TWIN = _Twin()
 
 
 class _Statement(NamedTuple):
-    """What a log says of the offsets from `start` to `end`: this record, or batch; or None, nothing for good."""
+    """What a log shows at the offsets from `start` to `end`: a record or batch, or None: certainly nothing."""
 
     start: int
     end: int
@@ -96,17 +93,19 @@ class _Statement(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What comparing found, from the bottom up to the first contradiction."""
+    """The result of a comparison, from the bottom up to the first contradiction."""
 
     agreements: int
     agreed_at: int | None
     contradiction: int | None
-    #: Everything below was looked at.
-    looked_to: int
+    #: Everything below was compared.
+    compared_to: int
 
 
-def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int, content_at: int | None) -> _Seen:
-    """Compare from `low` to `high`, or up to a contradiction; or past `content_at`, when enough has agreed there."""
+def _compare(
+    ours: Iterable[StoredBatch], theirs: Iterable[StoredBatch], low: int, high: int, content_at: int | None
+) -> _Seen:
+    """Compare from `low` to `high`, up to a contradiction, or past `content_at` once enough has agreed."""
     known = {b.base_offset: b for b in theirs if b.shows_records and not b.header.has_holes}
     twins = {
         b.base_offset
@@ -133,7 +132,7 @@ def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int
     return _Seen(agreements, agreed_at, None, high)
 
 
-def _statements(batches: Iterable[Batch], low: int, high: int, twins: Collection[int]) -> Iterator[_Statement]:
+def _statements(batches: Iterable[StoredBatch], low: int, high: int, twins: Collection[int]) -> Iterator[_Statement]:
     for batch in batches:
         if batch.next_offset <= low or batch.base_offset >= high:
             continue
@@ -142,18 +141,15 @@ def _statements(batches: Iterable[Batch], low: int, high: int, twins: Collection
         elif batch.base_offset in twins:
             yield _Statement(batch.base_offset, batch.next_offset, _TWIN, batch.header.record_count)
         elif batch.shows_records:
-            for record in batch.records_in_turn():
+            for record in batch.iter_records():
                 if record.offset >= high:
                     return
                 if record.offset >= low:
                     yield _Statement(record.offset, record.offset + 1, record, 1)
 
 
-# -- searching ---------------------------------------------------------------------------------------------------------
-
-
 class _Search:
-    """One search. Everything is known from `_bottom` down, and from `_looked_from` up; it ends where these meet."""
+    """One search. Everything is known below `_bottom`, and above `_known_from`; it ends where these meet."""
 
     def __init__(self, ends: Ends, hint: int | None) -> None:
         self._floor = max(ends.source_start, ends.destination_start)
@@ -163,37 +159,37 @@ class _Search:
         #: The lowest contradiction, or the end.
         self._high = self._end
         self._contradicts = False
-        #: The highest offset at which the logs agree, as is believed.
+        #: The highest offset at which the logs are believed to agree.
         self._agreed_at: int | None = None
-        #: From there up to here, everything was looked at and nothing said anything.
+        #: From there up to here, everything was compared and nothing agreed or contradicted.
         self._bottom = self._floor
-        #: From here to `_high` everything was looked at. What agrees in there is not believed by itself.
-        self._looked_from = self._end
+        #: From here to `_high` everything was compared. Agreement in there is not believed by itself.
+        self._known_from = self._end
         self._weakly_agreed_at: int | None = None
-        #: From here to there probes found nothing to compare, but they did not look at all of it.
+        #: A range where probes found nothing to compare, but which they did not read completely.
         self._silent = (self._end, self._end)
         self._walked = 0
-        #: How many offsets the last read could be compared at.
+        #: How many offsets the last read could compare.
         self._span = _BELIEVED
         self._distance = 0
 
     def run(self) -> Searching:
-        """Probe until nothing is left between agreements and contradictions."""
+        """Probe until nothing remains between agreements and contradictions."""
         if self._hint is not None and self._floor < self._hint <= self._end:
             yield from self._probe(max(self._floor, self._hint - _BELIEVED))
             if not self._contradicts and self._bottom == self._hint < self._end:
                 yield from self._probe(self._hint)
         if not self._contradicts and self._bottom < self._end:
             yield from self._probe(max(self._bottom, self._end - _BELIEVED))
-        while self._bottom < self._looked_from and self._walked < _WALKED_READS:
+        while self._bottom < self._known_from and self._walked < _WALKED_READS:
             yield from self._probe(self._next_offset())
         agreed_at = self._agreed_at if self._weakly_agreed_at is None else self._weakly_agreed_at
-        return Fork(self._high, self._contradicts, agreed_at, self._bottom >= self._looked_from)
+        return Fork(self._high, self._contradicts, agreed_at, self._bottom >= self._known_from)
 
     def _next_offset(self) -> int:
         bottom, (silent_from, silent_to) = self._bottom, self._silent
-        is_above = silent_from < silent_to < self._looked_from
-        low, high = (silent_to, self._looked_from) if is_above else (bottom, min(silent_from, self._looked_from))
+        is_above = silent_from < silent_to < self._known_from
+        low, high = (silent_to, self._known_from) if is_above else (bottom, min(silent_from, self._known_from))
         left = high - low
         if not left:
             self._walked += 1
@@ -207,7 +203,7 @@ class _Search:
         return low + left // 2
 
     def _probe(self, target: int) -> Generator[Read, Sections, None]:
-        """Compare from `target` on, until enough agrees or something contradicts, or there is nothing to compare."""
+        """Compare from `target` on, until enough agrees, something contradicts, or there is nothing to compare."""
         bottom, high = self._bottom, self._high
         offset, begun = target, target
         agreements, agreed_at, reads = 0, None, 0
@@ -221,7 +217,7 @@ class _Search:
             seen = _compare(ours.batches, theirs.batches, low, top, None if is_gapless else target)
             agreements += seen.agreements
             agreed_at = agreed_at if seen.agreed_at is None else seen.agreed_at
-            offset = min(_next_comparable(top, ours, theirs), high) if seen.looked_to == top else seen.looked_to
+            offset = min(_next_comparable(top, ours, theirs), high) if seen.compared_to == top else seen.compared_to
             self._span = max(1, offset - low)
             if seen.contradiction is not None:
                 self._note_contradiction(seen.contradiction, begun, agreed_at, agreements >= _BELIEVED)
@@ -232,41 +228,41 @@ class _Search:
             if is_gapless or agreements >= _BELIEVED or reads >= _READS_PER_PROBE:
                 self._believe(agreed_at, offset)
                 return
-        self._looked_from = min(self._looked_from, begun)
+        self._known_from = min(self._known_from, begun)
         self._weakly_agreed_at = agreed_at
-        self._forget_silence()
+        self._clip_silence()
 
     def _note_silence(self, low: int, high: int) -> None:
-        """Nothing can be compared from `low` to `high`."""
+        """Note that nothing can be compared from `low` to `high`."""
         if low <= self._bottom:
             self._bottom = high
-        elif high >= self._looked_from:
-            self._looked_from = low
+        elif high >= self._known_from:
+            self._known_from = low
         else:
             silent_from, silent_to = self._silent
             self._silent = (min(silent_from, low), max(silent_to, high) if silent_from < silent_to else high)
-        self._forget_silence()
+        self._clip_silence()
 
-    def _forget_silence(self) -> None:
-        """Forget that of what was found to be silent which is not between agreement and contradiction any more."""
-        low, high = max(self._silent[0], self._bottom), min(self._silent[1], self._looked_from)
-        self._silent = (low, high) if low < high else (self._looked_from, self._looked_from)
+    def _clip_silence(self) -> None:
+        """Clip the silent range to what is still between agreement and contradiction."""
+        low, high = max(self._silent[0], self._bottom), min(self._silent[1], self._known_from)
+        self._silent = (low, high) if low < high else (self._known_from, self._known_from)
 
-    def _believe(self, agreed_at: int, looked_to: int) -> None:
-        """Take the logs for the same up to `agreed_at`; nothing is to be compared between that and `looked_to`."""
-        self._agreed_at, self._bottom = agreed_at, looked_to
-        self._forget_silence()
+    def _believe(self, agreed_at: int, compared_to: int) -> None:
+        """Conclude that the logs are the same up to `agreed_at`, and say nothing from there to `compared_to`."""
+        self._agreed_at, self._bottom = agreed_at, compared_to
+        self._clip_silence()
 
-    def _note_contradiction(self, offset: int, looked_from: int, agreed_at: int | None, is_believed: bool) -> None:
-        """Take `offset` for the lowest contradiction; from `looked_from` up to it everything was looked at."""
+    def _note_contradiction(self, offset: int, known_from: int, agreed_at: int | None, is_believed: bool) -> None:
+        """Note a lowest contradiction at `offset`; from `known_from` up to it everything was compared."""
         self._high, self._contradicts = offset, True
-        self._looked_from, self._weakly_agreed_at = looked_from, agreed_at
-        self._forget_silence()
+        self._known_from, self._weakly_agreed_at = known_from, agreed_at
+        self._clip_silence()
         if is_believed and agreed_at is not None:
             self._believe(agreed_at, offset)
 
     def _stretches(self, offset: int) -> Generator[Read, Sections, tuple[Stretch, Stretch]]:
-        """Return what both logs have at `offset`, read where it is not known."""
+        """Return what both logs have at `offset`, reading what is not known."""
         ours, theirs = self._at("destination", offset), self._at("source", offset)
         if not ours or not theirs:
             seen = yield Read(None if ours else offset, None if theirs else offset)
@@ -286,7 +282,7 @@ class _Search:
 
 
 def _next_comparable(offset: int, *stretches: Stretch) -> int:
-    """Return the next offset, from this one on, of which no log is known to have nothing."""
+    """Return the next offset, from this one on, at which both logs may have something."""
     for stretch in stretches:
         if stretch.high > offset:
             offset = next((max(offset, b.base_offset) for b in stretch.batches if b.next_offset > offset), stretch.high)

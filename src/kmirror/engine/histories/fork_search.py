@@ -1,4 +1,4 @@
-"""Search the forks of many partitions: shared out, searched side by side in threads or in Spark (`fork`).
+"""Search the forks of many partitions in parallel, in threads or in Spark (`fork` has the algorithm).
 
 This module runs in workers.
 """
@@ -21,7 +21,7 @@ from kmirror.engine.histories.stretches import Ends, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
-#: Enough for some batches of a usual size; a larger batch is asked for again, and its log's next ones at once.
+#: Enough for some batches of usual size; a larger batch is requested again, and the next ones of its log at once.
 _READ_LIMITS = ReadLimits(
     at_once=128,
     first_bytes=32 << 10,
@@ -31,17 +31,17 @@ _READ_LIMITS = ReadLimits(
     is_source_alike=False,
     is_destination_committed=True,
 )
-#: A task should run for about a second at least.
-_MOST_PER_SHARE = 256
-_LEAST_PER_SHARE = 32
-#: What searching one fork reads at most, about.
+#: A task should run for at least about a second.
+_MOST_PER_TASK = 256
+_LEAST_PER_TASK = 32
+#: About how many bytes one search reads at most.
 SEARCH_BYTES = 512 << 10
-#: How often a partition whose leader moves is searched.
+#: How many times to try a partition whose leader moves.
 _TRIES = 5
 
 
-class Question(NamedTuple):
-    """Two logs whose fork is wanted. Both `ends` are last stable offsets; `hint` as in `find_fork`."""
+class ForkQuestion(NamedTuple):
+    """Two logs to find the fork of. Both `ends` are last stable offsets; `hint` as in `find_fork`."""
 
     source: TopicPartition
     destination: TopicPartition
@@ -50,22 +50,22 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkUnit:
-    """What one task searches, and how it reaches both clusters; the properties hold references, no secrets."""
+class ForkWorkUnit:
+    """What one task searches, and how it connects to both clusters; the properties hold references, no secrets."""
 
     source_properties: Mapping[str, str]
     destination_properties: Mapping[str, str]
-    questions: tuple[Question, ...]
+    questions: tuple[ForkQuestion, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to one question: a fork, or on which side what was in the way. So many times both logs were read.
+class ForkAnswer:
+    """The answer to one question: a fork, or a trouble and its side. `reads` counts the reads of both logs.
 
-    A trouble that `may_pass` is one of a partition whose leader moves; it did not pass within some seconds.
+    A trouble that `may_pass` is one of a partition whose leader moves; it lasted for some seconds.
     """
 
-    question: Question
+    question: ForkQuestion
     fork: Fork | None
     trouble: KmirrorError | None = None
     troubled_side: Side | None = None
@@ -74,23 +74,23 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    """What came of one share, and how many Fetch requests it took."""
+class ForkSearchResult:
+    """The answers of one work unit, and how many Fetch requests it took."""
 
-    found: tuple[Found, ...]
+    found: tuple[ForkAnswer, ...]
     requests: int
 
 
-def fork_shares(
-    questions: Sequence[Question],
+def fork_work_units(
+    questions: Sequence[ForkQuestion],
     slots: int,
     source_properties: Mapping[str, str],
     destination_properties: Mapping[str, str],
-) -> list[WorkUnit]:
-    """Share the questions out evenly among so many tasks at once. No log may be in two questions."""
-    size = min(_MOST_PER_SHARE, max(_LEAST_PER_SHARE, -(-len(questions) // max(1, slots))))
+) -> list[ForkWorkUnit]:
+    """Divide the questions evenly among tasks for `slots`. No log may be in two questions."""
+    size = min(_MOST_PER_TASK, max(_LEAST_PER_TASK, -(-len(questions) // max(1, slots))))
     return [
-        WorkUnit(source_properties, destination_properties, tuple(questions[first : first + size]))
+        ForkWorkUnit(source_properties, destination_properties, tuple(questions[first : first + size]))
         for first in range(0, len(questions), size)
     ]
 
@@ -98,66 +98,66 @@ def fork_shares(
 def find_forks(
     runner: Runner,
     name: str,
-    questions: Sequence[Question],
+    questions: Sequence[ForkQuestion],
     source_properties: Mapping[str, str],
     destination_properties: Mapping[str, str],
     meter: Meter,
-) -> Iterator[Found]:
-    """Search forks side by side, and yield them as they are found; `meter` counts the questions."""
-    shares = fork_shares(questions, runner.slots, source_properties, destination_properties)
-    tasks = [Task(share, len(share.questions)) for share in shares]
-    with closing(runner.run(name, search_share, tasks, meter)) as answers:
-        for searched in answers:
-            yield from searched.found
+) -> Iterator[ForkAnswer]:
+    """Search forks in parallel, and yield them as they are found; `meter` counts the questions."""
+    units = fork_work_units(questions, runner.slots, source_properties, destination_properties)
+    tasks = [Task(unit, len(unit.questions)) for unit in units]
+    with closing(runner.run(name, search_work_unit, tasks, meter)) as results:
+        for result in results:
+            yield from result.found
 
 
-def search_share(share: WorkUnit, progress: Add = unwatched) -> Searched:
-    """Search the forks of a share: the body of one task. What goes wrong is an answer too.
+def search_work_unit(unit: ForkWorkUnit, progress: Add = unwatched) -> ForkSearchResult:
+    """Search the forks of a work unit: the body of one task. Errors are answers too.
 
-    `progress` is given how many more questions are answered.
+    `progress` is called with the number of questions answered since the last call.
     """
     with ExitStack() as stack:
         try:
-            source = stack.enter_context(ClusterClient(client_config(share.source_properties)))
-            destination = stack.enter_context(ClusterClient(client_config(share.destination_properties)))
+            source = stack.enter_context(ClusterClient(client_config(unit.source_properties)))
+            destination = stack.enter_context(ClusterClient(client_config(unit.destination_properties)))
         except KmirrorError as error:
-            return Searched(tuple(Found(question, None, error) for question in share.questions), 0)
-        return search_forks(source, destination, share.questions, progress)
+            return ForkSearchResult(tuple(ForkAnswer(question, None, error) for question in unit.questions), 0)
+        return search_forks(source, destination, unit.questions, progress)
 
 
 def search_forks(
-    source: ClusterClient, destination: ClusterClient, questions: Sequence[Question], progress: Add = unwatched
-) -> Searched:
-    """Search forks side by side, in the order of the questions; partitions whose leader moves are tried again."""
+    source: ClusterClient, destination: ClusterClient, questions: Sequence[ForkQuestion], progress: Add = unwatched
+) -> ForkSearchResult:
+    """Search forks together, in the order of the questions; partitions whose leader moves are tried again."""
     reader = SectionReader(source, destination, _READ_LIMITS)
-    found: dict[Question, Found] = {}
-    left: Sequence[Question] = questions
-    unsaid = len(questions)
+    found: dict[ForkQuestion, ForkAnswer] = {}
+    remaining: Sequence[ForkQuestion] = questions
+    unreported = len(questions)
 
     def answered(count: int) -> None:
-        nonlocal unsaid
-        # one that is tried again is answered twice
-        count = min(count, unsaid)
-        unsaid -= count
+        nonlocal unreported
+        # a question that is tried again is answered twice
+        count = min(count, unreported)
+        unreported -= count
         progress(count)
 
     for attempt in range(_TRIES):
         if attempt:
             source.pause(attempt)
-        found |= {answer.question: answer for answer in _search(reader, source, destination, left, answered)}
-        left = [question for question in left if found[question].may_pass]
-        if not left:
+        found |= {answer.question: answer for answer in _search(reader, source, destination, remaining, answered)}
+        remaining = [question for question in remaining if found[question].may_pass]
+        if not remaining:
             break
-    return Searched(tuple(found[question] for question in questions), reader.requests)
+    return ForkSearchResult(tuple(found[question] for question in questions), reader.requests)
 
 
 def _search(
     reader: SectionReader,
     source: ClusterClient,
     destination: ClusterClient,
-    questions: Sequence[Question],
+    questions: Sequence[ForkQuestion],
     progress: Add,
-) -> Iterator[Found]:
+) -> Iterator[ForkAnswer]:
     sides: tuple[tuple[Side, ClusterClient, set[str]], ...] = (
         ("source", source, {question.source.topic for question in questions}),
         ("destination", destination, {question.destination.topic for question in questions}),
@@ -167,21 +167,21 @@ def _search(
         try:
             metadata.append(client.metadata(topics))
         except (KmirrorError, OutcomeUnknown) as error:
-            yield from (Found(question, None, _plain(error), side) for question in questions)
+            yield from (ForkAnswer(question, None, _as_kmirror_error(error), side) for question in questions)
             return
     readings = [Reading(q.source, q.destination, q.ends, find_fork(q.ends, q.hint)) for q in questions]
-    there, here = metadata
-    reader.serve(readings, there, here, progress)
+    source_metadata, destination_metadata = metadata
+    reader.serve(readings, source_metadata, destination_metadata, progress)
     for question, reading in zip(questions, readings, strict=True):
         if isinstance(reading.result, Obstacle):
-            side, trouble = reading.result.side, _plain(reading.result.error)
+            side, trouble = reading.result.side, _as_kmirror_error(reading.result.error)
             may_pass = isinstance(trouble, UnreachableError) or (
                 isinstance(trouble, BrokerError) and trouble.code in LEADER_MOVED
             )
-            yield Found(question, None, trouble, side, reading.reads, may_pass)
+            yield ForkAnswer(question, None, trouble, side, reading.reads, may_pass)
         else:
-            yield Found(question, reading.result, reads=reading.reads)
+            yield ForkAnswer(question, reading.result, reads=reading.reads)
 
 
-def _plain(error: KmirrorError | OutcomeUnknown) -> KmirrorError:
+def _as_kmirror_error(error: KmirrorError | OutcomeUnknown) -> KmirrorError:
     return error if isinstance(error, KmirrorError) else UnreachableError(str(error))

@@ -1,6 +1,6 @@
-"""Tell whether partitions are there to be looked at: gone, forbidden, without a leader; or all of another cluster.
+"""Check whether partitions exist and can be read: not gone, forbidden, without a leader, or of another cluster.
 
-What a broker says of a name does not tell what is gone from what is forbidden; what it says of an id does.
+A broker's error code for a topic name does not distinguish gone from forbidden; that for a topic id does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableErro
 from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
-#: Reasons for which the link to a source is refused as a whole: nothing of any topic can be copied.
+#: Reasons that concern the link to a source as a whole: no topic can be copied.
 LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
 _TIMEOUT = 10.0
 _GONE_OR_FORBIDDEN = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.UNKNOWN_TOPIC_OR_PARTITION})
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """Say how one side of assignments is called, and which reasons are its."""
+class TopicSide:
+    """The source or destination side of assignments, and its reason codes."""
 
     name: str
     topic: Callable[[Assignment], str]
@@ -36,7 +36,7 @@ class Side:
     unreachable: Reason
 
 
-AT_SOURCE = Side(
+AT_SOURCE = TopicSide(
     "source",
     lambda a: a.source_topic,
     lambda a: a.source_topic_id,
@@ -44,7 +44,7 @@ AT_SOURCE = Side(
     Reason.SOURCE_TOPIC_DELETED,
     Reason.SOURCE_UNREACHABLE,
 )
-AT_DESTINATION = Side(
+AT_DESTINATION = TopicSide(
     "mirror",
     lambda a: a.topic,
     lambda a: a.destination_topic_id,
@@ -55,68 +55,66 @@ AT_DESTINATION = Side(
 
 
 def require_cluster(known: str | None, found: str | None) -> None:
-    """Refuse a source that is another cluster than the mirror was made from.
+    """Refuse a source that is not the cluster the mirror was created from.
 
     Raises:
         UnreachableError: reason SOURCE_CLUSTER_CHANGED, naming both ids.
     """
     if known and found != known:
         raise UnreachableError(
-            f"another cluster answers at its address: the id is {found}, and this mirror was made from {known}",
+            f"another cluster answers at its address: its id is {found}, but this mirror was created from {known}",
             "nothing is copied from it",
             Reason.SOURCE_CLUSTER_CHANGED,
         )
 
 
 def troubles(
-    side: Side, client: ClusterClient, found: ClusterMetadata, assignments: Collection[Assignment]
+    side: TopicSide, client: ClusterClient, found: ClusterMetadata, assignments: Collection[Assignment]
 ) -> dict[Assignment, Trouble]:
-    """Return why there is nothing to look up of partitions, for those of which there is not."""
+    """Return the troubles of the partitions that are missing, forbidden or without a leader."""
     codes = {a: found.topics[name].error_code for a in assignments if (name := side.topic(a)) in found.topics}
     doubtful = {side.topic_id(a) for a, code in codes.items() if code in _GONE_OR_FORBIDDEN}
     ids = [parse_topic_id(topic_id) for topic_id in doubtful if topic_id is not None]
     try:
         by_id = client.topic_errors(ids, timeout=_TIMEOUT)
-    except UnsupportedVersionError:  # brokers before Kafka 3.1: only what they say of the name is known
+    except UnsupportedVersionError:  # brokers before Kafka 3.1 have codes for names only
         by_id = {}
     except (KmirrorError, OutcomeUnknown):
         by_id = dict.fromkeys(ids, int(Code.UNKNOWN_SERVER_ERROR))
-    told = {}
+    found_troubles = {}
     for assignment in assignments:
         code = codes.get(assignment, Code.UNKNOWN_SERVER_ERROR)
         if code:
             topic_id = side.topic_id(assignment)
-            told[assignment] = topic_trouble(
+            found_troubles[assignment] = topic_trouble(
                 side, assignment, code, by_id.get(parse_topic_id(topic_id)) if topic_id else None
             )
         elif missing := _missing_partition(side, assignment, found):
-            told[assignment] = missing
-    return told
+            found_troubles[assignment] = missing
+    return found_troubles
 
 
-def topic_trouble(side: Side, assignment: Assignment, by_name: int, by_id: int | None) -> Trouble:
-    """Tell what is gone from what is forbidden, by what was said of the topic's name, and of its id where it is known.
+def topic_trouble(side: TopicSide, assignment: Assignment, by_name: int, by_id: int | None) -> Trouble:
+    """Distinguish gone from forbidden, by the error codes for the topic's name and, if known, for its id.
 
-    Where the two contradict each other, or the second look failed, nothing is sure: the safe thing is to look again.
+    If the two contradict each other, or the second request failed, nothing is certain: check again.
     """
     name, topic_id = side.topic(assignment), side.topic_id(assignment)
     topic = f"{side.name} topic {name}"
     if by_name not in _GONE_OR_FORBIDDEN:
         return Trouble(side.unreachable, f"{topic}: {_named(by_name)}")
     if by_id == Code.UNKNOWN_TOPIC_ID and topic_id is not None:
-        return Trouble(side.gone, f"{topic} ({topic_id}) does not exist any more", True)
+        return Trouble(side.gone, f"{topic} ({topic_id}) no longer exists", True)
     if by_id is None and by_name == Code.UNKNOWN_TOPIC_OR_PARTITION:
         return Trouble(side.gone, f"{topic} does not exist", True)
     if by_name == Code.TOPIC_AUTHORIZATION_FAILED and by_id in (None, Code.TOPIC_AUTHORIZATION_FAILED):
         is_there = "" if by_id else ", if there is one"
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to DESCRIBE {topic}{is_there}", True)
-    return Trouble(
-        side.unreachable, f"{topic}: by its name {_named(by_name)}, by its id {_named(by_id or 0)}; retrying"
-    )
+    return Trouble(side.unreachable, f"{topic}: by name {_named(by_name)}, by id {_named(by_id or 0)}; retrying")
 
 
-def _missing_partition(side: Side, assignment: Assignment, found: ClusterMetadata) -> Trouble | None:
-    """Return what is wrong with a partition of a topic that is there: it is not, or has no leader."""
+def _missing_partition(side: TopicSide, assignment: Assignment, found: ClusterMetadata) -> Trouble | None:
+    """Return the trouble of a partition that its topic does not have, or that has no leader."""
     name, topic = side.topic(assignment), found.topics[side.topic(assignment)]
     if assignment.partition not in topic.partitions:
         if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.printed_topic_id):
@@ -126,9 +124,9 @@ def _missing_partition(side: Side, assignment: Assignment, found: ClusterMetadat
             return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)
         return Trouble(side.gone, f"{side.name} topic {name} has no partition {assignment.partition}", True)
     if found.leader(side.partition(assignment)) is None:
-        return Trouble(side.unreachable, f"{side.name} partition {side.partition(assignment)} has no leader now")
+        return Trouble(side.unreachable, f"{side.name} partition {side.partition(assignment)} has no leader")
     return None
 
 
 def _named(code: int) -> str:
-    return f"{code_name(code)} ({code})" if code else "is there"
+    return f"{code_name(code)} ({code})" if code else "it exists"

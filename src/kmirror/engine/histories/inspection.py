@@ -1,4 +1,4 @@
-"""Gather the facts that `judge` needs about some partitions, by asking both clusters. Blocking; decides nothing."""
+"""Gather the facts that `judge` needs about partitions, from both clusters. Blocking; decides nothing."""
 
 from __future__ import annotations
 
@@ -12,94 +12,119 @@ from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedForma
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.engine.clock import now_ms
-from kmirror.engine.histories import identity_check as presence
+from kmirror.engine.histories import identity_check
 from kmirror.engine.histories.filler_end import filler_end
 from kmirror.engine.histories.foreign_writers import foreign_writers_in
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import Question, search_forks
-from kmirror.engine.histories.judge import Facts, Tail, Trouble
-from kmirror.engine.histories.tail_reader import Obstacle, TailReader
-from kmirror.engine.histories.tails import DamagedLogError, Ends, Finding
+from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
+from kmirror.engine.histories.judge import Facts, TailMatch, Trouble
+from kmirror.engine.histories.section_reader import Obstacle, Reading, ReadLimits, SectionReader
+from kmirror.engine.histories.stretches import DamagedLogError, Ends
+from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.assignment import Assignment
 
-_LOOK_UP_TIMEOUT = 10.0
+_LOOKUP_TIMEOUT = 10.0
+#: First the destination's last batch, after which nothing comes; then stretches further back. Usually one request per
+#: side and leader is enough for dozens of partitions.
+_TAIL_READ_LIMITS = ReadLimits(
+    at_once=32,
+    first_bytes=1 << 20,
+    stretch_bytes=256 << 10,
+    most_bytes=256 << 10,
+    reads_until_more=1,
+    is_source_alike=True,
+    is_destination_committed=False,
+)
 
 
 class Inspector:
-    """Look at partitions on both sides; keeps its connections."""
+    """Inspect partitions on both sides; keeps its connections."""
 
     def __init__(self, source: ClusterClient, destination: ClusterClient, source_cluster_id: str | None) -> None:
         self._source = source
         self._destination = destination
         self._source_cluster_id = source_cluster_id
-        self._tails = TailReader(source, destination)
+        self._tail_reader = SectionReader(source, destination, _TAIL_READ_LIMITS)
         self._expiration_ms: dict[int, int | None] = {}
         self.source_metadata: ClusterMetadata | None = None
         self.destination_metadata: ClusterMetadata | None = None
-        #: What is wrong with the link to the source, and since when (epoch ms); None while nothing is.
+        #: The trouble with the link to the source, and since when (epoch ms); None without trouble.
         self._link_trouble: tuple[Reason, int] | None = None
 
     def inspect(self, assignments: Sequence[Assignment]) -> list[Facts]:
         """Return the facts of each partition, in order."""
         try:
-            source = self._source.metadata({a.source_topic for a in assignments}, timeout=_LOOK_UP_TIMEOUT)
-            presence.require_cluster(self._source_cluster_id, source.cluster_id)
+            source = self._source.metadata({a.source_topic for a in assignments}, timeout=_LOOKUP_TIMEOUT)
+            identity_check.require_cluster(self._source_cluster_id, source.cluster_id)
         except (KmirrorError, OutcomeUnknown) as error:
             return [Facts(trouble=self._source_trouble(error))] * len(assignments)
         try:
-            destination = self._destination.metadata({a.topic for a in assignments}, timeout=_LOOK_UP_TIMEOUT)
+            destination = self._destination.metadata({a.topic for a in assignments}, timeout=_LOOKUP_TIMEOUT)
         except (KmirrorError, OutcomeUnknown) as error:
             return [Facts(trouble=_link_trouble(error, Reason.DESTINATION_UNREACHABLE))] * len(assignments)
         self.source_metadata, self.destination_metadata = source, destination
         troubles = {
-            **presence.troubles(presence.AT_DESTINATION, self._destination, destination, assignments),
-            **presence.troubles(presence.AT_SOURCE, self._source, source, assignments),
+            **identity_check.troubles(identity_check.AT_DESTINATION, self._destination, destination, assignments),
+            **identity_check.troubles(identity_check.AT_SOURCE, self._source, source, assignments),
         }
         good = [a for a in assignments if a not in troubles]
         try:
-            here = self._look_at_destination(good)
+            here = self._read_destination(good)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = _link_trouble(error, Reason.DESTINATION_UNREACHABLE)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
         try:
-            views = self._look_at_source(good, here)
+            answers = self._read_source(good, here)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = self._source_trouble(error)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
         self._link_trouble = None
-        seen = {a: self._facts(a, views, source, destination) for a in good}
+        seen = {a: self._facts(a, answers, source, destination) for a in good}
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
-        for a, found in self._tails.compare(ends, source, destination).items():
+        for a, found in self.compare_tails(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
         seen |= {a: self._with_filler(a, facts) for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
         seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(facts)})
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
+    def compare_tails(
+        self, ends: Mapping[Assignment, Ends], source: ClusterMetadata, destination: ClusterMetadata
+    ) -> dict[Assignment, TailFinding | Obstacle]:
+        """Return how the tails of each partition compare, or the obstacle.
+
+        The metadata names the leaders; a leader that has changed since then is an obstacle too.
+        """
+        readings = {
+            a: Reading(a.source, a.destination, both, compare_tails(both, a.producer_id)) for a, both in ends.items()
+        }
+        self._tail_reader.serve(list(readings.values()), source, destination)
+        return {a: reading.result for a, reading in readings.items() if reading.result is not None}
+
     def _source_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:
-        """Say what is wrong with the link to the source as a whole, and since when."""
+        """Return the trouble with the link to the source as a whole, with the time since when."""
         trouble = _link_trouble(error, Reason.SOURCE_UNREACHABLE)
         if self._link_trouble is None or self._link_trouble[0] is not trouble.reason:
             self._link_trouble = trouble.reason, now_ms()
-        state = "LINK_FAILED" if trouble.reason in presence.LINK_REFUSED else "SOURCE_UNAVAILABLE"
+        state = "LINK_FAILED" if trouble.reason in identity_check.LINK_REFUSED else "SOURCE_UNAVAILABLE"
         since = datetime.fromtimestamp(self._link_trouble[1] // 1000, UTC)
         return replace(trouble, message=f"the source: {trouble.message}; {state} since {since:%Y-%m-%dT%H:%M:%SZ}")
 
     def _with_filler(self, assignment: Assignment, facts: Facts) -> Facts:
-        """Return facts with where the filler ends that the destination begins with, if it does."""
+        """Return facts with the end of the filler that the destination begins with, if it does."""
         start, end = facts.destination_log_start, facts.destination_log_end
         try:
             found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
         except (KmirrorError, OutcomeUnknown) as error:
             return Facts(trouble=_tail_trouble(assignment, Obstacle("destination", error)))
-        # filler up to the end is still being written; after it is what came of the source, markers perhaps
+        # filler up to the end is still being written; otherwise source records or markers follow it
         is_done = found is not None and found < end
         return replace(facts, only_filler=False, filler_end=found) if is_done else facts
 
     def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
-        """Return facts with where exactly the two logs fork, and who wrote what follows."""
+        """Return facts with the exact fork of the two logs, and who wrote what follows."""
         questions = {
-            Question(
+            ForkQuestion(
                 a.source, a.destination, _ends(facts), None if facts.differs_at is None else facts.differs_at + 1
             ): a
             for a, facts in differing.items()
@@ -110,10 +135,10 @@ class Inspector:
             facts = differing[assignment]
             if answer.fork is None:
                 side = answer.troubled_side or "source"
-                obstacle = Obstacle(side, answer.trouble or KmirrorError("where the logs part was not found"))
+                obstacle = Obstacle(side, answer.trouble or KmirrorError("the fork of the logs was not found"))
                 found[assignment] = Facts(trouble=_tail_trouble(assignment, obstacle))
                 continue
-            fork = _with_strange_records(answer.fork, facts.differs_at)
+            fork = _with_foreign_records(answer.fork, facts.differs_at)
             try:
                 foreign_writers = foreign_writers_in(
                     self._destination,
@@ -128,60 +153,71 @@ class Inspector:
                 found[assignment] = replace(facts, fork=fork, foreign_writers=foreign_writers)
         return found
 
-    def _look_at_destination(self, assignments: Collection[Assignment]) -> _Destination:
-        ask = _LookUps(self._destination, [a.destination for a in assignments])
-        # The log end on both sides of the look at the producers: equal, or the two answers do not belong together.
+    def _read_destination(self, assignments: Collection[Assignment]) -> _DestinationAnswers:
+        ask = _OffsetLookups(self._destination, [a.destination for a in assignments])
+        # The log end before and after the producer states: if it differs, the answers do not belong together.
         log_end = ask(LATEST, log_end=True)
-        producers = self._destination.describe_producers(ask.left, timeout=_LOOK_UP_TIMEOUT)
-        return _Destination(log_end, producers, ask(LATEST, log_end=True), ask(LATEST), ask(EARLIEST))
+        producers = self._destination.describe_producers(ask.left, timeout=_LOOKUP_TIMEOUT)
+        return _DestinationAnswers(log_end, producers, ask(LATEST, log_end=True), ask(LATEST), ask(EARLIEST))
 
-    def _look_at_source(self, assignments: Collection[Assignment], here: _Destination) -> _Views:
-        ask = _LookUps(self._source, [a.source for a in assignments])
-        return _Views(here, ask(EARLIEST), ask(LATEST, read_committed=True), ask(LATEST), ask(LATEST, log_end=True))
+    def _read_source(self, assignments: Collection[Assignment], here: _DestinationAnswers) -> _Answers:
+        ask = _OffsetLookups(self._source, [a.source for a in assignments])
+        return _Answers(here, ask(EARLIEST), ask(LATEST, read_committed=True), ask(LATEST), ask(LATEST, log_end=True))
 
     def _facts(
         self,
         assignment: Assignment,
-        views: _Views,
+        answers: _Answers,
         source: ClusterMetadata,
         destination: ClusterMetadata,
     ) -> Facts:
-        """Return all that the look-ups say; how the ends compare is not in it yet."""
-        numbers: list[int] = []
-        here = views.destination
-        for partition, answers, reason in (
-            (assignment.source, views.source_start, Reason.SOURCE_UNREACHABLE),
-            (assignment.source, views.last_stable, Reason.SOURCE_UNREACHABLE),
-            (assignment.source, views.high_watermark, Reason.SOURCE_UNREACHABLE),
-            (assignment.source, views.source_end, Reason.SOURCE_UNREACHABLE),
-            (assignment.destination, here.start, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, here.end, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, here.end_after, Reason.DESTINATION_UNREACHABLE),
-            (assignment.destination, here.replicated, Reason.DESTINATION_UNREACHABLE),
+        """Return the facts of all lookups; how the tails compare is added later."""
+        offsets: list[int] = []
+        here = answers.destination
+        for partition, reason, lookups in (
+            (
+                assignment.source,
+                Reason.SOURCE_UNREACHABLE,
+                (answers.source_start, answers.last_stable, answers.high_watermark, answers.source_end),
+            ),
+            (
+                assignment.destination,
+                Reason.DESTINATION_UNREACHABLE,
+                (here.start, here.end, here.end_after, here.replicated),
+            ),
         ):
-            answer = answers[partition]
-            if answer.offset is None:
-                return Facts(trouble=_partition_trouble(partition, answer.error_code, reason, "DESCRIBE"))
-            numbers.append(answer.offset)
-        if numbers[5] != numbers[6]:
+            for answer in (found[partition] for found in lookups):
+                if answer.offset is None:
+                    return Facts(trouble=_partition_trouble(partition, answer.error_code, reason, "DESCRIBE"))
+                offsets.append(answer.offset)
+        (
+            log_start,
+            last_stable,
+            high_watermark,
+            source_end,
+            destination_start,
+            destination_end,
+            end_after,
+            replicated,
+        ) = offsets
+        if destination_end != end_after:
             what = f"{assignment.destination} is being appended to: its log end is still moving"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
-        if numbers[7] < numbers[5]:
-            # markers that are lost with a leader leave no gap in our sequence numbers that its successor would notice
+        if replicated < destination_end:
+            # if markers are lost with a leader, our sequence numbers have no gap that its successor would notice
             what = f"{assignment.destination} is not replicated up to its end yet"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
-        remembered = here.producers[assignment.destination]
-        if remembered.error_code:
+        producers = here.producers[assignment.destination]
+        if producers.error_code:
             return Facts(
                 trouble=_partition_trouble(
-                    assignment.destination, remembered.error_code, Reason.DESTINATION_UNREACHABLE, "READ"
+                    assignment.destination, producers.error_code, Reason.DESTINATION_UNREACHABLE, "READ"
                 )
             )
         source_leader = source.leader(assignment.source)
         destination_leader = destination.leader(assignment.destination)
         if not source_leader or not destination_leader:
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, "a leader is being elected"))
-        log_start, last_stable, high_watermark, source_end, destination_start, destination_end, _, _ = numbers
         leader_id = destination_leader.leader_id or 0
         return Facts(
             source_topic_id=source.topics[assignment.source_topic].topic_id,
@@ -194,7 +230,7 @@ class Inspector:
             high_watermark=high_watermark,
             destination_log_start=destination_start,
             destination_log_end=destination_end,
-            producer=next((p for p in remembered.producers if p.producer_id == assignment.producer_id), None),
+            producer=next((p for p in producers.producers if p.producer_id == assignment.producer_id), None),
             producer_id_expiration_ms=self._expiration(leader_id),
         )
 
@@ -204,10 +240,10 @@ class Inspector:
         return self._expiration_ms[node_id]
 
 
-class _LookUps:
-    """Look up offsets of the same partitions again and again; a broker that gave no answer once is not asked again.
+class _OffsetLookups:
+    """Look up offsets of the same partitions repeatedly; partitions without an answer are not looked up again.
 
-    Each such look-up takes its whole time, and the other partitions wait for it.
+    Each such lookup lasts until its timeout, and the other partitions wait for it.
     """
 
     def __init__(self, client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
@@ -220,7 +256,7 @@ class _LookUps:
             dict.fromkeys(self.left, timestamp),
             read_committed=read_committed,
             log_end=log_end,
-            timeout=_LOOK_UP_TIMEOUT,
+            timeout=_LOOKUP_TIMEOUT,
         )
         self._failed |= {p: answer for p, answer in found.items() if answer.offset is None}
         self.left = [p for p in self.left if p not in self._failed]
@@ -231,8 +267,8 @@ Answers = Mapping[TopicPartition, OffsetAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class _Destination:
-    """Hold what one round of look-ups at the destination brought."""
+class _DestinationAnswers:
+    """The answers of the destination in one inspection."""
 
     end: Answers
     producers: Mapping[TopicPartition, ProducersAnswer]
@@ -242,10 +278,10 @@ class _Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class _Views:
-    """Hold what one round of look-ups brought."""
+class _Answers:
+    """The answers of both clusters in one inspection."""
 
-    destination: _Destination
+    destination: _DestinationAnswers
     source_start: Answers
     last_stable: Answers
     high_watermark: Answers
@@ -259,17 +295,17 @@ def _ends(facts: Facts) -> Ends:
 
 
 def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
-    """Tell whether the destination begins at 0, and was to begin further on."""
+    """Return True if the destination starts at 0, but should start later."""
     if facts.trouble or facts.destination_log_start:
         return False
     return facts.destination_log_end > 0 and max(facts.source_log_start, assignment.first_offset) > 0
 
 
-def _with_strange_records(fork: Fork, differs_at: int | None) -> Fork:
-    """Let the logs fork where the tails differ, if that is lower.
+def _with_foreign_records(fork: Fork, differs_at: int | None) -> Fork:
+    """Return the fork at the offset where the tails differ, if that is lower.
 
-    A record of another writer where the source shows none, since its cleaner was there, contradicts nothing that a
-    search sees: it knows no writers.
+    A record of another writer where the source has a hole from compaction is no contradiction for a fork search, which
+    ignores producer ids.
     """
     if differs_at is None or fork.offset <= differs_at:
         return fork
@@ -278,14 +314,14 @@ def _with_strange_records(fork: Fork, differs_at: int | None) -> Fork:
 
 
 def _may_differ(facts: Facts) -> bool:
-    """Tell whether the logs are known to fork, or the mirror holds what its source has not."""
+    """Return True if the logs are known to fork, or the mirror has more than its source."""
     if facts.trouble:
         return False
     longer = facts.source_log_end < facts.destination_log_end and not facts.only_filler
-    return facts.tail is Tail.DIFFERENT or facts.unproven or longer
+    return facts.tail is TailMatch.DIFFERENT or facts.unproven or longer
 
 
-def _with_tail(assignment: Assignment, facts: Facts, found: Finding | Obstacle) -> Facts:
+def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | Obstacle) -> Facts:
     if isinstance(found, Obstacle):
         return Facts(trouble=_tail_trouble(assignment, found))
     return replace(

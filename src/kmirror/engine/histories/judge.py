@@ -1,39 +1,37 @@
 """Judge two logs: may the copy continue, and from where? Facts in, verdict out; no I/O, no clock.
 
-Facts are what an inspection saw of one partition: who it is (topic ids), where both logs start and end, what the
-destination's leader remembers of our producer, and how the ends of both logs compare (`tails`).
-The verdict is one of:
+Facts are what an inspection found about one partition: topic ids, where both logs start and end, the state of our
+producer at the destination's leader, and how the tails of both logs compare (`tails`). The verdict is one of:
 
-* `Copy(offset)`: both logs have one history up to `offset`, the destination's log end; continue there, or after a loss
-  that is accepted;
-* `AdvanceStart(to)`: nothing of the source is in the destination yet, and its log has to begin at `to` first: filled
-  up to there, and then trimmed;
-* `Wait(trouble)`: not everything is known yet, so nothing is done; look again;
+* `Copy(offset)`: both logs have one history up to `offset`, the destination's log end; continue there, or after an
+  accepted loss;
+* `AdvanceStart(to)`: the destination has no source records yet, and its log must start at `to`: fill it up to there,
+  then trim it;
+* `Wait(trouble)`: not everything is known yet, so nothing is done; inspect again;
 * `Fail(reason, offset)`: the logs do not fit. Nothing is repaired here.
 
-Rules are tried in this order, the first that fits decides; identity goes before numbers, because numbers of another
-topic mean nothing, and a failed look-up goes before everything.
+Rules are tried in this order and the first that fits decides; identity comes before offsets, because offsets of another
+topic mean nothing, and a failed lookup comes before everything.
 
-1. something could not be looked up → Wait
-2. topic id of source or destination is not the one we know → Fail
+1. a lookup failed → Wait
+2. the topic id of source or destination is not the known one → Fail
 3. another writer used a higher epoch of our producer id → Fail FENCED
-4. the tails differ → Fail SOURCE_DIVERGED (what differs is ours) or DESTINATION_WRITTEN (it is not)
-5. the source ends before the destination → Fail SOURCE_DIVERGED, or DESTINATION_WRITTEN where rule 7 would fit too
-6. the source has records below the destination's end that it does not show yet, so they were not compared → Wait
+4. the tails differ → Fail SOURCE_DIVERGED (we wrote what differs) or DESTINATION_WRITTEN (another writer did)
+5. the source ends before the destination → Fail SOURCE_DIVERGED, or DESTINATION_WRITTEN if rule 7 fits too
+6. the source has records below the destination's end that it does not expose yet, so they were not compared → Wait
 7. the destination ends with records of another writer, and nothing of either log could be compared
    → Fail DESTINATION_WRITTEN
-8. the destination lost records of ours, and what is left of it proves nothing → Fail DESTINATION_TRUNCATED, unless
-   this loss was accepted
-9. the destination ends with filler, above the offset that it was to lead to: the source starts lower than it did. A
-   new leader whose retention lags will catch up; anything else would skip records that are there
-   → Wait, for as long as a failure is retried
-10. the destination ends with filler, or is empty, and has to begin further on than it ends → AdvanceStart. With filler
-    leads there exactly → AdvanceStart too: the filler has still to be taken away
-11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this loss was accepted, or any is
-12. else → Copy; filler that the destination begins with, as before it was trimmed, is trimmed again
+8. the destination lost records of ours, and what remains proves nothing → Fail DESTINATION_TRUNCATED, unless this loss
+   was accepted
+9. the destination ends with filler above its target: the source now starts lower than before. A new leader whose
+   retention lags will catch up; anything else would skip existing records → Wait, as long as a failure is retried
+10. the destination ends with filler, or is empty, and must start after its end → AdvanceStart. If filler ends exactly
+    there → AdvanceStart too: the filler must still be trimmed
+11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this or any such loss was accepted
+12. else → Copy; filler at the start of the destination, back after it was trimmed, is trimmed again
 
-That nothing could be compared is no misfit by itself (rule 12): markers, aborted transactions and cleaners leave logs
-like that, and a log that one side has emptied.
+That nothing could be compared is no failure by itself (rule 12): markers, aborted transactions, compaction, and a log
+that one side has emptied all lead to that.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 
-class Tail(Enum):
-    """Say how the destination's last records compare with the source's at the same offsets."""
+class TailMatch(Enum):
+    """How the destination's last records compare with the source's at the same offsets."""
 
     SAME = "same"
     DIFFERENT = "different"
-    #: Nothing to compare: no offset was found at which both show a record, and none that they contradict each other at.
+    #: Nothing to compare: no offset was found at which both show a record or contradict each other.
     NOTHING = "nothing"
 
 
@@ -63,8 +61,8 @@ class Tail(Enum):
 class ForeignWriters:
     """The records of a mirror partition from one offset on.
 
-    `first_producer_id` wrote the first records there, None where there are none. `records` of other writers than the
-    mirror were counted, the first of them by `producer_id`; not all of them where `is_complete` is false.
+    `first_producer_id` wrote the first records there, None if there are none. `records` counts those of other writers
+    than the mirror, the first of which is `producer_id`; it is a lower bound if `is_complete` is false.
     """
 
     first_producer_id: int | None = None
@@ -75,7 +73,7 @@ class ForeignWriters:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A look-up that failed. `permanent_after_retries`: worth a FAILED when it stays so for retry.timeout.ms."""
+    """A failed lookup. `permanent_after_retries`: the partition is FAILED if it lasts for retry.timeout.ms."""
 
     reason: Reason
     message: str
@@ -84,7 +82,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an inspection saw of one partition. With `trouble`, nothing else is to be looked at."""
+    """What an inspection found about one partition. With `trouble`, no other field is valid."""
 
     trouble: Trouble | None = None
     source_topic_id: bytes | None = None
@@ -97,36 +95,36 @@ class Facts:
     high_watermark: int = 0
     destination_log_start: int = 0
     destination_log_end: int = 0
-    #: What the destination's leader remembers of our producer.
+    #: The state of our producer at the destination's leader.
     producer: ProducerState | None = None
-    tail: Tail = Tail.NOTHING
-    #: Epoch of the source's batch that holds the offset before the destination's end; None when there is none.
+    tail: TailMatch = TailMatch.NOTHING
+    #: Epoch of the source batch with the offset before the destination's end; None without one.
     tail_epoch: int | None = None
     producer_id_expiration_ms: int | None = None
-    #: Who wrote the destination's batch that differs, or else its last one; None when it holds no batch.
+    #: Who wrote the destination's batch that differs, or else its last one; None without batches.
     tail_producer_id: int | None = None
     #: The lowest offset that was found to differ.
     differs_at: int | None = None
-    #: The destination ends with filler of ours: nothing of the source is in it.
+    #: The destination ends with our filler: it has no source records.
     only_filler: bool = False
-    #: Another writer's records are at the destination's end, and nothing was found to compare.
+    #: The destination ends with records of another writer, and nothing was found to compare.
     unproven: bool = False
-    #: The destination begins with filler again, up to here: its broker died before it had noted where the log starts.
+    #: The destination begins with filler again, up to here: its broker died before it checkpointed the log start.
     filler_end: int | None = None
-    #: Where exactly the two logs fork, and what follows there, where they are known to; None else.
+    #: The exact fork of the two logs, and what follows it; None if they are not known to fork.
     fork: Fork | None = None
     foreign_writers: ForeignWriters | None = None
 
     @property
     def unused_coordinator_epoch(self) -> int:
-        """The lowest epoch above all that the destination's leader has seen in markers of ours."""
+        """The lowest coordinator epoch above all in markers of ours that the destination's leader has seen."""
         return self.producer.coordinator_epoch + 1 if self.producer else 0
 
     def filled_offsets(self, producer_epoch: int) -> int:
-        """Return what to subtract from an offset for its sequence number, modulo 2^31: the offsets that have none.
+        """Return what to subtract from an offset to get its sequence number, modulo 2^31: the offsets that have none.
 
-        Markers take offsets, but no sequence numbers. A producer that the leader does not remember may begin with any;
-        one that comes with a new epoch has to begin with 0.
+        Markers take offsets, but no sequence numbers. A producer that the leader does not know may begin with any
+        sequence number; one with a new epoch must begin with 0.
         """
         if self.producer is None:
             return 0
@@ -140,18 +138,18 @@ class Copy:
     """Continue at `offset`, with sequence numbers `filled_offsets` lower than offsets (modulo 2^31)."""
 
     offset: int
-    #: The destination lost this many of our records and gets them again; 0 in the normal case.
+    #: The destination lost this many of our records, which are copied again; usually 0.
     copied_again: int = 0
     filled_offsets: int = 0
-    #: The source has lost what is between `offset` and here: nothing will ever be shown there. None: it has not.
+    #: The source has lost everything between `offset` and here, which is skipped. None: no loss.
     skip_to: int | None = None
-    #: The destination's log is to begin here once it gets so far, behind such a loss or filler; None: as it does.
+    #: Where the destination's log must start, after such a loss or filler, once it gets so far; None: no change.
     trim_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceStart:
-    """Make the destination's log start at `to`, and look again; sequence numbers as in `Copy`."""
+    """Make the destination's log start at `to`, then inspect again; sequence numbers as in `Copy`."""
 
     to: int
     filled_offsets: int = 0
@@ -159,14 +157,14 @@ class AdvanceStart:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again later; `trouble` says why."""
+    """Inspect again later; `trouble` says why."""
 
     trouble: Trouble
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Stop this partition, which cannot continue from `offset`."""
+    """Fail this partition, which cannot continue from `offset`."""
 
     reason: Reason
     message: str
@@ -181,9 +179,9 @@ def judge(
 ) -> Verdict:
     """Decide how a partition continues.
 
-    `acknowledged` is the end of what this lane knows to be appended, None before its first look. A mirror that is to
-    begin above the source's log start begins at `first_offset`. `begun`: records of the source were in the destination
-    before, so that an empty one is not the beginning.
+    `acknowledged` is the end of what this lane knows to be appended, None before its first inspection. A mirror that
+    must begin above the source's log start begins at `first_offset`. `begun`: source records were in the destination
+    before, so an empty one is not new.
     """
     if facts.trouble:
         return Wait(facts.trouble)
@@ -197,7 +195,7 @@ def judge(
         or _lost_tail(assignment, acknowledged, facts)
         or _beginning(assignment, facts, first_offset, begun)
         or _source_too_late(assignment, facts)
-        or _go_on(assignment, acknowledged, facts)
+        or _continue(assignment, acknowledged, facts)
     )
 
 
@@ -234,15 +232,15 @@ def _fenced(assignment: Assignment, facts: Facts) -> Fail | None:
 
 
 def _is_foreign(assignment: Assignment, facts: Facts) -> bool:
-    """Tell whether another client wrote what differs."""
+    """Return True if another client wrote what differs."""
     if facts.foreign_writers is not None:
         first = facts.foreign_writers.first_producer_id
         return first is not None and first != assignment.producer_id
     return facts.tail_producer_id is not None and facts.tail_producer_id != assignment.producer_id
 
 
-def _written(assignment: Assignment, facts: Facts, at: int | None, why: str) -> Fail:
-    """Say that another client wrote to the mirror: where, how much, and who."""
+def _foreign_write(assignment: Assignment, facts: Facts, at: int | None, why: str) -> Fail:
+    """Return the failure that another client wrote to the mirror: where, how much, and who."""
     foreign_writers = facts.foreign_writers
     known = foreign_writers.producer_id if foreign_writers else facts.tail_producer_id
     writer = f"producer id {known}" if known is not None and known >= 0 else "a producer without an id"
@@ -263,21 +261,21 @@ def _ends_differ(facts: Facts) -> str:
 
 
 def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
-    if facts.tail is not Tail.DIFFERENT:
+    if facts.tail is not TailMatch.DIFFERENT:
         return None
     end, fork = facts.destination_log_end, facts.fork
     at = fork.offset if fork else facts.differs_at
     if _is_foreign(assignment, facts):
         if at is not None and facts.source_log_end <= at:
-            return _written(assignment, facts, at, _ends_differ(facts))
-        return _written(assignment, facts, at, f"it does not hold what {assignment.source} does there")
+            return _foreign_write(assignment, facts, at, _ends_differ(facts))
+        return _foreign_write(assignment, facts, at, f"it differs from {assignment.source} there")
     if fork is None or at is None:
-        message = f"the history of {assignment.source} was rewritten: at offset {at} it does not hold what was copied"
+        message = f"the history of {assignment.source} was rewritten: at offset {at} it differs from what was copied"
         return Fail(Reason.SOURCE_DIVERGED, message, end)
-    proved = "" if fork.agreed_at is not None else "; below that, nothing is left on both sides to be compared"
+    proved = "" if fork.agreed_at is not None else "; below that, nothing remains that both sides have"
     return Fail(
         Reason.SOURCE_DIVERGED,
-        f"the history of {assignment.source} was rewritten: from offset {at} on it does not hold what was copied, "
+        f"the history of {assignment.source} was rewritten: from offset {at} on it differs from what was copied, "
         f"{counted(end - at, 'record')} up to offset {end - 1}{proved}",
         at,
     )
@@ -288,7 +286,7 @@ def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
     if source_end >= end:
         return None
     if facts.unproven or (facts.foreign_writers is not None and _is_foreign(assignment, facts)):
-        return _written(assignment, facts, source_end, _ends_differ(facts))
+        return _foreign_write(assignment, facts, source_end, _ends_differ(facts))
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the source ends at offset {source_end}, but {end} had been copied from it: "
@@ -298,7 +296,7 @@ def _source_too_short(assignment: Assignment, facts: Facts) -> Fail | None:
 
 
 def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
-    """After an election a leader may hide its last records for a while; they may be others than the ones copied."""
+    """After an election a leader may hide its last records for a while; they may differ from the copied ones."""
     end = facts.destination_log_end
     if facts.last_stable_offset < end:
         message = f"{assignment.source} does not show its records below offset {end} yet"
@@ -308,17 +306,17 @@ def _hidden_tail(assignment: Assignment, facts: Facts) -> Wait | None:
 
 def _unproven_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     if facts.unproven:
-        why = "the last records are not this mirror's, and the source has nothing left to compare them with"
-        return _written(assignment, facts, None, why)
+        why = "the last records are not this mirror's, and the source has nothing to compare them with"
+        return _foreign_write(assignment, facts, None, why)
     return None
 
 
 def _lost_tail(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Fail | None:
     end = facts.destination_log_end
-    if acknowledged is None or end >= acknowledged or facts.tail is not Tail.NOTHING or facts.only_filler:
+    if acknowledged is None or end >= acknowledged or facts.tail is not TailMatch.NOTHING or facts.only_filler:
         return None
     if end == 0 and facts.source_log_start == 0:
-        return None  # all of it is still there to be copied again
+        return None  # the source still has all of it
     if _is_accepted(assignment, end):
         return None
     return Fail(
@@ -335,7 +333,7 @@ def _beginning(assignment: Assignment, facts: Facts, first_offset: int, begun: b
     if facts.only_filler and end > to:
         message = (
             f"mirror topic {assignment.destination} was prepared to start at offset {end}, where the source's log"
-            f" started; now it starts at {to}"
+            f" started; now the source starts at {to}"
         )
         return Wait(Trouble(Reason.SOURCE_DIVERGED, message, permanent_after_retries=True))
     is_empty = facts.destination_log_start == end
@@ -361,9 +359,9 @@ def _source_too_late(assignment: Assignment, facts: Facts) -> Fail | None:
 
 
 def _is_accepted(assignment: Assignment, end: int) -> bool:
-    """Tell whether the loss of what follows `end` was accepted: nothing was copied since then.
+    """Return True if the loss after `end` was accepted and nothing was copied since.
 
-    An end within the accepted range is that of a copy that was interrupted on its way past it.
+    An end within the accepted range is that of a copy that was interrupted while it skipped the loss.
     """
     recovery = assignment.recovery
     if recovery is None or recovery.lost_from is None or recovery.lost_until is None:
@@ -371,12 +369,12 @@ def _is_accepted(assignment: Assignment, end: int) -> bool:
     return recovery.lost_from <= end <= recovery.lost_until
 
 
-def _go_on(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Copy:
+def _continue(assignment: Assignment, acknowledged: int | None, facts: Facts) -> Copy:
     end, start = facts.destination_log_end, facts.source_log_start
     recovery = assignment.recovery
     trim_to = facts.filler_end
     if recovery is not None and recovery.trims and recovery.lost_until is not None:
-        # where the source's leader has an older start again, there may be nothing to trim yet
+        # if the source's leader has an older log start again, there may be nothing to trim yet
         trim_to = start if end < start else recovery.lost_until if recovery.lost_until <= end else trim_to
     return Copy(
         end,

@@ -1,7 +1,7 @@
-"""Read what searches ask for (`stretches`), for many pairs of logs side by side. Blocking; decides nothing.
+"""Read what searches ask for (`stretches`), for many pairs of logs at once. Blocking; decides nothing.
 
-All partitions with one leader share a request. A broker returns a batch that is larger than its partition's share only
-as the first of an answer, and else nothing; so nothing is believed only of a partition that was asked for alone.
+All partitions with one leader share a request. A broker returns a batch larger than the partition's fetch limit only as
+the first of a response, and otherwise nothing; so an empty answer counts only if the partition was fetched alone.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from kmirror.work import Add, unwatched
 T = TypeVar("T")
 
 _ANSWER_BYTES = 8 << 20
-#: What partitions whose batch did not come are given, four times more each time.
-_SMALLEST_SHARE = 64 << 10
-_LARGEST_SHARE = 1 << 20
-#: The source's last batch is as large as the destination's, or not much larger.
+#: The fetch limits of partitions whose batch was not returned, four times larger each time.
+_SMALLEST_LIMIT = 64 << 10
+_LARGEST_LIMIT = 1 << 20
+#: The source's last batch is expected to be at most this much larger than the destination's.
 _ROOM_BYTES = 4 << 10
-#: A quota puts a request off as often as this at most.
+#: How many times a quota may delay a request.
 _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How searches of one kind are served.
+    """How the reads of one kind of search are limited.
 
-    `at_once` pairs of logs are read side by side: their batches are in memory together. `first_bytes` is what may come
-    of the destination at first, `stretch_bytes` later and of the source; who reads on and on is given twice as much
-    every `reads_until_more` times, up to `most_bytes`. With `is_source_alike` the source's first batch is expected to
-    be about as large as the destination's. Of the source everything up to its last stable offset is shown;
-    of the destination too where `is_destination_committed`, else up to its high watermark: where a transaction is open
-    there, which no mirror leaves behind, without word of those that were aborted.
+    `at_once` pairs of logs are read together, with their batches in memory. `first_bytes` is the limit of the first
+    read of the destination, `stretch_bytes` of later ones and of the source; it doubles every `reads_until_more` reads,
+    up to `most_bytes`. With `is_source_alike` the source's first batch is expected to be about as large as the
+    destination's. The source is read up to its last stable offset; the destination too if `is_destination_committed`,
+    else up to its high watermark: while a transaction is open there, which no mirror leaves behind, aborted ones are
+    not reported.
     """
 
     at_once: int
@@ -62,7 +62,7 @@ class ReadLimits:
 
 
 class Obstacle(NamedTuple):
-    """Say why two logs could not be compared, and on which side."""
+    """Why two logs could not be compared, and on which side."""
 
     side: Side
     error: KmirrorError | OutcomeUnknown
@@ -71,12 +71,12 @@ class Obstacle(NamedTuple):
 class _Wanted(NamedTuple):
     offset: int
     max_bytes: int
-    #: The log has to show its batches up to here; if it does not, what it says is not to be trusted.
+    #: The log must expose its batches up to here; otherwise its response is not reliable.
     shown_end: int
 
 
 class Reading(Generic[T]):
-    """One search in two logs, what it has to be given next, and its result."""
+    """One search in two logs, its next read, and its result."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class Reading(Generic[T]):
         self.ends = ends
         self.result: T | Obstacle | None = None
         self.read = Read(None, None)
-        #: How many times it was given something.
+        #: How many reads it has been given.
         self.reads = 0
-        #: The largest batch that came first so far.
+        #: The size of the largest first batch of a response so far.
         self.largest_batch = 0
         self._search = search
         self._advance(None)
 
     def take(self, destination: FetchedPartition | Obstacle | None, source: FetchedPartition | Obstacle | None) -> None:
-        """Take what was read, or why it was not."""
+        """Pass what was read, or an obstacle, to the search."""
         self.reads += 1
         for answer in (destination, source):
             if isinstance(answer, Obstacle):
@@ -127,7 +127,7 @@ def _section(offset: int | None, part: FetchedPartition | None) -> Section | Non
 
 
 class SectionReader:
-    """Serve searches in logs on two clusters; counts the requests for it."""
+    """Serve searches in logs on two clusters; counts its requests."""
 
     def __init__(self, source: ClusterClient, destination: ClusterClient, read_limits: ReadLimits) -> None:
         self.requests = 0
@@ -142,19 +142,18 @@ class SectionReader:
         destination: ClusterMetadata,
         progress: Add = unwatched,
     ) -> None:
-        """Serve all of these until each has its result, or what is in the way; no two may read the same log.
+        """Serve all of these until each has a result or an obstacle; no two may read the same log.
 
-        The metadata says who leads; a leader that has changed since then is an obstacle like any other. `progress` is
-        given how many more have their result.
+        The metadata names the leaders; a leader that has changed since then is an obstacle too. `progress` is called
+        with the number of new results.
         """
         for first in range(0, len(readings), self._read_limits.at_once):
-            some = readings[first : first + self._read_limits.at_once]
-            going: Sequence[Reading[Any]] = some
-            while left := [reading for reading in going if reading.result is None]:
-                progress(len(going) - len(left))
-                self._step(left, source, destination)
-                going = left
-            progress(len(going))
+            pending: Sequence[Reading[Any]] = readings[first : first + self._read_limits.at_once]
+            while remaining := [reading for reading in pending if reading.result is None]:
+                progress(len(pending) - len(remaining))
+                self._step(remaining, source, destination)
+                pending = remaining
+            progress(len(pending))
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits
@@ -179,10 +178,10 @@ class SectionReader:
             reading.take(ours.get(reading.destination), theirs.get(reading.source))
 
     def _stretch_bytes(self, reading: Reading[Any]) -> int:
-        """Return what may come of a log, so that usually a whole batch does."""
+        """Return the limit of a read, large enough that usually a whole batch is returned."""
         read_limits = self._read_limits
         size = min(read_limits.stretch_bytes << reading.reads // read_limits.reads_until_more, read_limits.most_bytes)
-        return max(size, min(reading.largest_batch + _ROOM_BYTES, _LARGEST_SHARE))
+        return max(size, min(reading.largest_batch + _ROOM_BYTES, _LARGEST_LIMIT))
 
     def _fetch(
         self, side: Side, client: ClusterClient, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, _Wanted]
@@ -203,7 +202,7 @@ class SectionReader:
         for node_id, partitions in led.items():
             broker = metadata.brokers[node_id]
             try:
-                # an old source that was adopted still has its aborted transactions, of which only this tells
+                # an adopted former source still has aborted transactions, which only read_committed reports
                 answers = self._ask(client, broker, {key: positions[key] for key in partitions}, True)
                 if not is_committed and (hidden := _hidden(answers, partitions, wanted)):
                     answers |= self._ask(client, broker, {key: positions[key] for key in hidden}, False)
@@ -218,24 +217,24 @@ class SectionReader:
     def _ask(
         self, client: ClusterClient, broker: Broker, positions: Mapping[FetchKey, FetchPosition], is_committed: bool
     ) -> dict[FetchKey, FetchedPartition]:
-        """Ask one broker until each partition has answered with a batch, an error, or nothing when asked for alone."""
+        """Fetch from one broker until each partition has returned a batch, an error, or nothing when fetched alone."""
         answers: dict[FetchKey, FetchedPartition] = {}
         pending = dict(positions)
-        share = 0
+        limit = 0
         while len(pending) > 1:
-            said = {
+            answered = {
                 key: part
                 for key, part in self._exchange(client, broker, pending, is_committed).items()
                 if part.error_code or 0 < _first_size(part.records) <= len(part.records)
             }
-            if not said and share == _LARGEST_SHARE:
+            if not answered and limit == _LARGEST_LIMIT:
                 break
-            answers |= said
-            share = min(max(4 * share, _SMALLEST_SHARE), _LARGEST_SHARE)
+            answers |= answered
+            limit = min(max(4 * limit, _SMALLEST_LIMIT), _LARGEST_LIMIT)
             pending = {
-                key: position._replace(partition_max_bytes=max(position.partition_max_bytes, share))
+                key: position._replace(partition_max_bytes=max(position.partition_max_bytes, limit))
                 for key, position in pending.items()
-                if key not in said
+                if key not in answered
             }
         for key, position in pending.items():
             answers |= self._exchange(client, broker, {key: position}, is_committed)
@@ -247,9 +246,9 @@ class SectionReader:
         """Send one request.
 
         Raises:
-            UnreachableError: the broker cannot be reached, or only ever says that it is to be asked later.
+            UnreachableError: the broker cannot be reached, or throttles every request.
             BrokerError: it refuses the request as a whole.
-            OutcomeUnknown: it does not answer.
+            OutcomeUnknown: it does not respond.
         """
         for _ in range(_TRIES):
             self.requests += 1
@@ -274,7 +273,7 @@ class SectionReader:
 
 
 def _first_size(records: memoryview) -> int:
-    """Return the size of the first batch, 0 when there is none; it may be cut off."""
+    """Return the size of the first batch, which may be cut off; 0 without one."""
     return LOG_OVERHEAD + int(PREFIX.unpack_from(records)[1]) if len(records) >= LOG_OVERHEAD else 0
 
 
@@ -283,7 +282,7 @@ def _hidden(
     partitions: Mapping[FetchKey, TopicPartition],
     wanted: Mapping[TopicPartition, _Wanted],
 ) -> list[FetchKey]:
-    """Return of which partitions an open transaction hides what is wanted."""
+    """Return the partitions in which an open transaction hides wanted batches."""
     return [
         key
         for key, part in answers.items()

@@ -1,6 +1,6 @@
-"""Stretches of stored logs, as searches are given them to read: batches, what they show, and holes. No I/O.
+"""Stretches of stored logs for searches: batches, what they show, and holes. No I/O.
 
-A search is a generator: it yields what it wants to read (`Read`) and is sent what was read (`Sections`).
+A search is a generator: it yields what to read (`Read`) and is sent what was read (`Sections`).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from kmirror.errors import KmirrorError, Reason
 
 Side = Literal["source", "destination"]
 
-#: So many records of one batch are held at most.
+#: The most records of one batch that are kept.
 _MOST_RECORDS = 1_000_000
 
 
 class Read(NamedTuple):
-    """Say from which offset on to read each log; None for not at all. A few kilobytes are enough."""
+    """The offset from which to read each log; None to skip it. A few kilobytes are enough."""
 
     destination: int | None
     source: int | None
 
 
 class Section(NamedTuple):
-    """What one read gave: at least one whole batch, the first one that ends after `offset`.
+    """The result of one read: at least one whole batch, the first of which ends after `offset`.
 
-    No batch at all means that the log shows none from there on. `data` may end in the middle of a batch.
+    No batch means that the log shows none from there on. `data` may end in the middle of a batch.
     """
 
     offset: int
@@ -51,7 +51,7 @@ class Section(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """Answer a `Read`."""
+    """The results of a `Read`."""
 
     destination: Section | None
     source: Section | None
@@ -59,7 +59,7 @@ class Sections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where two logs start and end. `source_end` is where the source ends to show batches: its last stable offset."""
+    """Where two logs start and end. `source_end` is the last stable offset: no batches are shown from there on."""
 
     source_start: int
     source_end: int
@@ -68,12 +68,12 @@ class Ends:
 
     @property
     def shared_end(self) -> int:
-        """Up to here both have what can be compared."""
+        """The end of what both logs have."""
         return min(self.source_end, self.destination_end)
 
 
 class DamagedLogError(KmirrorError):
-    """A batch of one of the logs that cannot be read."""
+    """A batch of one of the logs cannot be read."""
 
     def __init__(self, side: Side, offset: int, detail: str) -> None:
         super().__init__(f"the {side}'s batch at offset {offset} is corrupt: {detail}", None, Reason.CORRUPT_BATCH)
@@ -81,8 +81,8 @@ class DamagedLogError(KmirrorError):
         self.side: Side = side
 
 
-class Batch:
-    """One stored batch, sound, and what applications are shown of it."""
+class StoredBatch:
+    """One valid stored batch, and what consumers see of it."""
 
     __slots__ = ("_records", "base_offset", "data", "header", "kind", "next_offset", "side")
 
@@ -93,7 +93,7 @@ class Batch:
         self.kind = kind
         self._records: list[Record] | None = None
         self.next_offset = header.next_offset
-        #: A message of an old format has the offset of the last one in it.
+        #: A message of an old format has the offset of its last record.
         self.base_offset = header.base_offset if header.magic == 2 else self.records()[0].offset
 
     @property
@@ -110,16 +110,16 @@ class Batch:
         return self.producer_id < FIRST_OWN_PRODUCER_ID
 
     def records(self) -> list[Record]:
-        """Read its records, once."""
+        """Return its records; they are read once."""
         if self._records is None:
-            self._records = list(islice(self.records_in_turn(), _MOST_RECORDS + 1))
+            self._records = list(islice(self.iter_records(), _MOST_RECORDS + 1))
             if len(self._records) > _MOST_RECORDS:
                 self._records = None
                 raise OversizedBatchError(self.header.base_offset, f"it has more than {_MOST_RECORDS:,} records")
         return self._records
 
-    def records_in_turn(self) -> Iterator[Record]:
-        """Read its records one by one, for who may not want all of them; nothing is kept."""
+    def iter_records(self) -> Iterator[Record]:
+        """Yield its records one by one; nothing is kept."""
         if self._records is not None:
             yield from self._records
             return
@@ -133,8 +133,8 @@ class Batch:
         except CorruptBatchError as error:
             raise DamagedLogError(self.side, error.offset, error.detail) from None
 
-    def is_same_as(self, other: Batch) -> bool:
-        """Tell whether it surely shows the same records at the same offsets; False may also mean: look closer."""
+    def is_same_as(self, other: StoredBatch) -> bool:
+        """Return True if it certainly shows the same records at the same offsets; False may also mean unknown."""
         a, b = self.header, other.header
         return (
             a.magic == b.magic == 2
@@ -143,23 +143,23 @@ class Batch:
             and a.base_timestamp == b.base_timestamp
             and a.max_timestamp == b.max_timestamp
             and (a.attributes ^ b.attributes) & ~TRANSACTIONAL == 0
-            # memoryviews would be compared item by item, bytes are compared at once
+            # comparing bytes is much faster than comparing memoryviews
             and bytes(self.data[BATCH_OVERHEAD:]) == bytes(other.data[BATCH_OVERHEAD:])
         )
 
 
 class Stretch(NamedTuple):
-    """All that one log has from `low` to `high`: these batches, and holes between them."""
+    """Everything in one log from `low` to `high`: these batches, and holes between them."""
 
     low: int
     high: int
-    batches: list[Batch]
+    batches: list[StoredBatch]
 
 
 def stretch_of(side: Side, section: Section, end: int) -> Stretch:
-    """Take one section apart, up to offset `end`."""
+    """Split one section into batches, up to offset `end`."""
     isolation = Isolation(section.aborted_transactions)
-    batches: list[Batch] = []
+    batches: list[StoredBatch] = []
     high = end
     try:
         for header in batch_headers(section.data):
@@ -172,7 +172,7 @@ def stretch_of(side: Side, section: Section, end: int) -> Stretch:
                 raise CorruptBatchError(header.base_offset, detail)
             kind = isolation.kind(data)
             if header.next_offset > section.offset:
-                batches.append(Batch(side, data, header, kind))
+                batches.append(StoredBatch(side, data, header, kind))
                 high = header.next_offset
     except CorruptBatchError as error:
         raise DamagedLogError(side, error.offset, error.detail) from None

@@ -1,22 +1,22 @@
-"""Compare the ends of two logs by what applications are shown of them. Pure: a generator that asks for what it reads.
+"""Compare the tails of two logs by what consumers see of them. Pure: a generator of reads.
 
-The copy of a log need not have its batches: holes, markers and aborted records of the source are markers of ours in the
-destination, batches with holes were made again, and both cleaners work on their own. What must agree is what consumers
-see. At one offset a log shows a record, or shows none for good (a marker, a record of an aborted transaction), or lacks
-what may have been there: a hole, which only a cleaner makes. Two logs
+The copy of a log need not have the same batches: holes, markers and aborted records of the source are our markers in
+the destination, batches with holes were rebuilt, and both sides are compacted independently. What consumers see must
+agree. At one offset a log shows a record, or certainly shows none (a marker, a record of an aborted transaction), or
+has a hole: compaction has removed what was there. Two logs
 
 * agree where both show the same record;
-* contradict each other where both show records that differ, or one shows a record and the other shows none for good;
+* contradict each other where both show records that differ, or one shows a record and the other certainly none;
 * say nothing about each other where one has a hole, or neither shows a record.
 
 The destination is read backwards from its end, at distances that double, and the source at the same offsets, until the
 first stretch where they agree or contradict each other. Usually that is one read of each.
 
-Two things are found on the way. Filler of ours at the destination's end means that the log is still being brought to
-its start. And records of another writer where the source has holes, or shows nothing yet, were perhaps
-never copied. Below them the first records that agree decide: those of a mirror contradict them, as a later
-writer was no mirror; those of another writer excuse them, for then the log was adopted with them in it. With
-nothing that agrees below them, it stays unknown.
+Two things are found on the way. Our filler at the destination's end means that the log is still being filled up to its
+start. And records of another writer where the source has holes, or shows nothing yet, may never have been copied. The
+first records below them that agree decide: those of a mirror contradict them, because the later writer was no mirror;
+those of another writer excuse them, because then the log was adopted with them in it. If nothing below them agrees,
+this stays unknown.
 """
 
 from __future__ import annotations
@@ -28,30 +28,26 @@ from typing import NamedTuple
 from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import Kind
 from kmirror.cluster.protocol.records import Record
-from kmirror.engine.histories.judge import Tail
+from kmirror.engine.histories.judge import TailMatch
 from kmirror.engine.histories.stretches import (
-    Batch,
-    DamagedLogError,
     Ends,
     Read,
-    Section,
     Sections,
     Side,
+    StoredBatch,
     Stretch,
     stretch_of,
 )
 
-__all__ = ["Comparing", "DamagedLogError", "Ends", "Finding", "Section", "Sections", "compare_tails"]
-
-#: How much of a log is remembered on the walk: what was read last, and what that may have to be held against.
+#: How many stretches of each log are kept: the last one read, and one that it may have to be compared with.
 _STRETCHES_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """How the ends compare; the fields as in `judge.Facts`."""
+class TailFinding:
+    """How the tails compare; the fields as in `judge.Facts`."""
 
-    tail: Tail = Tail.NOTHING
+    tail: TailMatch = TailMatch.NOTHING
     epoch: int | None = None
     producer_id: int | None = None
     differs_at: int | None = None
@@ -59,35 +55,35 @@ class Finding:
     unproven: bool = False
 
 
-Comparing = Generator[Read, Sections, Finding]
+Comparing = Generator[Read, Sections, TailFinding]
 
 
 def compare_tails(ends: Ends, producer_id: int) -> Comparing:
-    """Compare the records before `ends.destination_end`; `producer_id` is the one under which we write there.
+    """Compare the records before `ends.destination_end`; `producer_id` is ours there.
 
-    Yields what to read, and is sent what was read; returns what was found.
+    Yields what to read, is sent what was read, and returns the finding.
 
     Raises:
-        DamagedLogError: a checksum does not fit, or a batch cannot be read.
+        DamagedLogError: a checksum does not match, or a batch cannot be read.
         UnsupportedFormatError: a batch of an unknown codec.
     """
-    return (yield from _Comparison(ends, producer_id).run())
+    return (yield from _TailWalk(ends, producer_id).run())
 
 
 class _Compared(NamedTuple):
-    """What holding one stretch of both logs against each other gave: offsets, with the destination's batch there."""
+    """The result of comparing one stretch of both logs: offsets, with the destination's batch there."""
 
     contradiction: tuple[int, int] | None
-    agreement: tuple[int, Batch] | None
-    #: Records of another writer at holes of the source.
-    strange: list[int]
+    agreement: tuple[int, StoredBatch] | None
+    #: Offsets of records of another writer at holes of the source.
+    foreign: list[int]
 
 
-def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int) -> _Compared:
+def _compare(ours: Iterable[StoredBatch], theirs: Iterable[StoredBatch], low: int, high: int) -> _Compared:
     """Compare what both logs show from `low` to `high`."""
     twins = {batch.base_offset: batch for batch in theirs if batch.shows_records}
-    agreement: tuple[int, Batch] | None = None
-    others: list[Batch] = []
+    agreement: tuple[int, StoredBatch] | None = None
+    others: list[StoredBatch] = []
     for batch in ours:
         twin = twins.get(batch.base_offset) if batch.shows_records else None
         if twin and low <= batch.base_offset and batch.next_offset <= high and batch.is_same_as(twin):
@@ -99,7 +95,7 @@ def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int
     silent_here = _silent(others, low, high)
     silent_there = _silent(theirs, low, high)
     contradictions = [(offset, silent_here[offset]) for offset in there if offset in silent_here]
-    strange = []
+    foreign = []
     for offset, (record, batch) in here.items():
         if offset in there:
             if record != there[offset][0]:
@@ -109,12 +105,12 @@ def _compare(ours: Iterable[Batch], theirs: Iterable[Batch], low: int, high: int
         elif offset in silent_there:
             contradictions.append((offset, batch))
         elif batch.is_foreign:
-            strange.append(offset)
+            foreign.append(offset)
     first = min(((offset, batch.producer_id) for offset, batch in contradictions), default=None)
-    return _Compared(first, agreement, strange)
+    return _Compared(first, agreement, foreign)
 
 
-def _records_of(batches: Iterable[Batch], low: int, high: int) -> dict[int, tuple[Record, Batch]]:
+def _records_of(batches: Iterable[StoredBatch], low: int, high: int) -> dict[int, tuple[Record, StoredBatch]]:
     return {
         record.offset: (record, batch)
         for batch in batches
@@ -124,8 +120,8 @@ def _records_of(batches: Iterable[Batch], low: int, high: int) -> dict[int, tupl
     }
 
 
-def _silent(batches: Iterable[Batch], low: int, high: int) -> dict[int, Batch]:
-    """Return the offsets at which no record is ever shown."""
+def _silent(batches: Iterable[StoredBatch], low: int, high: int) -> dict[int, StoredBatch]:
+    """Return the offsets at which certainly no record is shown."""
     return {
         offset: batch
         for batch in batches
@@ -134,31 +130,31 @@ def _silent(batches: Iterable[Batch], low: int, high: int) -> dict[int, Batch]:
     }
 
 
-class _Comparison:
-    """One walk back from the destination's end."""
+class _TailWalk:
+    """One walk backwards from the destination's end."""
 
     def __init__(self, ends: Ends, producer_id: int) -> None:
         self._ends = ends
         self._producer_id = producer_id
-        #: What can be compared is between these.
+        #: The range that can be compared.
         self._floor = max(ends.source_start, ends.destination_start)
         self._top = ends.shared_end
         self._source: list[Stretch] = []
         self._destination: list[Stretch] = []
-        self._last: Batch | None = None
-        #: Of the source's batch that holds the last offset: that of a lower one may be too low.
+        self._last: StoredBatch | None = None
+        #: Leader epoch of the source batch with the last offset: that of an earlier batch may be too low.
         self._epoch: int | None = None
-        #: True when a record of the destination has been seen.
+        #: True once a record of the destination was read.
         self._has_data = False
-        #: The lowest offset so far with a record of another writer that nothing confirms.
-        self._strange: int | None = None
-        self._strange_producer_id: int | None = None
+        #: The lowest offset so far with an unconfirmed record of another writer.
+        self._foreign_at: int | None = None
+        self._foreign_producer_id: int | None = None
 
     def run(self) -> Comparing:
-        """Walk until something is found."""
+        """Walk until there is a finding."""
         start, end = self._ends.destination_start, self._ends.destination_end
         if start >= end:
-            return Finding()
+            return TailFinding()
         self._note((yield Read(end - 1, end - 1 if self._floor < self._top == end else None)))
         stretch = self._destination[-1]
         self._last = stretch.batches[-1] if stretch.batches else None
@@ -166,17 +162,19 @@ class _Comparison:
         while True:
             batches = [batch for batch in stretch.batches if batch.base_offset < low]
             if not self._has_data and stretch.high < end and self._is_filler(batches):
-                # whatever was stepped over between the filler and the end is to be seen too
+                # what was skipped between the filler and the end must be read too
                 batches = yield from self._covering("destination", stretch.low, end)
                 low = end
-            found = (yield from self._look_ahead(stretch.high, low)) or (yield from self._look_at(batches, low))
+            found = (yield from self._compare_skipped(stretch.high, low)) or (
+                yield from self._compare_batches(batches, low)
+            )
             if found:
                 return found
             low = min(low, stretch.low)
             is_comparing = self._floor < min(low, self._top)
             target = self._floor if is_comparing else low if self._has_data else start
             if low <= target:
-                return self._finding(Tail.NOTHING, unproven=self._strange is not None)
+                return self._finding(TailMatch.NOTHING, unproven=self._foreign_at is not None)
             while end - distance >= low:
                 distance *= 2
             offset = max(end - distance, target)
@@ -184,7 +182,7 @@ class _Comparison:
             stretch = self._destination[-1]
 
     def _note(self, seen: Sections) -> None:
-        """Take in what was read; older stretches are let go."""
+        """Keep what was read; older stretches are dropped."""
         if seen.destination is not None:
             self._destination.append(stretch_of("destination", seen.destination, self._ends.destination_end))
             del self._destination[:-_STRETCHES_KEPT]
@@ -197,10 +195,10 @@ class _Comparison:
                     epoch = batch.header.partition_leader_epoch
                     self._epoch = epoch if epoch >= 0 else None
 
-    def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[Batch]]:
-        """Return one side's batches with offsets from `low` to `high`, read where they are not known yet."""
+    def _covering(self, side: Side, low: int, high: int) -> Generator[Read, Sections, list[StoredBatch]]:
+        """Return one side's batches with offsets from `low` to `high`, reading what is not known."""
         known = self._source if side == "source" else self._destination
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
         offset = low
         while offset < high:
             stretch = next((s for s in known if s.low <= offset < s.high), None)
@@ -211,13 +209,13 @@ class _Comparison:
             offset = stretch.high
         return batches
 
-    def _is_filler(self, batches: Iterable[Batch]) -> bool:
-        """Tell whether the last records in here are filler of ours."""
+    def _is_filler(self, batches: Iterable[StoredBatch]) -> bool:
+        """Return True if the last records in these batches are our filler."""
         newest = [batch for batch in batches if batch.shows_records][-1:]
         return any(batch.producer_id == self._producer_id and is_filler(batch.data) for batch in newest)
 
-    def _look_ahead(self, low: int, high: int) -> Generator[Read, Sections, Finding | None]:
-        """Look where the source has a record, between two stretches of the destination: its log may be much shorter."""
+    def _compare_skipped(self, low: int, high: int) -> Generator[Read, Sections, TailFinding | None]:
+        """Compare at a record of the source between two stretches of the destination, whose log may be much shorter."""
         if low >= high:
             return None
         offsets = [
@@ -231,13 +229,17 @@ class _Comparison:
         if not offsets:
             return None
         self._note((yield Read(max(offsets), None)))
-        return (yield from self._look_at([b for b in self._destination[-1].batches if b.base_offset < high], high))
+        return (
+            yield from self._compare_batches([b for b in self._destination[-1].batches if b.base_offset < high], high)
+        )
 
-    def _look_at(self, batches: Sequence[Batch], below: int) -> Generator[Read, Sections, Finding | None]:
-        """Compare these batches of the destination, as far as they lie below `below`."""
+    def _compare_batches(
+        self, batches: Sequence[StoredBatch], below: int
+    ) -> Generator[Read, Sections, TailFinding | None]:
+        """Compare these batches of the destination up to `below`."""
         for batch in batches:
             if batch.shows_records and batch.is_foreign and batch.next_offset > self._top:
-                self._note_strange(max(batch.base_offset, self._top), batch)
+                self._note_foreign(max(batch.base_offset, self._top), batch)
         low = max(batches[0].base_offset, self._floor) if batches else below
         high = min(batches[-1].next_offset, below, self._top) if batches else below
         compared = _Compared(None, None, [])
@@ -245,35 +247,37 @@ class _Comparison:
             theirs = yield from self._covering("source", low, high)
             compared = _compare(batches, theirs, low, high)
         if compared.agreement is None and not self._has_data and self._is_filler(batches):
-            return self._finding(Tail.NOTHING, only_filler=True)
+            return self._finding(TailMatch.NOTHING, only_filler=True)
         self._has_data = self._has_data or any(batch.shows_records for batch in batches)
         if compared.contradiction:
             differs_at, producer_id = compared.contradiction
-            return self._finding(Tail.DIFFERENT, differs_at=differs_at, producer_id=producer_id)
+            return self._finding(TailMatch.DIFFERENT, differs_at=differs_at, producer_id=producer_id)
         agreed_at = compared.agreement[0] if compared.agreement else -1
-        for offset in compared.strange:
+        for offset in compared.foreign:
             if offset > agreed_at:
                 batch = next(batch for batch in batches if batch.base_offset <= offset < batch.next_offset)
-                self._note_strange(offset, batch)
+                self._note_foreign(offset, batch)
         if compared.agreement is None:
             return None
-        if self._strange is not None and not compared.agreement[1].is_foreign:
-            return self._finding(Tail.DIFFERENT, differs_at=self._strange, producer_id=self._strange_producer_id)
-        return self._finding(Tail.SAME)
+        if self._foreign_at is not None and not compared.agreement[1].is_foreign:
+            return self._finding(
+                TailMatch.DIFFERENT, differs_at=self._foreign_at, producer_id=self._foreign_producer_id
+            )
+        return self._finding(TailMatch.SAME)
 
-    def _note_strange(self, offset: int, batch: Batch) -> None:
-        if self._strange is None or offset < self._strange:
-            self._strange, self._strange_producer_id = offset, batch.producer_id
+    def _note_foreign(self, offset: int, batch: StoredBatch) -> None:
+        if self._foreign_at is None or offset < self._foreign_at:
+            self._foreign_at, self._foreign_producer_id = offset, batch.producer_id
 
     def _finding(
         self,
-        tail: Tail,
+        tail: TailMatch,
         *,
         differs_at: int | None = None,
         producer_id: int | None = None,
         only_filler: bool = False,
         unproven: bool = False,
-    ) -> Finding:
+    ) -> TailFinding:
         if producer_id is None and self._last is not None:
             producer_id = self._last.producer_id
-        return Finding(tail, self._epoch, producer_id, differs_at, only_filler, unproven)
+        return TailFinding(tail, self._epoch, producer_id, differs_at, only_filler, unproven)

@@ -1,7 +1,7 @@
-"""Append at the destination: one connection per broker with up to five requests under way.
+"""Append at the destination: one connection per broker with up to five requests in flight.
 
-Each request has at most one batch of every partition that the broker leads. Before it is sent the lane's deadline is
-looked at.
+Each request has at most one batch of every partition that the broker leads. The lane's deadline is checked before each
+send.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
-from kmirror.engine.lane.intake import Batch
+from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.states import ALONE
@@ -22,15 +22,15 @@ from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown
 
 REQUESTS_IN_FLIGHT = 5
-#: While so many are under way that no more may be sent, this many answers are waited for at once.
+#: While the maximum is in flight, wake up only for this many responses at once.
 _ANSWERS_AWAITED = 2
-#: A request takes no further batch when it has so many bytes; over a long line it may take more.
+#: A request of this size takes no further batch; over a long-distance connection it may be larger.
 PRODUCE_BYTES = 1 << 20
 PRODUCE_PARTITIONS = 200
 
 
 class Appending:
-    """Append for one lane; used by its sending thread alone."""
+    """Append for one lane; for its sending thread."""
 
     def __init__(self, work: Work, fetching: Fetching, fills: Fills) -> None:
         self._work = work
@@ -40,7 +40,7 @@ class Appending:
         self._timeout = work.destination_config.request_timeout_ms / 1000
 
     def attach(self, node_id: int) -> None:
-        """Have a connection to a broker opened, if there is none yet."""
+        """Open a connection to a broker, if there is none yet."""
         if node_id in self._work.destinations:
             return
         self._work.destinations[node_id] = None
@@ -65,19 +65,19 @@ class Appending:
             if partition.destination_node == node_id:
                 partition.outcome_unknown(message, at)
 
-    def look_around(self, at: float) -> None:
-        """Hang up on brokers that do not answer in time, and on all when this lane's time is over."""
+    def on_tick(self, at: float) -> None:
+        """Hang up on brokers that do not respond in time, and on all when this lane's deadline has passed."""
         for link in list(self._work.destinations.values()):
             if not link or not link.in_flight:
                 continue
             if at - link.in_flight[0].sent_at > self._timeout:
-                self._lose(link, link.stream.connection.says("no answer in time"))
+                self._lose(link, link.stream.connection.says("no response in time"))
             elif at >= self._work.control.deadline:
-                self._lose(link, link.stream.connection.says("this lane's time is over"))
+                self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
 
     def hang_up_on(self, partition: PartitionCopy) -> None:
-        """Close the connections on which something is on its way to a partition."""
-        node_id, message = partition.destination_node, "no answer while a partition is to be released"
+        """Close the connections on which requests for a partition are in flight."""
+        node_id, message = partition.destination_node, "no response while a partition is released"
         link = self._work.destinations.get(node_id) if node_id is not None else None
         if partition.in_flight and link:
             self._lose(link, link.stream.connection.says(message))
@@ -90,7 +90,7 @@ class Appending:
         self._await_answers(link)
 
     def _await_answers(self, link: DestinationLink) -> None:
-        """Be told of a connection, unless it was lost, when answers are here: of several where nothing can be sent."""
+        """Wake up when the next response has arrived, or the next two where nothing more can be sent."""
         if self._work.destinations.get(link.node_id) is link:
             link.await_answers(_ANSWERS_AWAITED if len(link.in_flight) == REQUESTS_IN_FLIGHT else 1)
 
@@ -104,7 +104,7 @@ class Appending:
                 return
             if connection.must_be_replaced:
                 if not link.in_flight:
-                    self._lose(link, link.stream.connection.says("the session's time is over"))
+                    self._lose(link, link.stream.connection.says("the session has expired"))
                 return
             if link.in_flight and link.in_flight[-1].alone:
                 return
@@ -113,9 +113,9 @@ class Appending:
                 return
             self._append(link, batches, size, at, alone)
 
-    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, Batch]], int, bool]:
-        """Take what may be sent now, one batch a partition; its size; and whether its answer comes before all else."""
-        batches: list[tuple[PartitionCopy, Batch]] = []
+    def _choose(self, link: DestinationLink, wall: int) -> tuple[list[tuple[PartitionCopy, GuardedBatch]], int, bool]:
+        """Take what may be sent now, one batch per partition; return it, its size, and if nothing may follow it."""
+        batches: list[tuple[PartitionCopy, GuardedBatch]] = []
         size, alone = 0, False
         largest = max(PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
         ready = link.ready
@@ -140,7 +140,12 @@ class Appending:
         return batches, size, alone
 
     def _append(
-        self, link: DestinationLink, batches: list[tuple[PartitionCopy, Batch]], size: int, at: float, alone: bool
+        self,
+        link: DestinationLink,
+        batches: list[tuple[PartitionCopy, GuardedBatch]],
+        size: int,
+        at: float,
+        alone: bool,
     ) -> None:
         appends = [partition.append_of(batch) for partition, batch in batches]
         if self._work.many_topics:
@@ -160,7 +165,7 @@ class Appending:
             if now() < self._work.control.deadline:
                 link.stream.send(request)
             else:
-                self._lose(link, link.stream.connection.says("this lane's time is over"))
+                self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
                 return
         except OutcomeUnknown as error:
             self._lose(link, str(error))
@@ -169,13 +174,13 @@ class Appending:
             self._loop.watch(link)
 
     def link_ready(self, link: DestinationLink, mask: int) -> None:
-        """Take what a connection brings."""
+        """Receive from a connection, and send what is left to send."""
         if self._work.destinations.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 if now() >= self._work.control.deadline:
-                    self._lose(link, link.stream.connection.says("this lane's time is over"))
+                    self._lose(link, link.stream.connection.says("this lane's deadline has passed"))
                     return
                 link.stream.flush()
                 self._loop.watch(link)
@@ -190,13 +195,13 @@ class Appending:
             raise FrameError(f"{link.stream.connection.address} responded to a different request")
         answers, throttle_time_ms = produce.answer(view, link.version)
         link.stream.connection.note_throttle(throttle_time_ms)
-        told = link.in_order(answers, many_topics=self._work.many_topics)
+        in_order = link.in_order(answers, many_topics=self._work.many_topics)
         request = link.in_flight.popleft()
         at = now()
         self._work.counts.appends.took(at - request.sent_at)
         link.window.answered(request.size, request.delivered, request.sent_at, at)
         ready = link.ready
-        for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, told, strict=True):
+        for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, in_order, strict=True):
             partition.answered(code, base_offset, detail, at)
             if partition.queue:
                 ready[partition] = None

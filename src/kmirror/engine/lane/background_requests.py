@@ -1,8 +1,8 @@
-"""What a lane needs that waits for clusters: done by two threads of their own, reported as events.
+"""Blocking requests of a lane, run by two background threads; results are reported as events.
 
-One looks: inspections, leaders, connections. The other changes or doubts: it trims logs, fills offsets by transactions
-where markers are not allowed, and looks twice at a source that seems to have nothing more to give. That may take long,
-and must not keep the first from its work.
+One thread reads: inspections, leaders, connections. The other does what may take long and must not delay the first: it
+trims logs, fills offsets by transactions where markers are not allowed, and probes the end of a source log that returns
+nothing more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kmirror.cluster.trim import trim_compacted
 from kmirror.engine.clock import now
 from kmirror.engine.histories.inspection import Inspector
 from kmirror.engine.histories.judge import Facts, Trouble
-from kmirror.engine.lane.links import Side
+from kmirror.engine.lane.links import LinkKind
 from kmirror.engine.spec import LaneSpec
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
@@ -36,19 +36,19 @@ BackgroundRequest = Callable[[], None]
 _SOURCE_RECEIVE_BUFFER = 4 << 20
 _DESTINATION_SEND_BUFFER = 4 << 20
 _FILL_BUFFER = 64 << 10
-_SIDES: dict[Side, str] = {"source": "source", "destination": "destination", "fill": "destination"}
-_END_LOOK_PAUSE = 0.5
+_SIDES: dict[LinkKind, str] = {"source": "source", "destination": "destination", "fill": "destination"}
+_PROBE_PAUSE = 0.5
 _PAUSE = 1.0
-#: So long the leaders of logs whose ends are looked at are not asked for again, unless they have moved.
+#: How long known leaders are used to read log ends, before metadata is requested again.
 _LEADERS_SECONDS = 60.0
-#: Transactions that fill are ended so often at least, so that the lane learns how far they are.
+#: The most transactions of one filling request, so that the lane learns how far it is.
 _ROUNDS = 50
 
 
 class BackgroundRequests:
-    """Run background requests for one lane; `done` callbacks run in their thread and should only pass events on.
+    """Run background requests for one lane; callbacks run in these threads and should only post events.
 
-    `broken` receives an unexpected error, after which that thread runs no more requests.
+    `broken` receives an unexpected exception, after which that thread runs no more requests.
     """
 
     def __init__(
@@ -63,51 +63,49 @@ class BackgroundRequests:
         self._spec = spec
         self._configs = {"source": source, "destination": destination}
         self._stream_bytes = stream_bytes
-        self._looks: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
-        self._changes: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._threads = [
             guarded_thread(run, name, broken)
-            for run, name in ((self._run_looks, "kmirror-looks"), (self._run_changes, "kmirror-changes"))
+            for run, name in ((self._run_reads, "kmirror-reads"), (self._run_writes, "kmirror-writes"))
         ]
 
     def start(self) -> None:
-        """Begin to run requests."""
+        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End after the requests under way; those that could wait longer stop waiting."""
+        """Stop both threads after their current requests, which wait no longer than they must."""
         self._stopping.set()
-        self._looks.put(None)
-        self._changes.put(None)
+        self._reads.put(None)
+        self._writes.put(None)
 
     def join(self, timeout: float) -> None:
         """Wait for both threads to end."""
         for thread in self._threads:
             thread.join(timeout)
 
-    def _run_looks(self) -> None:
+    def _run_reads(self) -> None:
         spec, configs = self._spec, self._configs
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
             self._inspector = Inspector(source, destination, spec.source_cluster_id)
-            self._looked_at = destination
+            self._read_client = destination
             self._leaders: tuple[ClusterMetadata | None, float] = None, 0.0
-            while (background_request := self._looks.get()) is not None:
+            while (background_request := self._reads.get()) is not None:
                 background_request()
 
-    def _run_changes(self) -> None:
+    def _run_writes(self) -> None:
         configs = self._configs
         with ClusterClient(configs["source"]) as source, ClusterClient(configs["destination"]) as destination:
             self._source, self._destination = source, destination
             self._transactions: dict[str, EmptyTransactions] = {}
-            while (background_request := self._changes.get()) is not None:
+            while (background_request := self._writes.get()) is not None:
                 background_request()
 
-    # -- looks ----------------------------------------------------------------------------------------------------
-
     def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts]], None]) -> None:
-        """Gather the facts of these partitions."""
+        """Inspect these partitions."""
 
         def background_request() -> None:
             try:
@@ -117,49 +115,51 @@ class BackgroundRequests:
                 facts = [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
             done(facts)
 
-        self._looks.put(background_request)
+        self._reads.put(background_request)
 
-    def look_at_ends(
+    def read_log_ends(
         self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None]], None]
     ) -> None:
-        """Look up the true ends of the destination's logs: None of one that is gone; what is not known is left out."""
+        """Read the log end offsets at the destination: None for a partition that is gone; unknown ones are left out."""
 
         def background_request() -> None:
             try:
                 leaders = self._leaders_of(partitions)
-                found = self._looked_at.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, metadata=leaders)
+                found = self._read_client.list_offsets(
+                    dict.fromkeys(partitions, LATEST), log_end=True, metadata=leaders
+                )
             except (KmirrorError, OutcomeUnknown):
                 found = {}
             ends = {p: answer.offset for p, answer in found.items() if answer.offset is not None}
             gone = {p for p, answer in found.items() if answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
             done(ends | dict.fromkeys(gone))
 
-        self._looks.put(background_request)
+        self._reads.put(background_request)
 
     def _leaders_of(self, partitions: Sequence[TopicPartition]) -> ClusterMetadata:
-        """Return who leads these partitions at the destination, as it was within the last minute."""
+        """Return the leaders of these destination partitions, at most a minute old."""
         known, asked_at = self._leaders
         topics = {partition.topic for partition in partitions}
         if known is None or now() - asked_at > _LEADERS_SECONDS or not topics <= known.topics.keys():
-            known = self._looked_at.metadata(topics)
+            known = self._read_client.metadata(topics)
             self._leaders = known, now()
         return known
 
     def connect(
         self,
-        side: Side,
+        side: LinkKind,
         node_id: int,
         done: Callable[[Stream, tuple[int, ...]], None],
         failed: Callable[[str, Reason | None], None],
     ) -> None:
-        """Connect to a broker; `done` takes the stream and the versions of the requests it is for."""
+        """Connect to a broker; `done` takes the stream and the API versions to use on it."""
 
         def background_request() -> None:
             inspector = self._inspector
             metadata = inspector.source_metadata if side == "source" else inspector.destination_metadata
             broker = metadata.brokers.get(node_id) if metadata else None
             if broker is None:
-                failed(f"broker {node_id} is not there", None)
+                failed(f"broker {node_id} is not in the cluster's metadata", None)
                 return
             config = self._configs["source" if side == "source" else "destination"]
             try:
@@ -170,9 +170,9 @@ class BackgroundRequests:
             else:
                 done(stream, versions)
 
-        self._looks.put(background_request)
+        self._reads.put(background_request)
 
-    def _stream(self, side: Side, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
+    def _stream(self, side: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         ask = connection.version_for
         if side == "source":
             versions: tuple[int, ...] = (ask(fetch.API_KEY, fetch.LOWEST_VERSION, fetch.HIGHEST_VERSION, "Fetch"),)
@@ -185,17 +185,15 @@ class BackgroundRequests:
             )
             return Stream(connection, _FILL_BUFFER), versions
         versions = (ask(produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"),)
-        # Brokers open a small window (socket.receive.buffer.bytes). What waits for it should wait in the kernel,
-        # which reads on at once; left to itself that holds a part of a request, and the rest waits for this thread.
+        # Brokers open a small TCP window (socket.receive.buffer.bytes). A request should wait for it in the kernel,
+        # which continues at once; with its default buffer the kernel holds only a part, and this thread the rest.
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DESTINATION_SEND_BUFFER)
         return Stream(connection, self._stream_bytes), versions
-
-    # -- changes and doubts ---------------------------------------------------------------------------------------
 
     def trim(
         self, offsets: Mapping[TopicPartition, int], done: Callable[[Mapping[TopicPartition, Trouble | None]], None]
     ) -> None:
-        """Delete the destination's records below these offsets, whatever the topics' cleanup policy."""
+        """Delete the destination's records below these offsets, whatever the cleanup policy of the topics."""
 
         def background_request() -> None:
             found: dict[TopicPartition, Trouble | None]
@@ -207,13 +205,15 @@ class BackgroundRequests:
                 found = dict.fromkeys(offsets, trouble)
             done(found)
 
-        self._changes.put(background_request)
+        self._writes.put(background_request)
 
-    def look_beyond(self, source: TopicPartition, offset: int, done: Callable[[int | None, str | None], None]) -> None:
-        """Find out whether the source has nothing from `offset` on: up to where, or None if it has something.
+    def probe_log_end(
+        self, source: TopicPartition, offset: int, done: Callable[[int | None, str | None], None]
+    ) -> None:
+        """Find out up to where the source has nothing from `offset` on; None if it has something.
 
-        A fetch of this partition alone brings a batch if there is one; asked twice, with a pause. Where what it brings
-        is no batch with that offset or a later one, `done` takes why as well.
+        A fetch of this partition alone returns a batch if there is one; it is sent twice, with a pause. If the response
+        has no batch with that offset or a later one, `done` also takes the reason.
         """
 
         def background_request() -> None:
@@ -228,26 +228,26 @@ class BackgroundRequests:
                         until, problem = None, _problem_of(found, offset) if len(found.records) else None
                         break
                     until = stable
-                    self._stopping.wait(_END_LOOK_PAUSE)
+                    self._stopping.wait(_PROBE_PAUSE)
             except (KmirrorError, OutcomeUnknown):
                 until = None
             done(until, problem)
 
-        self._changes.put(background_request)
+        self._writes.put(background_request)
 
     def settle(
         self, transactional_ids: Sequence[str], done: Callable[[], None], troubled: Callable[[Trouble], None]
     ) -> None:
-        """Fence earlier lanes that filled by transactions, and wait for the end of what they left open."""
+        """Fence earlier lanes that filled by transactions, and wait for the end of their open transactions."""
 
         def background_request() -> None:
             if all(self._settle(transactional_id, troubled) for transactional_id in transactional_ids):
                 done()
 
-        self._changes.put(background_request)
+        self._writes.put(background_request)
 
     def _settle(self, transactional_id: str, troubled: Callable[[Trouble], None]) -> bool:
-        """Settle one, however long it takes; False when this lane ends before."""
+        """Settle one transactional id, however long it takes; return False if this lane ends before."""
         while not self._stopping.is_set():
             trouble = self._try_to_settle(transactional_id)
             if trouble is None:
@@ -271,35 +271,35 @@ class BackgroundRequests:
         self,
         transactional_id: str,
         gaps: Mapping[TopicPartition, int],
-        may_go_on: Callable[[], bool],
+        may_continue: Callable[[], bool],
         filled: Callable[[int], None],
         troubled: Callable[[Trouble], None],
-        doubtful: Callable[[Trouble], None],
+        uncertain: Callable[[Trouble], None],
     ) -> None:
-        """Fill offsets of several partitions by transactions, the same number of each.
+        """Fill the same number of offsets of several partitions by transactions.
 
-        Ends with `filled(count)`; or with `doubtful`, when one more may have been filled than was told, and nothing is
-        on its way any more. Until then `troubled` says why it takes long.
+        Ends with `filled(count)`; or with `uncertain`, if an unknown number was filled and nothing is in flight any
+        more. Until then `troubled` reports why it takes long.
         """
 
         def background_request() -> None:
             if transactional_id not in self._transactions and (trouble := self._try_to_settle(transactional_id)):
-                doubtful(trouble)
+                uncertain(trouble)
                 return
             count = 0
             try:
-                while count < min(_ROUNDS, *gaps.values()) and not self._stopping.is_set() and may_go_on():
+                while count < min(_ROUNDS, *gaps.values()) and not self._stopping.is_set() and may_continue():
                     self._transactions[transactional_id].fill_once(gaps)
                     count += 1
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = _fill_trouble(error, transactional_id)
                 troubled(trouble)
                 if self._settle(transactional_id, troubled):
-                    doubtful(trouble)
+                    uncertain(trouble)
                 return
             filled(count)
 
-        self._changes.put(background_request)
+        self._writes.put(background_request)
 
 
 def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -> Trouble:
@@ -308,28 +308,28 @@ def _fill_trouble(error: KmirrorError | OutcomeUnknown, transactional_id: str) -
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }:
         message = (
-            "offsets without records cannot be filled: neither ALTER on the cluster is granted nor all that "
-            f"transactions need, which is WRITE on the transactional id {transactional_id} and on the topic ({error})"
+            "offsets without records cannot be filled: that takes ALTER on the cluster or, for transactions, WRITE on "
+            f"the transactional id {transactional_id} and on the topic ({error})"
         )
         return Trouble(Reason.NOT_AUTHORIZED, message, True)
     return _trouble(error, "filling by transactions")
 
 
 def _problem_of(found: FetchedPartition, offset: int) -> str | None:
-    """Say why an answer to a fetch of one partition takes it no further; None where it does."""
+    """Return why a fetch response does not lead past `offset`; None if it does."""
     reached: int | None = None
     try:
         for header in batch_headers(found.records):
             reached = header.next_offset
             if reached > max(offset, found.high_watermark or 0):
-                what = f"the broker sends a batch of the offsets {header.base_offset} to {reached - 1}"
+                what = f"the broker sends a batch with offsets {header.base_offset} to {reached - 1}"
                 return f"{what}, above its own high watermark {found.high_watermark}"
             if reached > offset:
                 return None
     except CorruptBatchError as error:
         return str(error)
     if reached is None:
-        return f"the broker sends the begin of a batch, {len(found.records)} bytes, and never the rest"
+        return f"the broker sends the first {len(found.records)} bytes of a batch, and never the rest"
     return f"the broker sends batches up to offset {reached}, and none after it"
 
 

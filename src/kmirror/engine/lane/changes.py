@@ -1,11 +1,9 @@
-"""What changes for a lane while it runs: partitions it is to copy too, and partitions it is to release.
+"""Changes to a running lane's work: partitions assigned to it, and partitions revoked from it.
 
-Changes come one after another, numbered, from `control`. A partition to be released gets nothing more from the
-moment on in which the change is taken; what is on its way to it is waited for. It counts as released, and the engine is
-informed, when nothing can arrive any more: no request is without its answer, and those that lost theirs with a
-connection have had their time. So the next lane may write at once.
-
-A partition that is taken begins like those that the lane started with.
+Changes arrive in order, numbered, from `control`. Once a change is applied, nothing more is sent to a revoked
+partition, and what is in flight is waited for. The partition counts as released, and the engine is informed, when
+nothing can arrive any more: no request is unanswered, and requests lost with a connection have timed out. So the next
+lane may write at once. An assigned partition begins like those that the lane started with.
 """
 
 from __future__ import annotations
@@ -18,22 +16,22 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.work import Work
 from kmirror.state.records import LaneChangeRecord
 
-#: A broker that answers so late is hung up on, as by a lane that ends.
+#: After this long, the connection to a broker that has not answered is closed, as when a lane ends.
 _PATIENCE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class _Leaving:
-    """A partition that is being released, by which change and since when."""
+class _Revoked:
+    """A revoked partition, the change that revoked it, and when."""
 
     copy: PartitionCopy
     revision: int
     since: float
-    is_over: bool = False
+    is_released: bool = False
 
 
 class Changes:
-    """Carry out changes for one lane; used by its sending thread."""
+    """Apply changes to one lane; for its sending thread."""
 
     def __init__(
         self,
@@ -46,42 +44,42 @@ class Changes:
         self._release = release
         self._hang_up_on = hang_up_on
         self._begin = begin
-        self._leaving: tuple[_Leaving, ...] = ()
-        #: The last change up to which nothing is on its way to what was released; any thread may read it.
-        self.given_up = 0
+        self._revoked: tuple[_Revoked, ...] = ()
+        #: The last change up to which all revoked partitions are released; any thread may read it.
+        self.released_revision = 0
 
-    def told(self, given_up: int) -> None:
-        """Note that the engine knows of all that was released by these changes."""
-        self._leave(one for one in self._leaving if not one.is_over or one.revision > given_up)
+    def acknowledged(self, revision: int) -> None:
+        """Note that the engine knows that all partitions revoked by the changes up to `revision` are released."""
+        self._set_revoked(one for one in self._revoked if not one.is_released or one.revision > revision)
 
-    def _leave(self, leaving: Iterable[_Leaving]) -> None:
-        self._leaving = tuple(leaving)
-        self._work.leaving = [one.copy for one in self._leaving]
+    def _set_revoked(self, revoked: Iterable[_Revoked]) -> None:
+        self._revoked = tuple(revoked)
+        self._work.revoked = [one.copy for one in self._revoked]
 
     def take(self, change: LaneChangeRecord, at: float) -> None:
         """Apply a change from now on."""
         work = self._work
-        places = {TopicPartition(*place) for place in change.given_up}
-        going = [copy for copy in work.partitions if copy.assignment.destination in places]
-        for copy in going:
-            copy.leave(at)
-        self._release(going)
+        partitions = {TopicPartition(*partition) for partition in change.given_up}
+        revoked = [copy for copy in work.partitions if copy.assignment.destination in partitions]
+        for copy in revoked:
+            copy.revoke(at)
+        self._release(revoked)
         new = work.copies_of(change.taken, at, in_doubt=change.predecessor_may_write)
-        self._leave([*self._leaving, *(_Leaving(copy, change.revision, at) for copy in going)])
-        work.partitions = [copy for copy in work.partitions if copy.assignment.destination not in places] + new
+        self._set_revoked([*self._revoked, *(_Revoked(copy, change.revision, at) for copy in revoked)])
+        work.partitions = [copy for copy in work.partitions if copy.assignment.destination not in partitions] + new
         work.revision = change.revision
-        self.look_around(at)
+        self.on_tick(at)
         self._begin(new, change.unsettled_lanes)
 
-    def look_around(self, at: float) -> None:
-        """Find out what is released for good; hang up on brokers that do not let that happen."""
-        if self.given_up == self._work.revision:
+    def on_tick(self, at: float) -> None:
+        """Check which revoked partitions are released; hang up on brokers that delay this for too long."""
+        if self.released_revision == self._work.revision:
             return
-        for one in self._leaving:
-            if not one.is_over and at - one.since > _PATIENCE_SECONDS:
+        for one in self._revoked:
+            if not one.is_released and at - one.since > _PATIENCE_SECONDS:
                 self._hang_up_on(one.copy)
-            one.is_over = one.is_over or one.copy.nothing_can_arrive(at)
-        given_up = min((one.revision - 1 for one in self._leaving if not one.is_over), default=self._work.revision)
-        if given_up != self.given_up:
-            self.given_up = given_up
+            one.is_released = one.is_released or one.copy.nothing_can_arrive(at)
+        released = min((one.revision - 1 for one in self._revoked if not one.is_released), default=self._work.revision)
+        if released != self.released_revision:
+            self.released_revision = released
             self._work.control.report_soon()

@@ -1,4 +1,4 @@
-"""What a lane counts over all its partitions, for those who watch: written by its sending thread, read by any."""
+"""Counters of a lane over all its partitions, for metrics: written by its sending thread, read by any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kmirror.state.records import LATENCY_BOUNDS, Latencies
 
 
 class RequestTimes:
-    """Count requests by how long they took."""
+    """A histogram of request durations."""
 
     __slots__ = ("_counts", "_seconds")
 
@@ -17,7 +17,7 @@ class RequestTimes:
         self._seconds = 0.0
 
     def took(self, seconds: float) -> None:
-        """Count one."""
+        """Count one request."""
         self._counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
         self._seconds += seconds
 
@@ -27,15 +27,15 @@ class RequestTimes:
 
 
 class Counts:
-    """Count since the lane began."""
+    """Counters since the lane started."""
 
     __slots__ = ("appends", "batches_copied", "batches_merged", "batches_taken_apart", "fetches", "offsets_filled")
 
     def __init__(self) -> None:
         self.batches_copied = 0
-        #: Batches of the source that could not be sent as they were: of old formats, with offsets to fill.
+        #: Source batches that could not be sent unchanged: of old formats, or with offsets to fill.
         self.batches_taken_apart = 0
-        #: Batches of the source that were put into one with their neighbours.
+        #: Source batches that were merged with their neighbours.
         self.batches_merged = 0
         self.offsets_filled = 0
         self.fetches = RequestTimes()

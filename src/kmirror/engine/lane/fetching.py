@@ -1,7 +1,7 @@
-"""Fetch from the source: one connection per broker, with a fetch session (KIP-227) and one request under way.
+"""Fetch from the source: one connection per broker, with a fetch session (KIP-227) and one request in flight.
 
-With `client.rack` a leader may name a nearer replica (KIP-392). Records are then taken from that follower for a while;
-after trouble with one, from the leaders.
+With `client.rack` a leader may name a nearer replica (KIP-392). Records are then fetched from that follower for a
+while; after trouble with a follower, from the leaders.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from kmirror.engine.lane.throttle import Throttle
 from kmirror.engine.lane.work import Work
 from kmirror.errors import OutcomeUnknown, Reason
 
-#: What one fetch may bring, in all and of one partition. Little enough to stay in the processor's cache on its way
-#: through: larger answers are slower, here and at both brokers.
+#: How much one fetch may return, in total and of one partition. Small enough to stay in the CPU cache while it is
+#: processed: larger responses are slower, here and at both brokers.
 FETCH_BYTES = 2 << 20
 PARTITION_BYTES = 1 << 20
 FETCH_WAIT_MS = 200
-#: A follower is fetched from for so long, then its leader is asked again: what lags behind is no replica to prefer.
+#: After this long on a follower the leader is asked again: a follower that lags is not preferred.
 FOLLOWER_SECONDS = 10.0
-#: After trouble with a follower, records are taken from the leaders for so long.
+#: How long to fetch from leaders only, after trouble with a follower.
 LEADERS_ONLY_SECONDS = 30.0
-#: Batches of one size differ by a record: so large a part of a batch is asked for besides.
+#: Batches of one size differ by a record: this part of a batch is requested in addition.
 _SPREAD = 32
-#: How long a fetch may wait while a partition is left out of it because its batches are not sent yet.
-FETCH_WAIT_HELD_BACK_MS = 5
-#: Received bytes a lane may hold; beyond that it does not fetch.
+#: How long a fetch may wait while partitions are paused, that is, left out because their batches are not sent yet.
+FETCH_WAIT_PAUSED_MS = 5
+#: The most received bytes a lane may hold; it does not fetch while it has more.
 LANE_BYTES = 16 << 20
 
 
 def whole_batches(limit: int, batch_bytes: int | None) -> int:
-    """Return how many bytes near a limit to ask for so that an answer ends with a batch, if they are all about that
-    large: brokers cut an answer where its bytes end, and what is cut off is fetched again.
+    """Return a fetch size near `limit` with which a response ends at the end of a batch, if all are about that large.
+
+    Brokers cut a response at the size limit, and what is cut off is fetched again.
     """
     if batch_bytes is None:
         return limit
@@ -50,29 +51,29 @@ def whole_batches(limit: int, batch_bytes: int | None) -> int:
 
 
 class Fetching:
-    """Fetch for one lane; used by its sending thread, but for `seen_at`, `answered_at` and `usage`."""
+    """Fetch for one lane; for its sending thread, except `seen_at`, `answered_at` and `usage`."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._loop = work.loop
         self._timeout = work.source_config.request_timeout_ms / 1000
-        #: By partition that has a place in a fetch session, its key there.
+        #: The keys of the partitions that are in a fetch session.
         self._keys: dict[PartitionCopy, FetchKey] = {}
         self._held_bytes = 0
         self._throttle = Throttle(now())
-        #: The topics that are fetched before all others; none: all are alike.
+        #: The topics that are fetched before all others; empty: no priority.
         self._first_topics: tuple[str, ...] = ()
-        #: Until then no rack is named to leaders: a follower has failed.
+        #: Until then no rack is sent to leaders, because a follower has failed.
         self._leaders_only_until = 0.0
 
     def attach(self, partition: PartitionCopy, facts: Facts) -> None:
-        """Give a partition its place in the fetch session of its source leader."""
+        """Add a partition to the fetch session of its source leader."""
         topic, index = partition.assignment.source
         self._keys[partition] = FetchKey(facts.source_topic_id or b"", index, topic)
         self._fetch_from(partition, facts.source_leader[0])
 
-    def fetch_on(self, partition: PartitionCopy) -> None:
-        """Fetch from where the partition's queue ends now, which was moved."""
+    def continue_fetching(self, partition: PartitionCopy) -> None:
+        """Continue fetching at the end of the partition's queue, which has moved."""
         key = self._keys.get(partition)
         for link in self._work.sources.values():
             if key and link and link.partitions.get(key) is partition:
@@ -80,24 +81,24 @@ class Fetching:
         self._work.make_ready(partition)
 
     def detach(self, partition: PartitionCopy) -> None:
-        """Take a partition out of its fetch session."""
+        """Remove a partition from its fetch session."""
         key = self._keys.pop(partition, None)
         if key is None:
             return
         for link in self._work.sources.values():
             if link and link.partitions.get(key) is partition:
                 del link.partitions[key]
-                link.held_back.discard(key)
+                link.paused.discard(key)
                 link.session.forget(key)
 
     def release(self, partitions: list[PartitionCopy]) -> None:
-        """Fetch nothing more of partitions, and take back what they held."""
+        """Stop fetching partitions, and recycle the frames they held."""
         for partition in partitions:
             self.detach(partition)
         self.collect()
 
     def collect(self) -> None:
-        """Take back the frames whose last batch is done with."""
+        """Recycle the frames whose last batch is answered."""
         while self._work.released:
             frame = self._work.released.pop()
             self._held_bytes -= len(frame.view)
@@ -106,44 +107,44 @@ class Fetching:
                 link.stream.recycle(frame.view)
 
     def seen_at(self, partition: PartitionCopy) -> float | None:
-        """Return when the source was last asked about a partition, None if never."""
+        """Return when the source was last fetched for a partition with a response, None if never."""
         seen, key = partition.source.seen_at, self._keys.get(partition)
         link = self._work.sources.get(partition.source.node_id or 0) if key is not None else None
         if link is None or seen is None or key not in link.partitions:
             return seen
-        is_asked_for = key not in link.held_back and not partition.source.is_put_off
+        is_asked_for = key not in link.paused and not partition.source.is_deferred
         return max(seen, link.seen_at) if is_asked_for else seen
 
     def answered_at(self) -> float:
-        """Return since when, at the earliest, a source broker has said nothing of the partitions it is asked for."""
+        """Return the earliest `seen_at` of the source brokers; minus infinity if one is not connected, or none is."""
         links = tuple(self._work.sources.values())
         return min((link.seen_at if link else -inf for link in links), default=-inf)
 
     def usage(self) -> tuple[int, float]:
-        """Return the bytes fetched so far, and for how many seconds the throttle kept the lane from fetching."""
+        """Return the bytes fetched so far, and the seconds for which the throttle stopped fetching."""
         return self._throttle.fetched_bytes, self._throttle.waited(now())
 
-    def look_around(self, at: float) -> None:
-        """Begin what is due: time-outs, and asking leaders again for whom to fetch from."""
+    def on_tick(self, at: float) -> None:
+        """Do what is due: time-outs, priorities, and returning from followers to leaders."""
         for link in list(self._work.sources.values()):
             if link and link.asked_at is not None and at - link.asked_at > self._timeout:
-                self._lose(link, link.stream.connection.says("no answer in time"))
+                self._lose(link, link.stream.connection.says("no response in time"))
         if self._first_topics != self._work.control.first_topics:
             self._first_topics = self._work.control.first_topics
             for link in filter(None, self._work.sources.values()):
-                self._choose(link)
+                self._apply_priority(link)
         for partition in self._work.partitions if self._work.source_config.rack else ():
-            until, facts = partition.source.follows_until, partition.facts
+            until, facts = partition.source.follower_until, partition.facts
             if facts is not None and until is not None and at >= until and partition.wants_records:
                 self._move_fetch(partition, facts.source_leader[0], None)
 
-    def _choose(self, link: SourceLink) -> None:
-        """Fetch, of all that a connection is for, what comes first now."""
+    def _apply_priority(self, link: SourceLink) -> None:
+        """Apply a change of the topics that are fetched first to a connection."""
         for key, partition in link.partitions.items():
-            if key not in link.held_back and partition.source.is_put_off is not self._must_wait(partition):
+            if key not in link.paused and partition.source.is_deferred is not self._must_defer(partition):
                 self._want(link, key, partition)
 
-    def _must_wait(self, partition: PartitionCopy) -> bool:
+    def _must_defer(self, partition: PartitionCopy) -> bool:
         return bool(self._first_topics) and partition.assignment.topic not in self._first_topics
 
     def _connect(self, node_id: int) -> None:
@@ -178,42 +179,42 @@ class Fetching:
         elif link:
             self._join(link, partition)
 
-    def _move_fetch(self, partition: PartitionCopy, node_id: int, follows_until: float | None) -> None:
-        """Fetch a partition from another of its replicas from here on; looks at log ends stay with the leader."""
+    def _move_fetch(self, partition: PartitionCopy, node_id: int, follower_until: float | None) -> None:
+        """Fetch a partition from another replica from now on; log ends are still read from the leader."""
         key = self._keys[partition]
         self.detach(partition)
         self._keys[partition] = key
-        partition.source.follows_until = follows_until
+        partition.source.follower_until = follower_until
         self._fetch_from(partition, node_id)
 
     def _join(self, link: SourceLink, partition: PartitionCopy) -> None:
         key = self._keys[partition]
         link.partitions[key] = partition
-        link.held_back.discard(key)
+        link.paused.discard(key)
         partition.source.valid_from_serial = link.serial + 1
         self._want(link, key, partition)
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
-        """Have what comes next of a partition be part of the next request, unless others come first."""
-        partition.put_off(is_put_off=self._must_wait(partition))
-        if partition.source.is_put_off:
+        """Include a partition in the next request, unless other topics come first."""
+        partition.defer(is_deferred=self._must_defer(partition))
+        if partition.source.is_deferred:
             link.session.forget(key)
             return
         link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
         link.session.want(key, partition.fetch_position(whole_batches(PARTITION_BYTES, partition.source.batch_bytes)))
 
     def _answer_bytes(self, link: SourceLink, allowed: int | None) -> int:
-        """Return how much the next answer may hold: as many partitions' parts as fit, whole ones."""
+        """Return the maximum size of the next response: as many whole partition parts as fit."""
         limit = FETCH_BYTES if allowed is None else min(allowed, FETCH_BYTES)
         part = whole_batches(PARTITION_BYTES, link.batch_bytes)
         return round(limit / part) * part if limit >= part else whole_batches(limit, link.batch_bytes)
 
     def pump(self, link: SourceLink) -> None:
-        """Send the next request when there is none under way, and there is room for its answer."""
-        for key in list(link.held_back):
+        """Send the next request if none is in flight and there is room for its response."""
+        for key in list(link.paused):
             partition = link.partitions[key]
             if partition.wants_records:
-                link.held_back.discard(key)
+                link.paused.discard(key)
                 self._want(link, key, partition)
         if link.asked_at is not None or self._held_bytes > LANE_BYTES or not len(link.session):
             return
@@ -221,14 +222,14 @@ class Fetching:
         if connection.is_throttled:
             return
         if connection.must_be_replaced:
-            self._lose(link, link.stream.connection.says("the session's time is over"))
+            self._lose(link, link.stream.connection.says("the session has expired"))
             return
         at = now()
         self._throttle.set_limit(self._work.control.bytes_per_second, at)
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
-        wait = FETCH_WAIT_HELD_BACK_MS if link.held_back else FETCH_WAIT_MS
+        wait = FETCH_WAIT_PAUSED_MS if link.paused else FETCH_WAIT_MS
         max_bytes = self._answer_bytes(link, allowed)
         link.correlation_id = connection.next_correlation_id()
         link.serial += 1
@@ -243,7 +244,7 @@ class Fetching:
         self._loop.watch(link)
 
     def link_ready(self, link: SourceLink, mask: int) -> None:
-        """Take what a connection brings."""
+        """Receive from a connection, and send what is left to send."""
         if self._work.sources.get(link.node_id) is not link:
             return
         try:
@@ -296,7 +297,7 @@ class Fetching:
                     self._want(link, part.key, partition)
                 else:
                     link.session.forget(part.key)
-                    link.held_back.add(part.key)
+                    link.paused.add(part.key)
             if partition.queue:
                 self._work.make_ready(partition)
         if frame.release():
@@ -316,6 +317,6 @@ class Fetching:
         self.collect()
 
     def _avoid_followers(self, partition: PartitionCopy, at: float) -> None:
-        """Take records from leaders for a while when a follower failed: they may still send us there."""
-        if partition.source.follows_until is not None:
+        """Fetch from leaders only for a while if a follower failed: they might send us there again."""
+        if partition.source.follower_until is not None:
             self._leaders_only_until = at + LEADERS_ONLY_SECONDS

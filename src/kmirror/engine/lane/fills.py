@@ -1,8 +1,8 @@
-"""What a lane does beside copying batches: filling gaps, trimming logs, looking twice at a source that gives nothing.
+"""Fill gaps, trim logs, and probe source logs that return nothing more.
 
-Gaps are filled by markers, many partitions' in one request, over a connection of their own. Where the leader refuses
-that for lack of rights, the whole lane goes over to empty transactions, and says so before the first: its successor
-has to end what it may leave open.
+Gaps are filled by markers, those of many partitions in one request, over a separate connection. If the leader refuses
+them for lack of rights, the whole lane switches to empty transactions, and announces this before the first: its
+successor must end those it may leave open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRANSACTION_PARTITIONS = 200
 
 
 class Fills:
-    """Fill, trim and doubt for one lane; used by its sending thread alone."""
+    """Fill, trim and probe for one lane; for its sending thread."""
 
     def __init__(self, work: Work, fetching: Fetching) -> None:
         self._work = work
@@ -42,23 +42,23 @@ class Fills:
         self._background_requests = work.background_requests
         self._client_id = work.destination_config.client_id
         self._timeout = work.destination_config.request_timeout_ms / 1000
-        #: Partitions with a gap at the head of their queue, in the order of their turns.
+        #: Partitions with a gap at the head of their queue, in turn.
         self._waiting: dict[PartitionCopy, None] = {}
         self._to_trim: dict[PartitionCopy, int] = {}
-        self._looking_beyond: set[PartitionCopy] = set()
+        self._probing: set[PartitionCopy] = set()
         spec = work.spec
         self._transactional_id = filling_transactional_id(spec.mirror, spec.lane)
         self._by_transactions = False
         self._transaction_is_under_way = False
-        #: How often open transactions of others are being ended.
+        #: How many requests to end open transactions of earlier lanes are in progress.
         self._settling = 0
-        # until what the one before it may have left open is ended, this lane says so as that one did
+        # until the transactions that its predecessor may have left open are ended, this lane announces them too
         work.control.fills_by_transactions = spec.lane in spec.unsettled_lanes
 
     def settle(self, partitions: Sequence[PartitionCopy], lanes: Sequence[int], done: Callable[[], None]) -> None:
-        """End what these lanes may have left open in these partitions, then call `done`.
+        """End the transactions that these lanes may have left open in these partitions, then call `done`.
 
-        What is being ended already comes first, whatever it is for.
+        Earlier calls are completed first.
         """
         spec, control = self._work.spec, self._work.control
         if not lanes and not self._settling:
@@ -82,12 +82,12 @@ class Fills:
         )
 
     def note(self, partition: PartitionCopy) -> None:
-        """Take note of a partition that cannot send: there may be a gap at the head of its queue."""
+        """Queue a partition for filling if there is a gap at the head of its queue."""
         if partition.queue and isinstance(partition.queue[0], Gap):
             self._waiting[partition] = None
 
     def pump(self) -> None:
-        """Send what is to be sent for gaps."""
+        """Send the next requests for gaps."""
         if not self._waiting:
             return
         if self._by_transactions:
@@ -98,7 +98,7 @@ class Fills:
         room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
         for partition in list(self._waiting):
             node_id = partition.destination_node
-            if not self._still_waits(partition) or node_id is None:
+            if not self._has_gap(partition) or node_id is None:
                 del self._waiting[partition]
                 continue
             if self._is_busy(node_id) or room[node_id] <= 0:
@@ -110,7 +110,7 @@ class Fills:
             if isinstance(step, Ask):
                 asks.append((partition, step))
                 room[node_id] -= step.count
-                # it comes last in the next request, so that a large hole delays no other partition for long
+                # it comes last in the next request, so that a large gap does not delay other partitions for long
                 del self._waiting[partition]
                 self._waiting[partition] = None
             else:
@@ -119,11 +119,11 @@ class Fills:
             self._send(node_id, asks, looks, at)
 
     @staticmethod
-    def _still_waits(partition: PartitionCopy) -> bool:
+    def _has_gap(partition: PartitionCopy) -> bool:
         return partition.status is Status.COPYING and bool(partition.queue) and isinstance(partition.queue[0], Gap)
 
     def _is_busy(self, node_id: int) -> bool:
-        """True while nothing can be sent to this broker; begins to connect where there is no connection yet."""
+        """Return True while nothing can be sent to this broker; connect if there is no connection yet."""
         if node_id not in self._work.fills:
             self._work.fills[node_id] = None
             self._background_requests.connect(
@@ -136,7 +136,7 @@ class Fills:
         if link is None or link.in_flight or link.stream.sending:
             return True
         if link.stream.connection.must_be_replaced:
-            self.lose(node_id, "the session's time is over")
+            self.lose(node_id, "the session has expired")
             return True
         return link.stream.connection.is_throttled or not self._work.may_send(now())
 
@@ -160,7 +160,7 @@ class Fills:
         at: float,
     ) -> None:
         link = self._work.fills[node_id]
-        assert link is not None, "nothing is chosen for a broker without a connection"
+        assert link is not None, "no request is built for a broker without a connection"
         if not self._work.may_send(now()):
             return
         requests = []
@@ -176,13 +176,13 @@ class Fills:
         self._loop.watch(link)
 
     def link_ready(self, link: FillLink, mask: int) -> None:
-        """Take what a connection brings."""
+        """Receive from a connection, and send what is left to send."""
         if self._work.fills.get(link.node_id) is not link:
             return
         try:
             if mask & selectors.EVENT_WRITE:
                 if now() >= self._work.control.deadline:
-                    self.lose(link.node_id, "this lane's time is over")
+                    self.lose(link.node_id, "this lane's deadline has passed")
                     return
                 link.stream.flush()
                 self._loop.watch(link)
@@ -196,33 +196,33 @@ class Fills:
         at, wall = now(), now_ms()
         for place, partition in request.partitions.items():
             code, log_end = answers[place]
-            if request.is_look:
+            if request.is_log_end:
                 partition.log_end_seen(code, log_end, at)
             else:
                 partition.fill_answered(code, at, wall)
-            self._go_on(partition)
+            self._continue(partition)
 
-    def _go_on(self, partition: PartitionCopy) -> None:
-        """Follow up on a partition of which nothing is on its way."""
+    def _continue(self, partition: PartitionCopy) -> None:
+        """Continue with a partition without requests in flight."""
         if partition.fill.is_forbidden and not self._by_transactions:
             control = self._work.control
-            control.said_so = False
+            control.transactions_announced = False
             self._by_transactions = control.fills_by_transactions = True
             control.report_soon()
-        if not self._still_waits(partition):
+        if not self._has_gap(partition):
             self._waiting.pop(partition, None)
             self._work.make_ready(partition)
         self.settled(partition)
 
     def settled(self, partition: PartitionCopy) -> None:
-        """Follow up on a partition with nothing to send: its trim, or its release by this lane."""
+        """Continue with a partition that has nothing to send: trim it, or stop fetching it."""
         if partition.status is not Status.COPYING:
             self._fetching.detach(partition)
         elif partition.trim_due is not None:
             self.trim(partition)
 
     def lose(self, node_id: int, message: str) -> None:
-        """Drop the connection to a broker: what was on its way on it may have been carried out."""
+        """Drop the connection to a broker: requests in flight on it may have been carried out."""
         link = self._work.fills.pop(node_id, None)
         if link is None:
             return
@@ -233,39 +233,37 @@ class Fills:
                 partition.outcome_unknown(message, at)
                 self.settled(partition)
 
-    def look_around(self, at: float) -> None:
-        """Begin what is due: time-outs, closer looks."""
+    def on_tick(self, at: float) -> None:
+        """Do what is due: time-outs, trims, probes of log ends."""
         for node_id, link in list(self._work.fills.items()):
             if link and link.in_flight:
                 if at - link.in_flight[0].sent_at > self._timeout:
-                    self.lose(node_id, "no answer in time")
+                    self.lose(node_id, "no response in time")
                 elif at >= self._work.control.deadline:
-                    self.lose(node_id, "this lane's time is over")
-        for partition in list(self._work.restless):
+                    self.lose(node_id, "this lane's deadline has passed")
+        for partition in list(self._work.active):
             if partition.trim_due is not None:
                 self.trim(partition)
-            elif partition not in self._looking_beyond and partition.seems_to_end(at):
-                self._look_beyond(partition)
+            elif partition not in self._probing and partition.seems_to_end(at):
+                self._probe_log_end(partition)
 
-    def _look_beyond(self, partition: PartitionCopy) -> None:
+    def _probe_log_end(self, partition: PartitionCopy) -> None:
         offset = partition.intake.next_offset
-        self._looking_beyond.add(partition)
+        self._probing.add(partition)
 
         def seen(until: int | None, problem: str | None, at: float) -> None:
-            self._looking_beyond.discard(partition)
-            partition.nothing_found(offset, until, problem, at)
-            self._fetching.fetch_on(partition)
+            self._probing.discard(partition)
+            partition.log_end_probed(offset, until, problem, at)
+            self._fetching.continue_fetching(partition)
 
-        self._background_requests.look_beyond(
+        self._background_requests.probe_log_end(
             partition.assignment.source,
             offset,
             lambda until, problem: self._post(lambda at: seen(until, problem, at)),
         )
 
-    # -- trims ----------------------------------------------------------------------------------------------------
-
     def trim(self, partition: PartitionCopy) -> None:
-        """Let a log begin where it is to; several partitions' at once where they come at once."""
+        """Trim a log to its new start; trims that are due at once share a request."""
         to = partition.trim_due
         assert to is not None, f"{partition!r} is not due"
         partition.log_start.trim_is_under_way = True
@@ -284,14 +282,16 @@ class Fills:
 
         self._background_requests.trim(offsets, lambda troubles: self._post(lambda at: trimmed(troubles, at)))
 
-    # -- transactions ---------------------------------------------------------------------------------------------
-
     def _begin_transactions(self) -> None:
-        if self._transaction_is_under_way or not self._work.control.said_so or not self._work.may_send(now()):
+        if (
+            self._transaction_is_under_way
+            or not self._work.control.transactions_announced
+            or not self._work.may_send(now())
+        ):
             return
         gaps: dict[PartitionCopy, int] = {}
         for partition in list(self._waiting):
-            if not self._still_waits(partition):
+            if not self._has_gap(partition):
                 del self._waiting[partition]
             elif len(gaps) < _TRANSACTION_PARTITIONS and (gap := partition.gap_to_fill()):
                 gaps[partition] = gap.next_offset - gap.base_offset
@@ -304,17 +304,17 @@ class Fills:
         def filled(count: int, at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition.filled_otherwise(count, at)
-                self._go_on(partition)
+                partition.filled_by_transactions(count, at)
+                self._continue(partition)
 
         def troubled(trouble: Trouble, at: float) -> None:
             for partition in gaps:
                 partition.interrupted(trouble, at)
 
-        def doubtful(trouble: Trouble, at: float) -> None:
+        def uncertain(trouble: Trouble, at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition.fill_in_doubt(trouble, at)
+                partition.fill_uncertain(trouble, at)
                 self.settled(partition)
 
         control = self._work.control
@@ -324,5 +324,5 @@ class Fills:
             lambda: now() < control.deadline,
             lambda count: self._post(lambda at: filled(count, at)),
             lambda trouble: self._post(lambda at: troubled(trouble, at)),
-            lambda trouble: self._post(lambda at: doubtful(trouble, at)),
+            lambda trouble: self._post(lambda at: uncertain(trouble, at)),
         )

@@ -1,8 +1,8 @@
-"""Filling the gap at the head of one partition's queue with markers: what to ask next, and what came of it. No I/O.
+"""Fill the gap at the head of one partition's queue with markers: which request is next, what responses mean. No I/O.
 
-Markers have no sequence numbers, so a batch that is on its way could land before or after them: a gap is filled while
-nothing else of its partition is, and while a request for markers may be on its way, nothing is sent at all. What keeps
-stale markers out is a coordinator epoch that grows with every gap.
+Markers have no sequence numbers, so a batch in flight could land before or after them: a gap is filled while nothing
+else of its partition is in flight, and while a request for markers may be, nothing is sent at all. Stale markers are
+rejected because the coordinator epoch increases with every gap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kmirror.engine.lane.intake import Gap, Intake
 from kmirror.errors import Reason
 from kmirror.state.assignment import Assignment
 
-#: What came of a request: the gap is filled; why it is not; None where there is more to ask.
+#: The result of a request: the filled gap; why it is not filled; None if more requests are needed.
 Filled = Gap | Fail | Trouble | None
 
 
@@ -29,15 +29,15 @@ class GapFilling:
         self.is_under_way = False
         #: True when the leader said that we may not write markers.
         self.is_forbidden = False
-        #: Above all coordinator epochs that the leader may have met.
+        #: Higher than every coordinator epoch that the leader may have seen.
         self._coordinator_epoch = 0
 
     def inspected(self, unused_coordinator_epoch: int) -> None:
-        """Take a coordinator epoch above all that an inspection saw."""
+        """Take a coordinator epoch higher than all that an inspection found."""
         self._coordinator_epoch = max(self._coordinator_epoch, unused_coordinator_epoch)
 
     def next_step(self, gap: Gap) -> Ask | Look:
-        """Return what the gap at the head of the queue needs now; sent, tell `sent`."""
+        """Return the next request for the gap at the head of the queue; call `sent` when it is sent."""
         if self._plan is None:
             self._intake.head_is_taken = True
             self._plan = FillPlan(
@@ -47,15 +47,15 @@ class GapFilling:
                 coordinator_epoch=self._coordinator_epoch,
             )
         step = self._plan.step
-        assert isinstance(step, Ask | Look), f"a plan that has ended is kept: {self._plan!r}"
+        assert isinstance(step, Ask | Look), f"the plan has ended: {self._plan!r}"
         return step
 
     def sent(self) -> None:
-        """Note that the request that `next_step` wanted is on its way."""
+        """Note that the request of `next_step` is in flight."""
         self.is_under_way = True
 
     def answered(self, code: int) -> Filled:
-        """Take the answer to a request for markers."""
+        """Take the response to a request for markers."""
         if code and code not in {
             Code.CLUSTER_AUTHORIZATION_FAILED,
             Code.TOPIC_AUTHORIZATION_FAILED,
@@ -69,12 +69,12 @@ class GapFilling:
         return self._outcome()
 
     def log_end_seen(self, code: int, log_end: int | None) -> Filled:
-        """Take the answer to a look at the log end."""
+        """Take the response to a ListOffsets request for the log end."""
         if log_end is None:
             what = f"looking up the end of {self._assignment.destination}: {code_name(code)} ({code})"
             return Trouble(Reason.DESTINATION_UNREACHABLE, what)
         if self._plan is not None:
-            # all was answered, so all is replicated, and nothing is on its way: memory and watermark tell no more
+            # all was acknowledged, so it is replicated and nothing is in flight: the log end says everything
             self._plan.looked(None, log_end, log_end)
         return self._outcome()
 
@@ -103,7 +103,7 @@ class GapFilling:
                 return Trouble(Reason.DESTINATION_UNREACHABLE, f"filling {destination}: {message}")
 
     def drop(self) -> None:
-        """Leave the gap as it is; its coordinator epochs are not used again."""
+        """Abandon the gap; its coordinator epochs are not used again."""
         if self._plan:
             self._coordinator_epoch = self._plan.unused_coordinator_epoch
             self._plan = None

@@ -1,13 +1,12 @@
-"""From what one partition's fetches bring to what is to be appended: guarded batches, and gaps between them. No I/O.
+"""Turn one partition's fetched batches into what is appended: guarded batches, and gaps between them. No I/O.
 
-A plain batch with all its records is changed in place and sent as it is; small ones that come together are put into one
-(`merge`), without waiting for more. Any other is taken apart (`pieces`) into runs
-of records at consecutive offsets, and offsets at which applications are shown nothing: those are gaps, to be filled
-with markers.
+A plain batch with all its records is changed in place and sent; small neighbouring ones are merged into one (`merge`),
+without waiting for more. Any other is taken apart (`pieces`) into runs of records at consecutive offsets, and offsets
+at which consumers see nothing: those are gaps, filled with markers.
 
-Sequence numbers are set here, long before a batch is sent, while its bytes are in the processor's cache. They count
-the records appended, so they go on across a gap as if it were not there. With one exception: where the leader knows
-nothing of our producer and a marker is the first it hears of it, the sequence begins at 0 behind it.
+Sequence numbers are set here, long before a batch is sent, while its bytes are in the CPU cache. They count appended
+records, so they continue across a gap as if it were not there. One exception: if the leader does not know our producer
+and a marker is the first thing it sees of it, the sequence begins at 0 after the marker.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ from kmirror.errors import KmirrorError, Reason
 
 _SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _HIGHEST_CODEC = 4
-#: A batch put together again may take this much, or what the stored one took if that was more.
+#: The most bytes of a rebuilt batch, unless the stored one was larger.
 _RUN_BYTES = 1 << 20
-#: As many batches of filler are kept ready.
+#: How many batches of filler are kept queued.
 _FILLER_BATCHES = 6
 
 
 class Frame:
-    """Count the batches that still lie in one received frame; `release` returns True with the last.
+    """Count the references to one received frame; `release` returns True for the last.
 
-    `owner` is the owner of the buffer; the machine only carries it.
+    `owner` is the owner of the buffer, which the state machine only passes on.
     """
 
     __slots__ = ("owner", "pending", "view")
@@ -70,12 +69,12 @@ class Frame:
         self.pending = 1
 
     def release(self) -> bool:
-        """Give up one hold on the frame."""
+        """Drop one reference to the frame."""
         self.pending -= 1
         return self.pending == 0
 
 
-class Batch(NamedTuple):
+class GuardedBatch(NamedTuple):
     """One batch, guarded and ready to be sent."""
 
     base_offset: int
@@ -86,14 +85,14 @@ class Batch(NamedTuple):
     frame: Frame
 
 
-def filled_offsets_of(batch: Batch) -> int:
-    """Read what a guarded batch's offset and its sequence number differ by, modulo 2^31."""
+def filled_offsets_of(batch: GuardedBatch) -> int:
+    """Return the offset of a guarded batch minus its sequence number, modulo 2^31."""
     _, _, sequence = PRODUCER.unpack_from(batch.data, PRODUCER_POSITION)
     return int(batch.base_offset - sequence) & SEQUENCE_MASK
 
 
 class Gap(NamedTuple):
-    """Offsets at which applications are shown nothing."""
+    """Offsets at which consumers see nothing."""
 
     base_offset: int
     next_offset: int
@@ -101,7 +100,7 @@ class Gap(NamedTuple):
 
 
 class Intake:
-    """Hold what was fetched of one partition and not sent yet, in offset order and without a break."""
+    """Hold what was fetched of one partition and is not sent yet, in offset order and without a break."""
 
     __slots__ = (
         "_begins_at_gap",
@@ -122,52 +121,52 @@ class Intake:
         self, source: TopicPartition, producer_id: int, producer_epoch: int, counts: Counts, *, merges: bool
     ) -> None:
         self._source = source
-        #: True while small batches that come together are put into one.
+        #: True while small neighbouring batches are merged.
         self.merges = merges
         self._counts = counts
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
         #: What to subtract from an offset for its sequence number.
         self._filled_offsets = 0
-        #: True while the leader knows nothing of our producer, and nothing was queued: a gap may be the first it hears.
+        #: True while the leader does not know our producer and nothing was queued: a marker may be the first it sees.
         self._begins_at_gap = False
-        self.queue: deque[Batch | Gap] = deque()
+        self.queue: deque[GuardedBatch | Gap] = deque()
         self.queued_bytes = 0
-        #: What the next batch to fetch begins with, and the leader epoch of the one before.
+        #: The offset of the next batch to fetch, and the leader epoch of the one before.
         self.next_offset = 0
         self.leader_epoch: int | None = None
-        #: True while the gap at the head is being filled, so that it must stay as it is.
+        #: True while the gap at the head is being filled and must not be extended.
         self.head_is_taken = False
 
     def restart(self, offset: int, leader_epoch: int | None, filled_offsets: int, *, producer_is_known: bool) -> None:
-        """Begin again at an offset; the queue is empty."""
+        """Restart at an offset; the queue is empty."""
         self.next_offset, self.leader_epoch = offset, leader_epoch
         self._filled_offsets = filled_offsets
         self._begins_at_gap = not producer_is_known
 
-    def take(self) -> Batch:
+    def take(self) -> GuardedBatch:
         """Take the batch at the head."""
         batch = self.queue.popleft()
-        assert isinstance(batch, Batch), f"{self._source} has a gap here: {batch}"
+        assert isinstance(batch, GuardedBatch), f"{self._source} has a gap at the head: {batch}"
         self.queued_bytes -= len(batch.data)
         return batch
 
     def end_gap(self) -> Gap:
-        """Take the gap at the head, which is filled."""
+        """Remove the gap at the head, which is filled."""
         gap = self.queue.popleft()
-        assert isinstance(gap, Gap), f"{self._source} has no gap here: {gap}"
+        assert isinstance(gap, Gap), f"{self._source} has no gap at the head: {gap}"
         self.head_is_taken = False
         return gap
 
     def shorten_gap(self, count: int) -> None:
         """Note that the first offsets of the gap at the head are filled."""
         gap = self.queue[0]
-        assert isinstance(gap, Gap), f"{self._source} has no gap here: {gap}"
+        assert isinstance(gap, Gap), f"{self._source} has no gap at the head: {gap}"
         self.queue[0] = gap._replace(base_offset=gap.base_offset + count)
 
     def drop(self) -> list[Frame]:
-        """Forget everything; return the frames that this held, once for each hold."""
-        frames = [item.frame for item in self.queue if isinstance(item, Batch)]
+        """Drop the queue; return the frames it referred to, once per reference."""
+        frames = [item.frame for item in self.queue if isinstance(item, GuardedBatch)]
         self.queue.clear()
         self.queued_bytes = 0
         self.head_is_taken = False
@@ -181,11 +180,11 @@ class Intake:
         *,
         high_watermark: int | None,
     ) -> Fail | None:
-        """Queue what one answer holds; return why that ends somewhere, if it does.
+        """Queue the batches of one response; return the failure of a batch that cannot be copied, if there is one.
 
-        Offsets may be left out below the answer's high watermark only: what a cleaner has been at is replicated. A
-        broker reads the watermark before the batches, so one above it may be right; it ends what is taken.
-        Checked and guarded batch after batch, in one go: twice over bytes that the processor's cache still holds.
+        Offsets may be missing only below the response's high watermark: cleaned segments are replicated. A broker
+        reads the high watermark before the batches, so a batch above it may be right, but is not taken yet.
+        Each batch is checked and guarded in one go, while its bytes are in the CPU cache.
         """
         position, end = 0, len(records)
         expected, epoch = self.next_offset, self.leader_epoch
@@ -212,7 +211,7 @@ class Intake:
                     guard(merged.data, producer_id, producer_epoch, (expected - filled) & SEQUENCE_MASK)
                     self._counts.batches_merged += merged.batches
                     frame.pending += 1
-                    queue.append(Batch(expected, *merged[:4], frame))
+                    queue.append(GuardedBatch(expected, *merged[:4], frame))
                     queued_bytes += len(merged.data)
                     expected, epoch, position = merged.next_offset, leader_epoch, merged.end
                     continue
@@ -239,7 +238,7 @@ class Intake:
                     epoch = leader_epoch
                     frame.pending += 1
                     taken = base, expected, max_timestamp, leader_epoch, records[position:following], frame
-                    queue.append(make(Batch, taken))
+                    queue.append(make(GuardedBatch, taken))
                     queued_bytes += following - position
                     position = following
                     continue
@@ -258,8 +257,8 @@ class Intake:
             parts = self._take_apart(stored, isolation)
             if isinstance(parts, Fail):
                 return parts
-            if _leaves_out_too_much(stored, parts, high_watermark or 0):
-                return None  # the next answer says more, or the closer look what is wrong
+            if _has_hole_above(stored, parts, high_watermark or 0):
+                return None  # the next response or a probe of the log end decides
             self._queue_parts(parts, stored, frame)
             expected, epoch, queued_bytes = self.next_offset, self.leader_epoch, self.queued_bytes
             filled = self._filled_offsets
@@ -270,7 +269,7 @@ class Intake:
         return None
 
     def _take_apart(self, stored: memoryview, isolation: Isolation) -> Sequence[Run | Hole] | Fail:
-        """Take one batch apart that cannot be sent as it is."""
+        """Take apart one batch that cannot be sent unchanged."""
         try:
             shown = isolation.kind(stored) is Kind.DATA
             return pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
@@ -291,7 +290,9 @@ class Intake:
         sequence = (run.base_offset - self._filled_offsets) & SEQUENCE_MASK
         guard(run.data, self._producer_id, self._producer_epoch, sequence)
         frame.pending += 1
-        self.queue.append(Batch(run.base_offset, run.next_offset, run.max_timestamp, leader_epoch, run.data, frame))
+        self.queue.append(
+            GuardedBatch(run.base_offset, run.next_offset, run.max_timestamp, leader_epoch, run.data, frame)
+        )
         self.queued_bytes += len(run.data)
         self._begins_at_gap = False
 
@@ -306,26 +307,26 @@ class Intake:
         else:
             self.queue.append(Gap(base_offset, next_offset, leader_epoch))
 
-    def take_in_nothing(self, until: int) -> None:
-        """Queue the gap at the log's end: the source has nothing more to give below `until`."""
+    def take_in_end_gap(self, until: int) -> None:
+        """Queue a gap at the end of the log: the source has nothing more below `until`."""
         if until > self.next_offset:
             self._queue_gap(self.next_offset, until, self.leader_epoch)
             self.next_offset = until
 
     def take_in_loss(self, until: int) -> None:
-        """Queue a gap for what the source has lost below `until`: under which epochs it was written is unknown."""
+        """Queue a gap for what the source has lost below `until`, whose leader epochs are unknown."""
         self.leader_epoch = None
-        self.take_in_nothing(until)
+        self.take_in_end_gap(until)
 
     def take_in_filler(self, until: int, timestamp_ms: int) -> None:
-        """Keep some batches of filler ready, up to that offset, with that timestamp."""
+        """Queue some batches of filler, up to an offset."""
         while self.next_offset < until and len(self.queue) < _FILLER_BATCHES:
             count = min(FILLER_RECORDS, until - self.next_offset)
             data = memoryview(filler_batch(count, timestamp_ms))
             frame = Frame(memoryview(b""))
             run = Run(self.next_offset, self.next_offset + count, timestamp_ms, data)
             self._queue_run(run, None, frame)
-            frame.pending -= 1  # only the batch holds it
+            frame.pending -= 1  # only the batch refers to it
             self.next_offset += count
 
     def _refuse(self, error: KmirrorError) -> Fail:
@@ -333,10 +334,10 @@ class Intake:
         return Fail(error.reason or Reason.CORRUPT_BATCH, message, self.next_offset)
 
 
-def _leaves_out_too_much(stored: memoryview, parts: Sequence[Run | Hole], high_watermark: int) -> bool:
-    """Tell whether a batch leaves out offsets above the high watermark, before it or in it.
+def _has_hole_above(stored: memoryview, parts: Sequence[Run | Hole], high_watermark: int) -> bool:
+    """Return True if offsets above the high watermark are missing before or in a batch.
 
-    A marker takes the one offset that it leaves out.
+    The offset that a marker itself takes is not missing.
     """
     holes = [part for part in parts if isinstance(part, Hole)]
     if not holes:

@@ -1,11 +1,11 @@
-"""The copy loop of one lane: a blocking shell round the partitions' state machines (`partition_copy`).
+"""The copy loop of one lane: drives the state machines of its partitions (`partition_copy`).
 
-One thread moves bytes: it waits for connections (`loop`), hands whole frames to the machines, and sends what they
-allow (`fetching`, `appending`, `fills`). It never waits for anything else: what does is done by the threads of
-`background_requests`, and following the engine's claims and writing progress by `control`. What they find comes back
-as events, so every decision is taken here, one after another.
+One thread moves bytes: it waits for connections (`loop`), hands whole frames to the state machines, and sends what they
+allow (`fetching`, `appending`, `fills`). It never blocks on anything else: that is done by the threads of
+`background_requests`, and following the engine's claims and writing progress by those of `control`. Their results come
+back as events, so every decision is taken here, one after another.
 
-Before anything is sent to the destination the lane's deadline is looked at. A lane that is past it hangs up at once.
+Before anything is sent to the destination the lane's deadline is checked. A lane that is past it hangs up at once.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.links import DestinationLink, SourceLink
+from kmirror.engine.lane.log_end_checks import LogEndChecks
 from kmirror.engine.lane.loop import Loop
 from kmirror.engine.lane.partition_copy import PartitionCopy
-from kmirror.engine.lane.report import News, Reports
-from kmirror.engine.lane.rounds import Rounds
+from kmirror.engine.lane.report import Reports, RowChanges
 from kmirror.engine.lane.states import Status
 from kmirror.engine.lane.work import Work
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.state.records import LaneChangeRecord
 
 _TICK = 0.1
-_LOOK_AROUND_SECONDS = 0.1
-#: So many times as long as it takes passes before the next look, however many partitions are restless.
-_LOOK_AROUND_RATIO = 10
+_TICK_SECONDS = 0.1
+#: The time between ticks is at least this many times the duration of a tick, however many partitions are active.
+_TICK_RATIO = 10
 _STOP_SECONDS = 2.0
 
 
 class Lane:
-    """Copy a set of partitions until told to stop."""
+    """Copy a set of partitions until the engine ends the lane."""
 
     def __init__(self, spec: LaneSpec, attempt: int) -> None:
         self.spec = spec
@@ -53,9 +53,9 @@ class Lane:
         self._background_requests = BackgroundRequests(
             spec, source_config, destination_config, self._broken, stream_bytes=FETCH_BYTES + FETCH_BYTES // 2
         )
-        self.control = LaneControl(spec, attempt, destination_config, self._news, self._broken)
+        self.control = LaneControl(spec, attempt, destination_config, self._row_changes, self._broken)
         self._work = Work(spec, source_config, destination_config, self.control, self._background_requests, self._loop)
-        #: Older claims may still be written under for a lane's time, counted from when ours was written.
+        #: Holders of older claims may still write for `ttl` after our claim was written.
         self._awaiting_claim = spec.predecessor_may_write or attempt > 0
         self._work.quiet_until = float("inf") if self._awaiting_claim else 0.0
         self._work.partitions = self._work.copies_of(spec.assignments, now(), in_doubt=False)
@@ -63,27 +63,25 @@ class Lane:
         self._fills = Fills(self._work, self._fetching)
         self._appending = Appending(self._work, self._fetching, self._fills)
         self._changes = Changes(self._work, self._fetching.release, self._appending.hang_up_on, self._begin)
-        self._rounds = Rounds(self._background_requests, self._loop.post)
+        self._log_end_checks = LogEndChecks(self._background_requests, self._loop.post)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
-        self._look_at = 0.0
+        self._next_tick_at = 0.0
         self._was_caught_up = False
         self.control.usage = self._fetching.usage
         self.control.on_change = lambda: self._loop.post(lambda _: None)
-        self.control.standing = lambda: (self._work.revision, self._changes.given_up)
+        self.control.revisions = lambda: (self._work.revision, self._changes.released_revision)
         self.control.on_lane_change = self._on_lane_change
-        self.control.on_told = lambda given_up: self._loop.post(lambda _: self._changes.told(given_up))
+        self.control.on_report_stored = lambda given_up: self._loop.post(lambda _: self._changes.acknowledged(given_up))
 
     @property
     def partitions(self) -> list[PartitionCopy]:
-        """What it copies now; any thread."""
+        """The partitions that are copied now; for any thread."""
         return self._work.partitions
 
-    # -- life -----------------------------------------------------------------------------------------------------
-
     def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
-        """Copy until the control says that this lane ends; return its state then.
+        """Copy until `control` ends this lane; return how it ended.
 
-        `before_sending` is called once in the thread that sends, when all other threads have been started.
+        `before_sending` is called once in the thread that sends, after all other threads have been started.
         """
         self._background_requests.start()
         self.control.start()
@@ -108,14 +106,14 @@ class Lane:
         return self.control.ended[0] if self.control.ended else None
 
     def _drain(self, until: float) -> None:
-        """Take the answers to what is in flight; send nothing more."""
+        """Receive the responses to requests in flight; send nothing more."""
         if self._ended_how() != "STOPPED":
             return
         while now() < until and any(p.in_flight or p.fill.is_under_way for p in self._work.all):
             self._turn(0.05, sending=False)
 
     def _turn(self, timeout: float, *, sending: bool = True) -> None:
-        """Wait for something to happen, take it, and send what may be sent."""
+        """Wait for connections and events, handle them, and send what may be sent."""
         for link, mask in self._loop.wait(timeout):
             if isinstance(link, SourceLink):
                 self._fetching.link_ready(link, mask)
@@ -125,7 +123,7 @@ class Lane:
                 self._fills.link_ready(link, mask)
         self._loop.take_events()
         if sending:
-            self._look_around(now())
+            self._on_tick(now())
             for source in list(self._work.sources.values()):
                 if source:
                     self._fetching.pump(source)
@@ -135,22 +133,20 @@ class Lane:
             self._fills.pump()
 
     def _broken(self, error: Exception) -> None:
-        """End the lane with an error that one of its other threads met, instead of waiting for that thread for ever."""
+        """End the lane with an exception of one of its other threads, instead of waiting for that thread for ever."""
 
         def end(_: float) -> None:
             raise error
 
         self._loop.post(end)
 
-    # -- the work -------------------------------------------------------------------------------------------------
-
     def _begin(self, partitions: Sequence[PartitionCopy], unsettled_lanes: Sequence[int]) -> None:
-        """Begin to copy, once it is ended what these lanes may have left open."""
+        """Begin to copy, once the transactions that these lanes may have left open are ended."""
 
         def settled() -> None:
             current = set(self.partitions)
-            if left := [partition for partition in partitions if partition in current]:
-                self._inspect(left)
+            if remaining := [partition for partition in partitions if partition in current]:
+                self._inspect(remaining)
 
         if partitions:
             self._fills.settle(partitions, unsettled_lanes, settled)
@@ -168,9 +164,9 @@ class Lane:
         self._background_requests.inspect([p.assignment for p in partitions], done)
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
-        told = list(zip(partitions, all_facts, strict=True))
-        # those that were released meanwhile are not inspected any more
-        for partition, facts in [(p, facts) for p, facts in told if p.status is Status.INSPECTING]:
+        # those that were revoked meanwhile are not inspected any more
+        inspected = zip(partitions, all_facts, strict=True)
+        for partition, facts in [(p, facts) for p, facts in inspected if p.status is Status.INSPECTING]:
             verdict = judge(
                 partition.assignment,
                 partition.progress.acknowledged,
@@ -184,44 +180,44 @@ class Lane:
                 self._work.make_ready(partition)
 
     def _attach(self, partition: PartitionCopy, facts: Facts) -> None:
-        """Open the way of a partition's batches, from its source leader to its destination leader."""
+        """Connect a partition to its source leader and its destination leader."""
         self._fetching.detach(partition)
         self._appending.attach(facts.destination_leader[0])
         if not partition.is_to_be_trimmed:
             self._fetching.attach(partition, facts)
 
-    def _look_around(self, at: float) -> None:
-        """Begin what is due: inspections, time-outs, the news that everything is copied."""
-        if at < self._look_at:
+    def _on_tick(self, at: float) -> None:
+        """Do what is due: inspections, time-outs, the report that everything is copied."""
+        if at < self._next_tick_at:
             return
         work = self._work
-        due = [p for p in work.restless if p.due_for_inspection(at)]
+        due = [p for p in work.active if p.due_for_inspection(at)]
         if due:
             for partition in due:
                 self._fetching.detach(partition)
             self._inspect(due)
         if self._awaiting_claim and self.control.claimed_at is not None:
             self._awaiting_claim = False
-            work.be_quiet_until(work.predecessors_time_ends(self.control.claimed_at))
+            work.be_quiet_until(work.predecessors_end(self.control.claimed_at))
         if work.quiet_until > at and not self._awaiting_claim and self.control.is_alone:
             work.be_quiet_until(at)
-        self._fetching.look_around(at)
-        self._appending.look_around(at)
-        self._fills.look_around(at)
-        self._changes.look_around(at)
-        self._rounds.look_around(work.partitions, at)
-        caught_up = all(p.caught_up or p.retry.failure for p in work.restless)
+        self._fetching.on_tick(at)
+        self._appending.on_tick(at)
+        self._fills.on_tick(at)
+        self._changes.on_tick(at)
+        self._log_end_checks.on_tick(work.partitions, at)
+        caught_up = all(p.caught_up or p.retry.failure for p in work.active)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()
         self._was_caught_up = caught_up
-        work.let_rest()
+        work.set_aside_resting()
         took = now() - at
-        self._look_at = at + max(_LOOK_AROUND_SECONDS, _LOOK_AROUND_RATIO * took)
+        self._next_tick_at = at + max(_TICK_SECONDS, _TICK_RATIO * took)
 
-    def _news(self) -> News:
-        return self._reports.look(self._work.all, self._work.take_moved())
+    def _row_changes(self) -> RowChanges:
+        return self._reports.changes(self._work.all, self._work.take_touched())
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:
-    """Run one lane to its end, in a Spark worker; one that was frozen and is continued ends before it sends a byte."""
+    """Run one lane in a Spark worker; if the worker is stopped and continued, it ends before it sends a byte."""
     return Lane(spec, attempt).run(lifeline.die_on_continue)

@@ -1,8 +1,8 @@
-"""A lane's connections, each with what is under way on it.
+"""A lane's connections, each with its requests in flight.
 
-To a source broker: one with a fetch session. To a destination broker: one for batches, several requests deep; and where
-offsets have to be filled, one more for markers and looks at log ends. Brokers let nothing overtake on a connection, and
-delay what lies behind a throttled request, which markers must not.
+To a source broker: one with a fetch session. To a destination broker: one for batches, several requests deep; and if
+offsets have to be filled, another one for markers and log end offsets. Brokers handle the requests of a connection in
+order and delay all of them when one is throttled, which must not happen to markers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
 from kmirror.cluster.protocol.fill_plan import Ask, Look
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
-from kmirror.engine.lane.intake import Batch
+from kmirror.engine.lane.intake import GuardedBatch
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.engine.lane.topic_proof import TopicProof
 from kmirror.engine.lane.window import Window
 
-Side = Literal["source", "destination", "fill"]
+LinkKind = Literal["source", "destination", "fill"]
 
 
 class SourceLink:
@@ -35,21 +35,21 @@ class SourceLink:
         self.session = FetchSession(client_id, version)
         self.proof = TopicProof(client_id, stream.connection.next_correlation_id) if self.session.by_name else None
         self.partitions: dict[FetchKey, PartitionCopy] = {}
-        self.held_back: set[FetchKey] = set()
+        self.paused: set[FetchKey] = set()
         self.asked_at: float | None = None
-        #: When the last request was sent that was answered: what the session did not name has not changed before.
+        #: When the last answered request was sent: partitions that the response did not name had not changed by then.
         self.seen_at = 0.0
         self.correlation_id = 0
         self.serial = 0
-        #: How large the batches are that it brings, as far as is known.
+        #: The usual batch size on this connection, if known.
         self.batch_bytes: int | None = None
 
     def answered(self, view: memoryview) -> tuple[FetchAnswer, memoryview] | None:
-        """Decode what came; return the answer to the fetch under way and its frame, when it may be taken.
+        """Decode a response; return the fetch response and its frame once its topics are proven.
 
         Raises:
-            FrameError: not the answer to what was asked.
-            OutcomeUnknown: the connection is gone.
+            FrameError: not the response to the request in flight.
+            OutcomeUnknown: the connection is lost.
         """
         if self.proof is not None and self.proof.expects(view):
             return self.proof.learn(view)
@@ -65,20 +65,20 @@ class SourceLink:
 
 @dataclass(slots=True)
 class ProduceRequest:
-    """Batches on their way."""
+    """A Produce request in flight."""
 
     correlation_id: int
     sent_at: float
-    batches: list[tuple[PartitionCopy, Batch]]
+    batches: list[tuple[PartitionCopy, GuardedBatch]]
     size: int
-    #: What the connection had delivered when this was sent.
+    #: Bytes delivered on the connection before this was sent.
     delivered: int
-    #: True when a batch in it is not guarded by the broker's memory: nothing may follow before the answer.
+    #: True if the broker's memory does not guard a batch in it: nothing may follow before the response.
     alone: bool
 
 
 class DestinationLink:
-    """The connection for batches to one destination broker, with what is in flight on it."""
+    """The connection for batches to one destination broker."""
 
     def __init__(self, node_id: int, stream: Stream, version: int) -> None:
         self.node_id = node_id
@@ -89,7 +89,7 @@ class DestinationLink:
         self.ready: dict[PartitionCopy, None] = {}
 
     def await_answers(self, count: int) -> None:
-        """Have the selector report this connection when so many of the requests under way are answered."""
+        """Have the selector report this connection when `count` of the requests in flight are answered."""
         if count > 1:
             sizes = (produce.least_answer_bytes(len(request.batches)) for request in islice(self.in_flight, count))
             self.stream.await_frames(sum(sizes))
@@ -97,10 +97,10 @@ class DestinationLink:
             self.stream.await_frames(1)
 
     def in_order(self, answers: list[produce.AppendAnswer], *, many_topics: bool) -> list[produce.AppendAnswer]:
-        """Return the answers to the oldest request in the order of its batches; a broker may give them in any.
+        """Return the answers to the oldest request in the order of its batches; brokers may use any order.
 
         Raises:
-            FrameError: not all that was asked is answered.
+            FrameError: an answer is missing.
         """
         batches = self.in_flight[0].batches
         found: dict[object, produce.AppendAnswer]
@@ -116,7 +116,7 @@ class DestinationLink:
             raise FrameError(f"{self.stream.connection.address} responded for different partitions") from None
 
     def _answer_key(self, partition: PartitionCopy) -> tuple[str | bytes, int]:
-        """Say by what the answers on this connection name a partition."""
+        """Return the key of a partition in the responses on this connection."""
         assignment, facts = partition.assignment, partition.facts
         if self.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
             return assignment.topic, assignment.partition
@@ -125,16 +125,16 @@ class DestinationLink:
 
 @dataclass(slots=True)
 class FillRequest:
-    """Markers, or looks at log ends, on their way."""
+    """A request for markers or log end offsets in flight."""
 
     correlation_id: int
     sent_at: float
     partitions: dict[TopicPartition, PartitionCopy]
-    is_look: bool
+    is_log_end: bool
 
 
 class FillLink:
-    """The connection for markers to one destination broker: at most one request for them, and one look behind it."""
+    """The connection for markers to one destination broker: at most one request for them and one for log ends."""
 
     def __init__(self, node_id: int, stream: Stream, marker_version: int, log_end_version: int) -> None:
         self.node_id = node_id
@@ -144,7 +144,7 @@ class FillLink:
         self._log_end_version = log_end_version
 
     def ask(self, steps: list[tuple[PartitionCopy, Ask]], client_id: str, at: float) -> bytes:
-        """Encode one request for markers of several partitions, and note that it is on its way."""
+        """Encode one request for markers of several partitions, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
         fills = [
             markers.Fill(
@@ -157,36 +157,36 @@ class FillLink:
             )
             for copy, ask in steps
         ]
-        self._note(correlation_id, at, [copy for copy, _ in steps], is_look=False)
+        self._note(correlation_id, at, [copy for copy, _ in steps], is_log_end=False)
         return markers.request(correlation_id, self._marker_version, client_id, fills)
 
     def look(self, steps: list[tuple[PartitionCopy, Look]], client_id: str, at: float) -> bytes:
-        """Encode one look at the log ends of several partitions, and note that it is on its way."""
+        """Encode one request for the log ends of several partitions, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
         copies = [copy for copy, _ in steps]
         latest = list_offsets.LATEST
         ends = {c.assignment.destination: (c.facts.destination_leader[1] if c.facts else None, latest) for c in copies}
-        self._note(correlation_id, at, copies, is_look=True)
+        self._note(correlation_id, at, copies, is_log_end=True)
         replica_id = list_offsets.DEBUGGING_REPLICA
         return list_offsets.request(correlation_id, self._log_end_version, client_id, ends, replica_id=replica_id)
 
-    def _note(self, correlation_id: int, at: float, copies: list[PartitionCopy], *, is_look: bool) -> None:
-        by_place = {copy.assignment.destination: copy for copy in copies}
-        self.in_flight.append(FillRequest(correlation_id, at, by_place, is_look))
+    def _note(self, correlation_id: int, at: float, copies: list[PartitionCopy], *, is_log_end: bool) -> None:
+        by_partition = {copy.assignment.destination: copy for copy in copies}
+        self.in_flight.append(FillRequest(correlation_id, at, by_partition, is_log_end))
         for copy in copies:
             copy.fill.sent()
 
     def answered(self, view: memoryview) -> tuple[FillRequest, dict[TopicPartition, tuple[int, int | None]]]:
-        """Decode the answer to the oldest request into error code and, of a look, log end; all of it is there.
+        """Decode the response to the oldest request into error codes and, if requested, log ends.
 
         Raises:
-            FrameError: not the answer to what was asked.
+            FrameError: not the response to that request, or an answer is missing.
         """
         if not self.in_flight or INT32.unpack_from(view)[0] != self.in_flight[0].correlation_id:
             raise FrameError(f"{self.stream.connection.address} responded to a different request")
         request = self.in_flight[0]
         found: dict[TopicPartition, tuple[int, int | None]]
-        if request.is_look:
+        if request.is_log_end:
             ends, throttle_time_ms = list_offsets.answer(view, self._log_end_version)
             self.stream.connection.note_throttle(throttle_time_ms)
             found = {place: (end.error_code, end.offset) for place, end in ends.items()}

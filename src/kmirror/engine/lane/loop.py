@@ -1,4 +1,4 @@
-"""Where a lane's sending thread waits: for its connections, and for what its other threads have found."""
+"""Where a lane's sending thread waits: for its connections, and for events from its other threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Event = Callable[[float], None]
 
 
 class Loop:
-    """Wait for connections and events; all but `post` is for the sending thread alone."""
+    """Wait for connections and events; all but `post` is for the sending thread."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -33,7 +33,7 @@ class Loop:
             self._waker.send(b"x")
 
     def wait(self, timeout: float) -> list[tuple[Link, int]]:
-        """Wait for something to happen; return the connections that can be read or written, and which of both."""
+        """Wait for events; return the connections that are ready, with their event masks."""
         ready: list[tuple[Link, int]] = []
         for selected, mask in self._selector.select(timeout):
             if selected.data is not None:
@@ -44,29 +44,29 @@ class Loop:
         return ready
 
     def take_events(self) -> None:
-        """Call what was posted."""
+        """Call the posted events."""
         while not self._events.empty():
             self._events.get_nowait()(now())
 
     def add(self, link: Link) -> None:
-        """Begin to wait for what a connection brings."""
+        """Register a connection for reading."""
         self._selector.register(link.stream.fileno(), selectors.EVENT_READ, link)
 
     def watch(self, link: Link) -> None:
-        """Wait for what a connection brings, and for room to send while something is left to be sent."""
+        """Wait for a connection to be readable, and writable while data is left to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.stream.sending else 0)
         if self._selector.get_key(link.stream.fileno()).events != events:
             self._selector.modify(link.stream.fileno(), events, link)
 
     def hang_up(self, link: Link) -> None:
-        """Close a connection so that nothing more gets through it: what the kernel has not sent is thrown away."""
+        """Close a connection and discard what the kernel has not sent, so that nothing more gets through."""
         self._selector.unregister(link.stream.fileno())
         with contextlib.suppress(OSError):
             link.stream.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.stream.close()
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Close the selector and its sockets."""
         self._selector.close()
         self._waker.close()
         self._woken.close()

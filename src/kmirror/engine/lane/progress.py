@@ -1,14 +1,14 @@
-"""How far the copy of one partition has come: what is known to be appended, and what it went past or repeated."""
+"""Progress of one partition: what is known to be appended, what was skipped, and what was copied again."""
 
 from __future__ import annotations
 
 from kmirror.engine.lane.counts import Counts
-from kmirror.engine.lane.intake import Batch, Gap
+from kmirror.engine.lane.intake import Gap, GuardedBatch
 from kmirror.state.assignment import Assignment
 
 
 class Progress:
-    """Count what is appended."""
+    """Track what is appended."""
 
     __slots__ = (
         "_counts",
@@ -25,28 +25,28 @@ class Progress:
 
     def __init__(self, assignment: Assignment, counts: Counts) -> None:
         self._counts = counts
-        #: The end of what is known to be appended; None where that is not known before the first inspection.
+        #: The end of what is known to be appended; None if unknown before the first inspection.
         self.acknowledged: int | None = assignment.known_end
         #: Source leader epoch and maximum timestamp of the last batch known to be appended.
         self.epoch: int | None = None
         self.timestamp: int | None = None
         self.bytes_copied = 0
         self.records_copied = 0
-        #: True once some of the source's records were in the destination; once an inspection found that they may come.
+        #: True once source records were in the destination; True once an inspection found that they may be copied.
         self.begun = assignment.begun
         self.is_aligned = False
-        #: What the source had lost before it was copied, and the copy skips; the last offset exclusive.
+        #: Offsets the source lost before they were copied, which are skipped; the end is exclusive.
         self.lost: tuple[int, int] | None = None
-        #: What the destination had lost of what was copied, and is copied again; the last offset exclusive.
+        #: Copied offsets the destination lost, which are copied again; the end is exclusive.
         self.again: tuple[int, int] | None = None
 
-    def appended(self, batch: Batch) -> None:
-        """Note that a batch of the source's records is appended."""
+    def appended(self, batch: GuardedBatch) -> None:
+        """Note that a batch of source records is appended."""
         self.acknowledged = batch.next_offset
         self.epoch = batch.leader_epoch
         self.timestamp = batch.max_timestamp
         self.bytes_copied += len(batch.data)
-        # a batch that is sent holds a record for each of its offsets
+        # a sent batch has a record at each of its offsets
         self.records_copied += batch.next_offset - batch.base_offset
         self._counts.batches_copied += 1
         self.begun = True
@@ -58,7 +58,7 @@ class Progress:
         self.begun = True
 
     def filled_up_to(self, offset: int, count: int) -> None:
-        """Note that the first offsets of a gap are filled, `count` of them."""
+        """Note that the first `count` offsets of a gap are filled, up to `offset`."""
         self.acknowledged = offset
         self._counts.offsets_filled += count
         self.begun = True

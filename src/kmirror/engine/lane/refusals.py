@@ -1,4 +1,4 @@
-"""What brokers' refusals of a fetch or an append mean for a partition. Pure."""
+"""What a broker's error code for a fetch or an append means for a partition. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.errors import Reason
 
-#: Refusals of the batch itself.
+#: Error codes that reject the batch itself.
 REJECTED = {
     Code.MESSAGE_TOO_LARGE,
     Code.RECORD_LIST_TOO_LARGE,
@@ -16,7 +16,7 @@ REJECTED = {
     Code.CORRUPT_MESSAGE,
     Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
 }
-#: Refusals that say for certain that nothing was appended.
+#: Error codes with which nothing was appended for certain.
 _NOT_APPENDED = (
     LEADER_MOVED
     | REJECTED
@@ -34,16 +34,16 @@ _NOT_APPENDED = (
 
 
 def fetch_refused(source: TopicPartition, code: int) -> Trouble:
-    """Say what the refusal of a fetch means."""
+    """Return the trouble for the error code of a fetch."""
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return Trouble(Reason.NOT_AUTHORIZED, f"no right to READ source topic {source.topic}", True)
     return Trouble(Reason.SOURCE_UNREACHABLE, f"fetching {source}: {code_name(code)} ({code})")
 
 
 def append_refused(destination: TopicPartition, offset: int, code: int, what: str) -> Fail | Trouble:
-    """Say what the refusal of a batch means; `what` is the broker's answer in words."""
+    """Return what the error code of an append means; `what` is the error in words."""
     if code in REJECTED:
-        what = f"the destination does not take the batch at offset {offset} of {destination}: {what}"
+        what = f"the destination rejects the batch at offset {offset} of {destination}: {what}"
         return Fail(Reason.RECORD_REJECTED, what, offset)
     if code == Code.INVALID_PRODUCER_EPOCH:
         return Fail(Reason.FENCED, f"{destination} is no longer written by this engine: it was fenced ({what})", offset)
@@ -53,12 +53,12 @@ def append_refused(destination: TopicPartition, offset: int, code: int, what: st
 
 
 def may_be_appended(code: int) -> bool:
-    """Tell whether a refused batch may have been appended all the same, or may yet be."""
+    """Return True if a refused batch may have been appended nevertheless, or may yet be."""
     return code not in _NOT_APPENDED
 
 
 def misplaced(destination: TopicPartition, offset: int, base_offset: int) -> Fail:
-    """Say what it means that a batch landed at another offset than it was meant for."""
+    """Return the failure for a batch that was appended at the wrong offset."""
     message = (
         f"a batch for offset {offset} of {destination} was appended at {base_offset}: another client writes to it; "
         "copying has stopped and nothing was repaired"

@@ -1,6 +1,6 @@
-"""What a lane says of its partitions: one row each, with the rates since the last time. For one thread at a time.
+"""What a lane reports of its partitions: one row each, with rates. For one thread at a time.
 
-Most partitions of a wide mirror stand still: those are not looked at before something happens with them.
+Most partitions of a wide mirror are idle: their rows are not computed again before something happens to them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.state.records import FRESH_SECONDS, PartitionState, ProgressRow
 
 _RATE_SECONDS = 0.5
-#: Over so long the growth of an end is measured, at least: it is reported when nothing newer is known.
+#: The shortest time over which the growth of a log end is measured.
 _GROWTH_SECONDS = 5.0
 
 
 class _Speed(NamedTuple):
-    """How many bytes of a partition were copied at a moment, and how fast they grew until then."""
+    """The bytes copied of a partition up to a time, and their rate until then."""
 
     at: float
     bytes_copied: int
@@ -29,14 +29,14 @@ class _Speed(NamedTuple):
 
 
 class _Growth(NamedTuple):
-    """Where a log ended at a moment, and how many offsets a second it grew until then; None before it is measured."""
+    """The end of a log at a time, and its growth in offsets per second until then; None before it is measured."""
 
     at: float
     end: int
     per_second: float | None = None
 
     def until(self, at: float, end: int) -> _Growth:
-        """Return the growth at a later moment: a quarter of it is what it was before."""
+        """Return the growth at a later time, smoothed: a quarter of it is the earlier value."""
         if end < self.end:
             return _Growth(at, end)
         if at - self.at < _GROWTH_SECONDS:
@@ -45,12 +45,12 @@ class _Growth(NamedTuple):
         return _Growth(at, end, round(measured if self.per_second is None else (self.per_second + 3 * measured) / 4, 1))
 
 
-#: Whatever a partition's row is made of, but for what time alone changes; rates and counts follow what is copied.
-_Print = tuple[object, ...]
+#: Everything that determines a partition's row except time; rates and counts follow what is copied.
+_Fingerprint = tuple[object, ...]
 
 
-class News(NamedTuple):
-    """What is new since the last look: rows that have changed, and partitions that the lane has no more."""
+class RowChanges(NamedTuple):
+    """What changed since the last call: changed rows, and partitions that the lane no longer has."""
 
     changed: Mapping[TopicPartition, ProgressRow]
     gone: frozenset[TopicPartition]
@@ -61,24 +61,24 @@ class News(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """What was last reported of a partition, and what its rates are measured from."""
+    """What was last reported of a partition, and the basis of its rates."""
 
-    made_of: _Print
+    fingerprint: _Fingerprint
     row: ProgressRow
     speed: _Speed
-    #: How its source's end grows, and its destination's; None before that is known.
+    #: The growth of its source's end, and of its destination's; None while unknown.
     source_growth: _Growth | None
     growth: _Growth | None
-    #: When its source was last seen to have no more than the destination.
+    #: When its source last had no more than the destination.
     caught_up_at: float | None
-    #: True while nothing but an event changes the row: it has all of its source, whose broker answers, and is still.
+    #: True while only an event can change the row: caught up, idle, and its source broker responds.
     is_settled: bool
 
 
 class Reports:
-    """Make rows. `seen_at` tells when the source was last asked about a partition, None if never.
+    """Compute rows. `seen_at` returns when the source was last asked about a partition, None if never.
 
-    `answered_at` is the earliest moment at which any of the source's brokers was last asked that did answer.
+    `answered_at` returns the earliest of the times at which each source broker was last asked and responded.
     """
 
     def __init__(
@@ -87,39 +87,41 @@ class Reports:
         self._seen_at = seen_at
         self._answered_at = answered_at
         self._known: dict[PartitionCopy, _Known] = {}
-        #: Those whose row changes by itself, as time passes.
+        #: Those whose row changes as time passes.
         self._unsettled: set[PartitionCopy] = set()
-        #: By place, the copy that is reported on: of two copies of one partition only the later one.
+        #: The copy that is reported for each partition: of two copies of one partition only the later one.
         self._copies: dict[TopicPartition, PartitionCopy] = {}
         self._partitions: Sequence[PartitionCopy] = ()
-        #: When it was last looked, and what `answered_at` said then.
-        self._looked_at = self._answered_then = 0.0
-        #: What the clock of moments has to be moved by to tell the time, in milliseconds.
+        #: When `changes` was last called, and what `answered_at` returned then.
+        self._called_at = self._answered_then = 0.0
+        #: What to add to the monotonic clock to get epoch milliseconds.
         self._epoch_ms = now_ms() - now() * 1000
 
-    def look(self, partitions: Sequence[PartitionCopy], moved: Collection[PartitionCopy] | None = None) -> News:
-        """Return what is new; of two copies of one partition only the later one counts.
+    def changes(
+        self, partitions: Sequence[PartitionCopy], touched: Collection[PartitionCopy] | None = None
+    ) -> RowChanges:
+        """Return what changed; of two copies of one partition only the later one counts.
 
-        Nothing has happened since the last look with those that are not `moved`; None: that is not known.
+        Nothing has happened since the last call to partitions that are not `touched`; None: unknown.
         """
         at, copies, known = now(), self._copies, self._known
-        # a broker that is silent makes its partitions' rows old, one by one
+        # if a broker does not respond, the rows of its partitions age one by one
         answered_at = min(at, self._answered_at())
         may_rest = at - answered_at < FRESH_SECONDS
         is_same = partitions == self._partitions
         if not is_same:
             copies = {partition.assignment.destination: partition for partition in partitions}
-        if is_same and may_rest and moved is not None:
-            some = self._unsettled.union(moved)
-            looked_at = {place: one for one in some if copies.get(place := one.assignment.destination) is one}
+        if is_same and may_rest and touched is not None:
+            some = self._unsettled.union(touched)
+            observed = {place: one for one in some if copies.get(place := one.assignment.destination) is one}
         else:
-            looked_at = copies
+            observed = copies
         changed: dict[TopicPartition, ProgressRow] = {}
-        for place, partition in looked_at.items():
-            before, made_of = known.get(partition), _made_of(partition)
-            if may_rest and before is not None and before.is_settled and before.made_of == made_of:
+        for place, partition in observed.items():
+            before, fingerprint = known.get(partition), _fingerprint_of(partition)
+            if may_rest and before is not None and before.is_settled and before.fingerprint == fingerprint:
                 continue
-            now_known = known[partition] = self._look_at(partition, before, made_of, at)
+            now_known = known[partition] = self._observe(partition, before, fingerprint, at)
             (self._unsettled.discard if now_known.is_settled else self._unsettled.add)(partition)
             if before is None or before.row != now_known.row or self._copies.get(place) is not partition:
                 changed[place] = now_known.row
@@ -129,12 +131,12 @@ class Reports:
             self._known = {partition: one for partition, one in known.items() if partition in current}
             self._unsettled &= current
         self._copies, self._partitions = copies, partitions
-        self._looked_at, self._answered_then = at, answered_at
-        return News(changed, gone)
+        self._called_at, self._answered_then = at, answered_at
+        return RowChanges(changed, gone)
 
-    def _look_at(self, partition: PartitionCopy, before: _Known | None, made_of: _Print, at: float) -> _Known:
+    def _observe(self, partition: PartitionCopy, before: _Known | None, fingerprint: _Fingerprint, at: float) -> _Known:
         if before is not None and before.is_settled:
-            before = self._since_last_look(before)
+            before = self._as_of_last_call(before)
         seen_at = self._seen_at(partition)
         speed = _speed(partition, before.speed if before else None, at)
         source_growth = _source_growth(partition, before.source_growth if before else None, seen_at)
@@ -150,17 +152,17 @@ class Reports:
             caught_up_ms=None if is_caught_up or caught_up_at is None else self._epoch(caught_up_at),
         )
         is_still = speed.bytes_per_second == 0 == row.records_per_second == row.offsets_per_second
-        is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_put_off
-        return _Known(made_of, row, speed, source_growth, growth, caught_up_at, is_settled)
+        is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_deferred
+        return _Known(fingerprint, row, speed, source_growth, growth, caught_up_at, is_settled)
 
-    def _since_last_look(self, known: _Known) -> _Known:
-        """Return what was known of a partition that stood still until the last look, as if it was looked at then."""
-        looked_at, answered_at = self._looked_at, self._answered_then
+    def _as_of_last_call(self, known: _Known) -> _Known:
+        """Return what was known of a settled partition, as if it had been observed in the last call."""
+        called_at, answered_at = self._called_at, self._answered_then
         return replace(
             known,
-            speed=known.speed._replace(at=looked_at),
+            speed=known.speed._replace(at=called_at),
             source_growth=known.source_growth._replace(at=answered_at) if known.source_growth else None,
-            growth=known.growth._replace(at=looked_at) if known.growth else None,
+            growth=known.growth._replace(at=called_at) if known.growth else None,
             caught_up_at=answered_at,
         )
 
@@ -168,7 +170,7 @@ class Reports:
         return int(self._epoch_ms + at * 1000)
 
 
-def _made_of(partition: PartitionCopy) -> _Print:
+def _fingerprint_of(partition: PartitionCopy) -> _Fingerprint:
     source, progress, retry = partition.source, partition.progress, partition.retry
     return (
         partition.status,
@@ -177,7 +179,7 @@ def _made_of(partition: PartitionCopy) -> _Print:
         source.last_stable_offset,
         source.high_watermark,
         source.log_start,
-        source.is_put_off,
+        source.is_deferred,
         retry.trouble,
         retry.failure,
         partition.log_start.target,
@@ -185,7 +187,7 @@ def _made_of(partition: PartitionCopy) -> _Print:
 
 
 def _speed(partition: PartitionCopy, before: _Speed | None, at: float) -> _Speed:
-    """Return how fast a partition is copied, measured anew where that was some moments ago."""
+    """Return how fast a partition is copied, measured again if the last time is long enough ago."""
     copied = partition.progress.bytes_copied
     if before is None:
         return _Speed(at, copied)
@@ -196,7 +198,7 @@ def _speed(partition: PartitionCopy, before: _Speed | None, at: float) -> _Speed
 
 
 def _growth(partition: PartitionCopy, before: _Growth | None, at: float) -> _Growth | None:
-    """Return how a partition's copy grows; None where nothing is copied yet."""
+    """Return the growth of a partition's copy; None while nothing is copied."""
     end = partition.progress.acknowledged
     if end is None or not partition.progress.is_aligned:
         return None
@@ -204,9 +206,9 @@ def _growth(partition: PartitionCopy, before: _Growth | None, at: float) -> _Gro
 
 
 def _source_growth(partition: PartitionCopy, before: _Growth | None, seen_at: float | None) -> _Growth | None:
-    """Return how a partition's source grows.
+    """Return the growth of a partition's source.
 
-    Time counts only while the source is seen: one that does not answer has not stopped growing.
+    Time counts only while the source responds: one that does not has not stopped growing.
     """
     end = partition.source.last_stable_offset
     if seen_at is None or end is None:
@@ -215,7 +217,7 @@ def _source_growth(partition: PartitionCopy, before: _Growth | None, seen_at: fl
 
 
 def row_of(copy: PartitionCopy) -> ProgressRow:
-    """Describe a partition's state; when its source was seen, and how both ends grow, is left open."""
+    """Return the row of a partition without `source_seen_ms` and rates."""
     assignment, progress, source = copy.assignment, copy.progress, copy.source
     failed = copy.retry.failure
     why = failed or copy.retry.trouble

@@ -1,47 +1,47 @@
-"""Why one partition is not copied, and when it is looked at again. No I/O, no clock.
+"""Why one partition is not copied, and when it is inspected again. No I/O, no clock.
 
-A trouble pauses it, longer each time. A partition that FAILED is looked at again with growing pauses too, and is FAILED
-until it is copied again. Where the two histories were found to differ, that takes a proof that they are the same.
+A trouble pauses it, longer each time. A FAILED partition is inspected again with growing pauses too, and stays FAILED
+until it is copied again. If the two histories differed, that takes a proof that they are the same.
 """
 
 from __future__ import annotations
 
-from kmirror.engine.histories.judge import Fail, Tail, Trouble
+from kmirror.engine.histories.judge import Fail, TailMatch, Trouble
 from kmirror.errors import HISTORY_REASONS, Reason
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-#: A FAILED partition is looked at again so many seconds after it failed; then twice as many each time, up to the limit.
+#: The pause before the first inspection of a FAILED partition; it doubles each time, up to the limit.
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
-#: After these, a partition resumes by itself only with a proof. What was lost at the source may come back as it was.
+#: After these, a partition resumes by itself only with a proof. What the source has lost may come back unchanged.
 _NEEDS_PROOF = HISTORY_REASONS - {Reason.SOURCE_TRUNCATED}
 
 
 class Retry:
-    """Follow one partition's troubles; one that is an answer rather than silence fails it after `timeout` seconds."""
+    """Track the troubles of one partition; a `permanent_after_retries` one fails it after `timeout` seconds."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.attempt = 0
         self.wake_at = 0.0
         self.trouble: Trouble | None = None
-        #: Why the partition is FAILED; kept while it is looked at again.
+        #: Why the partition is FAILED; kept while it is inspected again.
         self.failure: Fail | None = None
         self._needs_proof = False
         self._troubled_since: float | None = None
 
     def pause(self, trouble: Trouble, log_end: int, now: float) -> Fail | None:
-        """Set the next inspection; return why the partition is to be FAILED instead, or is still.
+        """Schedule the next inspection; return a failure if the partition must become or stay FAILED instead.
 
-        A partition that FAILED before stays so. Silence says nothing about why, and about a history only facts do.
+        A FAILED partition keeps its reason: only a permanent trouble replaces it, and never a reason that needs proof.
         """
         if self.failure:
             is_news = trouble.permanent_after_retries and not self._needs_proof
             return Fail(trouble.reason, trouble.message, self.failure.offset) if is_news else self.failure
         self.trouble = trouble
         if not trouble.permanent_after_retries:
-            self._troubled_since = None  # silence proves nothing, and an answer after it is news
+            self._troubled_since = None  # no response proves nothing; the timeout starts again with the next one
         elif self._troubled_since is None:
             self._troubled_since = now
         self.attempt += 1
@@ -51,20 +51,20 @@ class Retry:
         return None
 
     def fail(self, failure: Fail, now: float) -> None:
-        """Set the next look after a failure: the first, or as the last attempt to resume ended."""
+        """Schedule the next inspection after the first failure or after a failed attempt to resume."""
         if self.failure is None:
             self.attempt = 0
         self.failure, self.trouble = failure, None
         self._needs_proof = self._needs_proof or failure.reason in _NEEDS_PROOF
         pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self.attempt, 10))
-        # what fences a producer is forgotten by brokers in time, and means to stay
+        # brokers forget in time what fenced a producer, but the fence must stay
         self.wake_at = float("inf") if failure.reason is Reason.FENCED else now + pause
 
-    def unproven(self, tail: Tail) -> Fail | None:
-        """Return why a partition stays FAILED although it could be copied: nothing proves that its logs are alike."""
-        return self.failure if self._needs_proof and tail is not Tail.SAME else None
+    def unproven(self, tail: TailMatch) -> Fail | None:
+        """Return the failure of a partition that stays FAILED because nothing proves that its logs are the same."""
+        return self.failure if self._needs_proof and tail is not TailMatch.SAME else None
 
-    def got_on(self, *, is_copying: bool) -> None:
+    def made_progress(self, *, is_copying: bool) -> None:
         """Note that something was appended, or that nothing is left to copy."""
         self.failure, self._needs_proof = None, False
         self.attempt = 0

@@ -1,4 +1,4 @@
-"""What a partition is doing, and how its next batch may go out."""
+"""The status of a partition, and how its next batch may be sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """Name what a partition is doing."""
+    """What a partition is doing."""
 
     INSPECTING = "inspecting"
     COPYING = "copying"
@@ -16,17 +16,17 @@ class Status(Enum):
 
 
 class Permission(Enum):
-    """Say how a batch may go out.
+    """How a batch may be sent.
 
-    Brokers delay what lies behind a throttled request; a batch that no memory guards must not lie there.
+    Brokers delay requests behind a throttled one; a batch that the broker's memory does not guard must not be there.
     """
 
-    #: Behind others and before others, on one connection.
+    #: With other requests in flight on its connection.
     SHARED = "shared"
-    #: With nothing else on its connection that is unanswered.
+    #: With no other request in flight on its connection.
     ALONE = "alone"
 
 
-#: Members of enumerations are looked up slowly (a tenth of a microsecond); these are for what is done for each batch.
+#: Enum member access is slow (0.1 µs); code that runs for each batch uses these.
 COPYING, DRAINING, FAILED = Status.COPYING, Status.DRAINING, Status.FAILED
 ALONE, SHARED = Permission.ALONE, Permission.SHARED

@@ -1,22 +1,22 @@
-"""How many bytes a lane may fetch now: a bucket of tokens that is filled at the lane's share of the mirror's limit.
+"""How many bytes a lane may fetch now: a token bucket, filled at the lane's share of the mirror's limit.
 
-An answer is paid for when it has come, and may cost more than is in the bucket: a broker sends at least one batch,
-however large. The debt is waited for, so the average holds. Pure: time arrives with every call.
+A response is paid for when it arrives, and may cost more than the bucket holds: a broker sends at least one batch,
+however large. The lane waits until the debt is paid, so the average holds. Pure: time is an argument of every call.
 """
 
 from __future__ import annotations
 
-#: So much of a second's bytes gathers for a lane whose source has no more, and for one that is kept from fetching: by
-#: the destination, or by a busy machine. The second makes up for that later, the first would begin with a burst.
+#: The size of the bucket, in seconds of the limit: for a lane whose source has no more, and for one that cannot fetch
+#: because the destination or the machine is busy. The second catches up later; the first would start with a burst.
 _IDLE_SECONDS = 0.1
 _HELD_UP_SECONDS = 2.0
-#: A request asks for so much of a second's bytes: a larger answer is a burst, with a long wait behind it.
+#: The size of a request, in seconds of the limit: a larger response is a burst with a long wait after it.
 _REQUEST_SECONDS = 0.1
 _SMALLEST_REQUEST = 16 << 10
 
 
 class Throttle:
-    """Say what a lane may fetch; `limit` is in bytes a second, None for as much as it can."""
+    """Limit what a lane fetches; `limit` is in bytes per second, None for unlimited."""
 
     def __init__(self, at: float) -> None:
         self._limit: int | None = None
@@ -25,18 +25,18 @@ class Throttle:
         self._asked_bytes = 0
         self._counted_at = at
         self._waiting_since: float | None = None
-        #: Bytes fetched, and seconds for which more was wanted than allowed, since the lane began.
+        #: Bytes fetched, and seconds spent waiting for the limit, since the lane started.
         self.fetched_bytes = 0
         self.waited_seconds = 0.0
 
     def set_limit(self, limit: int | None, at: float) -> None:
-        """Go by another limit from now on; a debt stays."""
+        """Change the limit; a debt remains."""
         if limit != self._limit:
             self._count(at)
             self._limit = limit
 
     def allowance(self, at: float) -> int | None:
-        """Return how many bytes the next request may ask for, None for any number, 0 for none yet; it is wanted now."""
+        """Return how many bytes the next request may ask for now: None for unlimited, 0 for none yet."""
         if self._limit is None:
             self._end_wait(at)
             return None
@@ -49,14 +49,14 @@ class Throttle:
         return self._asked_bytes
 
     def spend(self, size: int) -> None:
-        """Pay for an answer."""
+        """Pay for a response."""
         self.fetched_bytes += size
         if self._limit is not None:
             self._tokens -= size
             self._full_seconds = _HELD_UP_SECONDS if size > self._asked_bytes // 2 else _IDLE_SECONDS
 
     def waited(self, at: float) -> float:
-        """Return `waited_seconds`, with what is being waited for now."""
+        """Return `waited_seconds` including the current wait."""
         return self.waited_seconds + (0.0 if self._waiting_since is None else at - self._waiting_since)
 
     def _count(self, at: float) -> None:

@@ -1,9 +1,9 @@
-"""Fetched by name: prove that it is of the topics that are meant, before any of it is taken. No I/O here.
+"""Prove that data fetched by topic name belongs to the expected topics, before any of it is used. No I/O.
 
 Brokers before 3.1 are asked for topics by name, and answer for a topic that was deleted and created again as if it were
-the same: neither offsets nor leader epochs tell, once it has as many records. So behind each fetch, on the same
-connection, the broker is asked for the ids of the topics that it is expected to answer for, and behind the answer for
-those that it did answer for besides. What is of another topic is taken for what a fetch by id would have told.
+the same: neither offsets nor leader epochs reveal that, once it has as many records. So each fetch is followed, on the
+same connection, by a request for the ids of the topics that the response is expected to name, and if it names others,
+by a request for theirs. Data of another topic becomes the error that a fetch by id would have returned.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition
 from kmirror.cluster.protocol.wire import INT32
 
-#: Answers are expected of as many topics at most; others are asked for when they have come.
+#: The most topics to ask for ahead; others are asked for when the response has come.
 _EXPECTED_TOPICS = 50
 
 ProvenAnswer = tuple[FetchAnswer, memoryview]
 
 
 class TopicProof:
-    """Hold the answer to one fetch, and its frame, until the broker has named the ids of its topics."""
+    """Hold the response to one fetch, and its frame, until the broker has named the ids of its topics."""
 
     def __init__(self, client_id: str, next_correlation_id: Callable[[], int]) -> None:
         self._client_id = client_id
         self._next_correlation_id = next_correlation_id
-        #: What is asked behind the fetch under way, by correlation id; of earlier fetches, nothing counts any more.
+        #: By correlation id, the topics asked for with the current fetch; and requests of earlier ones, now ignored.
         self._asked: dict[int, frozenset[str]] = {}
         self._outdated: set[int] = set()
         self._ids: dict[str, bytes | None] = {}
@@ -36,18 +36,18 @@ class TopicProof:
         self._held: ProvenAnswer | None = None
 
     def begin(self) -> list[bytes]:
-        """Return what is to be sent right behind the next fetch."""
+        """Return the requests to send right behind the next fetch."""
         self._outdated.update(self._asked)
         self._asked, self._ids = {}, {}
         return self._ask(self._expected)
 
     def expects(self, view: memoryview) -> bool:
-        """Tell whether a frame answers one of our own requests."""
+        """Return True if a frame is the response to one of our own requests."""
         correlation_id = INT32.unpack_from(view)[0]
         return correlation_id in self._asked or correlation_id in self._outdated
 
     def learn(self, view: memoryview) -> ProvenAnswer | None:
-        """Take the ids that the broker names; return the answer to the fetch when nothing is missing any more."""
+        """Take topic ids of the broker; return the response to the fetch if it is now proven."""
         correlation_id = INT32.unpack_from(view)[0]
         if correlation_id in self._outdated:
             self._outdated.discard(correlation_id)
@@ -57,7 +57,7 @@ class TopicProof:
         return self._proven()
 
     def hold(self, answer: FetchAnswer, view: memoryview) -> tuple[ProvenAnswer | None, list[bytes]]:
-        """Take the answer to the fetch; return it when it is proven already, or what is to be asked."""
+        """Take the response to the fetch; return it if it is already proven, and the requests to send."""
         with_records = [part.key.topic for part in answer.partitions if len(part.records)]
         if with_records:
             self._expected = frozenset(with_records[:_EXPECTED_TOPICS])

@@ -1,9 +1,9 @@
-"""How many bytes a lane keeps on the way to one broker: enough to keep it busy, and no more.
+"""How many bytes a lane keeps in flight to one broker: enough to keep it busy, and no more.
 
-What waits in socket buffers is cold when the broker comes to it: on one machine, twice as much on the way cost a third
-of the throughput. Over a distance, though, too little leaves the line empty. So the window follows what one round trip
-carries at the best rate seen (the product of bandwidth and delay, as in BBR), with some room to find out whether more
-would be faster: it grows by a quarter each round trip until the rate no longer does.
+What waits in socket buffers is out of the CPU cache when the broker reads it: on one machine, twice as much in flight
+cost a third of the throughput. Over a distance, too little leaves the connection idle. So the window follows the
+bandwidth-delay product at the best rate seen, as in BBR, with some room to find out whether more would be faster: it
+grows by a quarter each round trip until the rate no longer does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MEMORY_SECONDS = 5.0
 
 
 class Window:
-    """Say whether one connection may carry more. Pure: bytes and seconds in, a decision out."""
+    """Decide whether one connection may carry more. Pure."""
 
     def __init__(self) -> None:
         self.bytes_in_flight = 0
@@ -31,12 +31,12 @@ class Window:
         return self.bytes_in_flight < self.limit
 
     def sent(self, size: int) -> int:
-        """Take note of a request; return what had been delivered until now, for `answered`."""
+        """Note a request; return the bytes delivered so far, for `answered`."""
         self.bytes_in_flight += size
         return self._delivered
 
     def answered(self, size: int, delivered_before: int, sent_at: float, now: float) -> None:
-        """Take note of the answer to a request that was sent when `delivered_before` bytes had been delivered."""
+        """Note the response to a request that was sent when `delivered_before` bytes had been delivered."""
         self.bytes_in_flight -= size
         self._delivered += size
         took = now - sent_at

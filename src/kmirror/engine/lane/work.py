@@ -1,4 +1,4 @@
-"""What all parts of a lane share: what it copies, whether it may send, and its connections."""
+"""What all parts of a lane share: its partitions, its connections, and whether it may send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLOCK_MARGIN_SECONDS = 0.5
 
 
 class Work:
-    """Hold a lane's partitions and connections; for its sending thread. Any thread may read the lists of partitions."""
+    """A lane's partitions and connections; for its sending thread. Any thread may read the lists of partitions."""
 
     def __init__(
         self,
@@ -39,48 +39,49 @@ class Work:
         self.sources: dict[int, SourceLink | None] = {}
         self.destinations: dict[int, DestinationLink | None] = {}
         self.fills: dict[int, FillLink | None] = {}
-        #: Frames whose last batch is done with.
+        #: Frames whose last batch is answered.
         self.released: list[Frame] = []
         self.counts = control.counts
         #: Until then predecessors may write.
         self.quiet_until = 0.0
-        #: True once partitions of several topics were copied: requests may be under way.
+        #: True once partitions of several topics were copied; never False again, since requests may be in flight.
         self.many_topics = False
-        #: The last change of its work that this lane goes by.
+        #: The last change of its work that this lane has applied.
         self.revision = 0
-        #: What is copied, and what is being released: replaced, never changed, because other threads read them.
+        #: The partitions that are copied, and those being released: replaced, never changed, because other threads read
+        #: them.
         self.partitions: list[PartitionCopy] = []
-        self.leaving: list[PartitionCopy] = []
-        #: Those of `partitions` that have to be looked at now and then; changed by the sending thread alone.
-        self.restless: dict[PartitionCopy, None] = {}
-        #: Those that came to rest since `take_moved` was last called.
-        self._rested: dict[PartitionCopy, None] = {}
+        self.revoked: list[PartitionCopy] = []
+        #: Those of `partitions` that need periodic checks; changed by the sending thread only.
+        self.active: dict[PartitionCopy, None] = {}
+        #: Those that came to rest since `take_touched` was last called.
+        self._came_to_rest: dict[PartitionCopy, None] = {}
 
     @property
     def all(self) -> list[PartitionCopy]:
-        """The partitions that are being released, and then those that are copied."""
-        return [*self.leaving, *self.partitions]
+        """The partitions that are being released, then those that are copied."""
+        return [*self.revoked, *self.partitions]
 
-    def let_rest(self) -> None:
-        """Look no more at the partitions that have come to rest."""
-        for partition in [p for p in self.restless if p.is_at_rest]:
-            self._rested[partition] = None
-            del self.restless[partition]
+    def set_aside_resting(self) -> None:
+        """Stop checking the partitions that have come to rest."""
+        for partition in [p for p in self.active if p.is_at_rest]:
+            self._came_to_rest[partition] = None
+            del self.active[partition]
 
-    def take_moved(self) -> list[PartitionCopy]:
-        """Return all with which anything may have happened since this was last called; for one other thread."""
-        # what comes to rest meanwhile is in both, never in neither
-        moved = [*self.leaving, *self.restless]
-        while self._rested:
-            moved.append(self._rested.popitem()[0])
+    def take_touched(self) -> list[PartitionCopy]:
+        """Return all partitions that may have changed since the last call; for one other thread."""
+        # a partition that comes to rest meanwhile is in both, never in neither
+        moved = [*self.revoked, *self.active]
+        while self._came_to_rest:
+            moved.append(self._came_to_rest.popitem()[0])
         return moved
 
     def may_send(self, at: float) -> bool:
-        """Tell whether anything may be sent to the destination: this lane's time is not over, and it knows its work."""
+        """Return True if the lane may send to the destination: before its deadline, with all changes applied."""
         return at < self.control.deadline and self.control.revision == self.revision
 
     def copies_of(self, assignments: Sequence[Assignment], at: float, *, in_doubt: bool) -> list[PartitionCopy]:
-        """Make the copies of partitions that come to this lane; `in_doubt`: a predecessor may still write to them."""
+        """Create the copies of newly assigned partitions; `in_doubt`: a predecessor may still write to them."""
         lease = self.spec.ttl_ms / 1000
         quiet_until = max(self.quiet_until, at + lease + _CLOCK_MARGIN_SECONDS if in_doubt else 0.0)
         topics = {*(p.assignment.topic for p in self.partitions), *(a.topic for a in assignments)}
@@ -93,23 +94,23 @@ class Work:
                 retry_timeout=self.spec.retry_timeout_ms / 1000,
                 released=self.released,
                 counts=self.counts,
-                restless=self.restless,
+                active=self.active,
             )
             for assignment in assignments
         ]
 
     def be_quiet_until(self, at: float) -> None:
-        """Note until when an earlier run may write."""
+        """Set until when an earlier run may write."""
         self.quiet_until = at
         for partition in self.all:
             partition.predecessor_ends(at)
 
-    def predecessors_time_ends(self, claimed_at: float) -> float:
-        """Return when all that may still write under a claim older than that of `claimed_at` cannot any more."""
+    def predecessors_end(self, claimed_at: float) -> float:
+        """Return when no holder of a claim older than that of `claimed_at` can write any more."""
         return claimed_at + self.spec.ttl_ms / 1000 + _CLOCK_MARGIN_SECONDS
 
     def make_ready(self, partition: PartitionCopy) -> None:
-        """Let a partition with something in its queue have its turn."""
+        """Have a partition with a queue sent from."""
         node_id = partition.destination_node
         link = self.destinations.get(node_id) if node_id is not None else None
         if link:

@@ -47,7 +47,7 @@ from kmirror.engine.spark.places import Places
 from kmirror.engine.spark.run_folder import run_folder
 from kmirror.engine.spark.shipping import WORKER_MODULES
 from kmirror.engine.spark.task import Mark, Outcome, introduce, run_task
-from kmirror.engine.waiting import in_thread, until
+from kmirror.engine.threads import call_with_timeout, wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class SparkRuntime:
             return
         job.forbid()
         with contextlib.suppress(Exception):
-            in_thread(partial(cancel_job, self._running(), job.group), _CALL_SECONDS)
+            call_with_timeout(partial(cancel_job, self._running(), job.group), _CALL_SECONDS)
         self._kill_worker(job)
 
     def is_waiting(self, name: str) -> bool:
@@ -259,7 +259,7 @@ class SparkRuntime:
         if job is None:
             return False
         try:
-            return in_thread(partial(is_waiting, self._running(), job.group), _LOOK_SECONDS)
+            return call_with_timeout(partial(is_waiting, self._running(), job.group), _LOOK_SECONDS)
         except Exception:
             return False
 
@@ -278,7 +278,7 @@ class SparkRuntime:
         settings = all_settings(self._options, self._environ, self._folder)
         launched = self._launched = launch(self._options, self._environ, self._folder, settings, self._stopping)
         python = spark_conf.worker_python(self._options, self._environ)
-        self._context = in_thread(
+        self._context = call_with_timeout(
             partial(make_context, launched.gateway, settings, python), _CONTEXT_SECONDS, self._stopping
         )
         # Locally this only wakes the Python daemon up while the caller goes on.
@@ -297,7 +297,7 @@ class SparkRuntime:
     def _await_workers(self, introduction: Future[None]) -> None:
         """Wait for the first task, then a moment for more executors, so that functions spread over them."""
         try:
-            until(introduction.done, _FIRST_TASK_SECONDS, self._stopping)
+            wait_until(introduction.done, _FIRST_TASK_SECONDS, self._stopping)
         except TimedOutError as error:
             raise TimedOutError(
                 f"no worker of {self.master} accepted a task within {_FIRST_TASK_SECONDS:.0f} s",
@@ -305,7 +305,7 @@ class SparkRuntime:
             ) from error
         introduction.result()
         with contextlib.suppress(TimedOutError):
-            until(lambda: self.slots >= self._options.slots, _EXECUTORS_SECONDS, self._stopping)
+            wait_until(lambda: self.slots >= self._options.slots, _EXECUTORS_SECONDS, self._stopping)
 
     def _end(self) -> None:
         with self._lock:
@@ -316,7 +316,7 @@ class SparkRuntime:
         if self._context is not None and not self._local:
             # A local Spark ends well enough with its JVM.
             with contextlib.suppress(Exception):
-                in_thread(partial(stop_context, self._context), _CALL_SECONDS)
+                call_with_timeout(partial(stop_context, self._context), _CALL_SECONDS)
         if self._launched is not None:
             self._launched.close()
             forget_context(self._context)
@@ -369,7 +369,7 @@ class SparkRuntime:
             process = int(job.mark.pid_file.read_text())
             if os.getsid(process) == self._launched.gateway.process.pid:
                 os.kill(process, signal.SIGKILL)
-                until(lambda: not _exists(process), _DEATH_SECONDS)
+                wait_until(lambda: not _exists(process), _DEATH_SECONDS)
 
     def _running(self) -> SparkContext:
         if self._context is None:

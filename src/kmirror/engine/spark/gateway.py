@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmirror.engine.waiting import until
+from kmirror.engine.threads import wait_until
 from kmirror.errors import KmirrorError, RefusedError, TimedOutError, UnreachableError
 
 _READY_SECONDS = 60.0
@@ -67,7 +67,7 @@ class Gateway:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(TimedOutError):
-            until(lambda: _has_ended(self.process.pid), timeout)
+            wait_until(lambda: _has_ended(self.process.pid), timeout)
         kill_session(self.process.pid)
         return self.process.wait() == 0
 
@@ -174,7 +174,7 @@ def start(
             start_new_session=True,
         )
     try:
-        until(lambda: answer.exists() or _has_ended(process.pid), _READY_SECONDS, stopping)
+        wait_until(lambda: answer.exists() or _has_ended(process.pid), _READY_SECONDS, stopping)
         if not answer.exists():
             raise GatewayError("Java ended while Spark was starting")
         port, size = struct.unpack(">ii", (data := answer.read_bytes())[:8])

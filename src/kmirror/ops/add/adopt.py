@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.compare.difference import retention_note
-from kmirror.engine.compare.verification import Verdict
+from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.bulk import Bulk
@@ -28,7 +28,7 @@ class _Seen(NamedTuple):
     bounds: Bounds
     source_start: int
     source_end: int
-    verdict: Verdict
+    verdict: PartitionVerdict
 
 
 class Clusters(NamedTuple):
@@ -75,7 +75,9 @@ def refusals(
         if unknown is not None or start is None or end is None:
             found: TopicResult | None = _uncompared(here, unknown or KmirrorError("its offsets are not known"))
         else:
-            found = _refusal(_Seen(here, known.bounds[here], start, end, verdicts.get(here, Verdict())), mirror)
+            found = _refusal(
+                _Seen(here, known.bounds[here], start, end, verdicts.get(here, PartitionVerdict())), mirror
+            )
         if found is not None:
             refused.setdefault(here.topic, found)
     for here, bounds in known.bounds.items():

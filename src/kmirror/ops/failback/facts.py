@@ -16,9 +16,9 @@ from kmirror.cluster.log_dirs import partition_sizes
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.engine.bulk.ranges import bytes_per_offset
-from kmirror.engine.compare.counting import Counted, Uncounted, count_records
+from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
 from kmirror.engine.histories.fork import Fork
-from kmirror.engine.histories.fork_search import SEARCH_BYTES, Question, find_forks
+from kmirror.engine.histories.fork_search import SEARCH_BYTES, ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.plan import owner_of
@@ -235,7 +235,7 @@ def look(
     for name in topics:
         own = standing.get(name)
         places = [] if own is None else places_of([own])
-        found = [_divergence(logs[place], forks, counted_records.get(place, Counted())) for place in places]
+        found = [_divergence(logs[place], forks, counted_records.get(place, RecordCount())) for place in places]
         looks.append(TopicLook(name, own, there[name], tuple(found)))
     return looks, warnings
 
@@ -320,7 +320,7 @@ def _forks(
     watch: Watch,
 ) -> dict[TopicPartition, Fork]:
     questions = [
-        Question(
+        ForkQuestion(
             one.place,
             one.place,
             Ends(one.there_start, one.there_end, one.here_start, one.here_end),
@@ -353,11 +353,11 @@ def _count(
     forks: Mapping[TopicPartition, Fork],
     bulk: Bulk,
     watch: Watch,
-) -> dict[TopicPartition, Counted]:
+) -> dict[TopicPartition, RecordCount]:
     """Count what applications are shown here after the forks."""
     sizes = partition_sizes(destination.client, [one.place for one in logs]) if logs else {}
     wanted = [
-        Uncounted(
+        RangeToCount(
             one.place,
             _counted_from(one, forks),
             one.here_end,
@@ -374,7 +374,7 @@ def _count(
         return count_records(runner, destination.properties, wanted, meter)
 
 
-def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: Counted) -> Divergence:
+def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: RecordCount) -> Divergence:
     fork = forks.get(logs.place)
     if fork is None:
         return divergence_of_surplus(logs, counted.records)

@@ -22,8 +22,7 @@ from kmirror.engine.control.engines import Apart, Engines
 from kmirror.engine.control.journal import Level, Note
 from kmirror.engine.control.mirror import MirrorEngine
 from kmirror.engine.spark.application import SparkRuntime
-from kmirror.engine.threads import guarded_thread
-from kmirror.engine.waiting import begin
+from kmirror.engine.threads import call_in_thread, guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.context import Destination
 from kmirror.ops.run.engine_start import EngineStart, check_source
@@ -219,7 +218,7 @@ class AllMirrors:
                 self._arrived(member, member.step, engines, at)
             elif member.step is None and room > 0 and self._is_due(name, member, at):
                 room -= 1
-                member.step = begin(lambda member=member: self._bring(member))  # type: ignore[misc]
+                member.step = call_in_thread(lambda member=member: self._bring(member))  # type: ignore[misc]
 
     # -- which mirrors --------------------------------------------------------------------------------------------
 

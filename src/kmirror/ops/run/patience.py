@@ -15,7 +15,7 @@ from kmirror.cluster.connection import UnknownHostError
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.control.journal import Level
-from kmirror.engine.waiting import begin
+from kmirror.engine.threads import call_in_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 from kmirror.words import at_time
 
@@ -122,7 +122,7 @@ class Patience:
                     idle()
 
         while True:
-            future = begin(action)
+            future = call_in_thread(action)
             try:
                 while not wait([future], _STEP_S).done:
                     turn(0)

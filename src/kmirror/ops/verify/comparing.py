@@ -13,13 +13,13 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.verification import (
+    CompareWorkUnit,
     Extent,
-    Verdict,
-    WorkUnit,
-    compare_shares,
+    PartitionVerdict,
+    compare_work_units,
     sampled_bytes,
-    sampled_shares,
-    shares,
+    sampled_work_units,
+    work_units,
 )
 from kmirror.engine.compare.visible_log import compacted_topics
 from kmirror.errors import BrokerError, KmirrorError
@@ -33,7 +33,7 @@ class ComparisonPlan:
     """What is compared where, in which tasks, and about how many bytes of one side that is."""
 
     where: Where
-    shares: tuple[WorkUnit, ...] = ()
+    shares: tuple[CompareWorkUnit, ...] = ()
     size_in_bytes: float = 0.0
 
     @property
@@ -53,10 +53,12 @@ def plan_comparison(
     ends = source_properties, destination_properties
     if sample is not None:
         size = sum(sampled_bytes(extent, sample) for extent in extents)
-        return ComparisonPlan(bulk.where(size), tuple(sampled_shares(extents, sample, random.Random(), *ends)), size)
+        return ComparisonPlan(
+            bulk.where(size), tuple(sampled_work_units(extents, sample, random.Random(), *ends)), size
+        )
     size = sum(extent.estimated_bytes for extent in extents)
     where = bulk.where(size)
-    return ComparisonPlan(where, tuple(shares(extents, bulk.slots(where), *ends)), size)
+    return ComparisonPlan(where, tuple(work_units(extents, bulk.slots(where), *ends)), size)
 
 
 class Bounds(NamedTuple):
@@ -143,25 +145,25 @@ def carry_out(
     plan: ComparisonPlan,
     what: str,
     watch: Watch,
-    note: Callable[[Mapping[TopicPartition, Verdict]], str | None] = lambda _: None,
-) -> dict[TopicPartition, Verdict]:
+    note: Callable[[Mapping[TopicPartition, PartitionVerdict]], str | None] = lambda _: None,
+) -> dict[TopicPartition, PartitionVerdict]:
     """Compare as planned; return what was found of each partition of the destination.
 
     `watch` is shown how it goes, with what `note` makes of the verdicts so far.
     """
-    verdicts: dict[TopicPartition, Verdict] = {}
+    verdicts: dict[TopicPartition, PartitionVerdict] = {}
     if not plan.shares:
         return verdicts
     runner = bulk.runner(plan.where)
     named = f"{what} {bulk.summary(plan.where, len(plan.shares))}"
     with Meter(watch, named, "offset", plan.offsets) as meter:
-        for finding in compare_shares(runner, plan.shares, meter):
-            verdicts.setdefault(finding.piece.destination, Verdict()).take(finding)
+        for finding in compare_work_units(runner, plan.shares, meter):
+            verdicts.setdefault(finding.piece.destination, PartitionVerdict()).take(finding)
             meter.add(0, note(verdicts))
     return verdicts
 
 
-def differing(verdicts: Mapping[TopicPartition, Verdict]) -> str | None:
+def differing(verdicts: Mapping[TopicPartition, PartitionVerdict]) -> str | None:
     """Count the partitions that were found to differ, for who watches; None while there are none."""
     count = sum(verdict.first_difference is not None for verdict in verdicts.values())
     return f"{counted(count, 'partition')} DIFFERENT" if count else None

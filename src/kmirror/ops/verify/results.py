@@ -27,14 +27,14 @@ from kmirror.columns import (
     one_of,
 )
 from kmirror.engine.bulk.runner import Where
-from kmirror.engine.compare.difference import Difference, Kind, RecordSummary
-from kmirror.engine.compare.verification import Verdict
+from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
+from kmirror.engine.compare.verification import PartitionVerdict
 from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, REASON, ErrorInfo, Outcome
 from kmirror.words import counted, one_line
 
 #: Where a difference tells what happened; elsewhere either side may have been changed.
-_REASONS = {Kind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, Kind.CORRUPT: Reason.CORRUPT_BATCH}
+_REASONS = {DifferenceKind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, DifferenceKind.CORRUPT: Reason.CORRUPT_BATCH}
 _UNALIGNED = KmirrorError(
     "its log is still being aligned", "verify it once `kmirror describe` shows the topic as ACTIVE"
 )
@@ -94,7 +94,7 @@ _RECORD: tuple[Column[RecordSummary], ...] = (
 )
 _DIFFERENCE: tuple[Column[Difference], ...] = (
     Column("offset", OFFSET, "where the two logs first differ", lambda found: found.offset),
-    Column("kind", one_of("kind of difference", Kind), "what is different", lambda found: found.kind),
+    Column("kind", one_of("kind of difference", DifferenceKind), "what is different", lambda found: found.kind),
     Column("message", TEXT, "the same in a sentence", lambda found: found.what),
     Column(
         "source",
@@ -338,12 +338,12 @@ class Subject:
         return self.end > self.start or self.destination_start is not None
 
 
-def row_of(subject: Subject, verdict: Verdict) -> VerifyRow:
+def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
     """Return the row for what was found of one partition."""
     difference, trouble = verdict.first_difference, verdict.trouble
     reason: Reason | None = None
     hint = None
-    if difference is not None and difference.kind is Kind.FILLER and subject.unaligned:
+    if difference is not None and difference.kind is DifferenceKind.FILLER and subject.unaligned:
         difference, trouble = None, _UNALIGNED
     if difference is not None:
         result, message = Outcome.FAILED, f"differs at offset {difference.offset}: {difference.what}"
@@ -389,7 +389,7 @@ def _sides(difference: Difference) -> tuple[str, ...]:
     )
 
 
-def _sentence(subject: Subject, verdict: Verdict) -> str:
+def _sentence(subject: Subject, verdict: PartitionVerdict) -> str:
     lag = f", lag {subject.lag}" if subject.lag else ""
     offsets = subject.end - subject.start
     if offsets <= 0:

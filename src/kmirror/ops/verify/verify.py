@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.columns import document
 from kmirror.engine.compare.difference import retention_note
-from kmirror.engine.compare.verification import Extent, Piece, Verdict
+from kmirror.engine.compare.verification import Extent, PartitionVerdict, Piece
 from kmirror.errors import Reason, UsageError
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, now_ms, require_mirror, source_client
@@ -79,7 +79,7 @@ def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwa
         if plan.shares:
             with run.step("compare"):
                 run.compare(plan)
-        rows += [row_of(subject, run.verdicts.get(key, Verdict())) for key, subject in run.subjects.items()]
+        rows += [row_of(subject, run.verdicts.get(key, PartitionVerdict())) for key, subject in run.subjects.items()]
         rows.sort(key=lambda row: (row.topic, row.partition if row.partition is not None else -1))
         return run.outcome(rows, plan)
 
@@ -255,7 +255,7 @@ class _Run:
         topics = self._state.topics(request.mirror)
         self._topics = select_topics(topics, request.topics, f"of mirror {request.mirror}")
         self.subjects: dict[TopicPartition, Subject] = {}
-        self.verdicts: dict[TopicPartition, Verdict] = {}
+        self.verdicts: dict[TopicPartition, PartitionVerdict] = {}
         self._extents: dict[TopicPartition, Extent] = {}
         self._destination = destination
         self._request = request

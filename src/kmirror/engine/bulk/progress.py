@@ -1,7 +1,7 @@
-"""How far tasks are, told while they run: each sends its count to the driver in datagrams.
+"""Progress of running tasks: each sends its count to the driver in datagrams.
 
-A count is all that is done by then, so one that is lost, or comes twice, changes nothing. Where datagrams do not get
-through, progress moves when tasks end; nothing else depends on them. A token tells ours from others'.
+A count is the total so far, so a lost or repeated one changes nothing. Where datagrams do not get through, progress
+advances when tasks end; nothing else depends on them. A token keeps out datagrams of others.
 
 This module runs in workers.
 """
@@ -20,20 +20,20 @@ from typing import NamedTuple
 from kmirror.work import WorkIsOverError
 
 _MESSAGE = struct.Struct("!16sIQ")
-_PAUSE_S = 0.25
-_LOOK_S = 0.5
+_SEND_SECONDS = 0.25
+_POLL_SECONDS = 0.5
 
 
-class Ear(NamedTuple):
-    """Where a driver listens, and the token that it takes counts with."""
+class ProgressAddress(NamedTuple):
+    """Where a driver listens, and the token it accepts counts with."""
 
     host: str
     port: int
     token: bytes
 
 
-class Teller:
-    """Count what one task does, and send the count on now and then."""
+class ProgressCounter:
+    """Count what one task has done, and send the count from time to time."""
 
     def __init__(self, send: Callable[[int], None]) -> None:
         self.done = 0
@@ -41,41 +41,43 @@ class Teller:
         self._sent_at = 0.0
 
     def add(self, count: int) -> None:
-        """Count so much more as done."""
+        """Count `count` more units as done."""
         self.done += count
         at = time.monotonic()
-        if at - self._sent_at >= _PAUSE_S:
+        if at - self._sent_at >= _SEND_SECONDS:
             self._sent_at = at
             self._send(self.done)
 
 
 @contextlib.contextmanager
-def telling(ear: Ear | None, task: int) -> Iterator[Teller]:
-    """Yield what tells the driver how far a task is, as far as it can be reached."""
-    if ear is None:
-        yield Teller(lambda _: None)
+def reporting_progress(address: ProgressAddress | None, task: int) -> Iterator[ProgressCounter]:
+    """Yield a counter that reports the progress of a task to the driver, if the driver can be reached."""
+    if address is None:
+        yield ProgressCounter(lambda _: None)
         return
     with contextlib.ExitStack() as stack:
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(ear.host, ear.port, type=socket.SOCK_DGRAM)[0]
+            family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[
+                0
+            ]
             sender = stack.enter_context(socket.socket(family, kind, protocol))
             sender.setblocking(False)
         except OSError:
-            yield Teller(lambda _: None)
+            yield ProgressCounter(lambda _: None)
             return
 
         def send(done: int) -> None:
             with contextlib.suppress(OSError):
-                sender.sendto(_MESSAGE.pack(ear.token, task, done), address)
+                sender.sendto(_MESSAGE.pack(address.token, task, done), target)
 
-        yield Teller(send)
+        yield ProgressCounter(send)
 
 
 @contextlib.contextmanager
-def listening(host: str, bind: str, heard: Callable[[int, int], None]) -> Iterator[Ear | None]:
-    """Listen at address `bind`, which workers know as `host`; `heard` is given a task's number and its count.
+def receiving_progress(host: str, bind: str, reported: Callable[[int, int], None]) -> Iterator[ProgressAddress | None]:
+    """Listen at address `bind`, which workers know as `host`; call `reported` with a task's number and its count.
 
-    Yields None where that is not possible.
+    Yields None if that is not possible.
     """
     token = secrets.token_bytes(16)
     with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ def listening(host: str, bind: str, heard: Callable[[int, int], None]) -> Iterat
             family, kind, protocol, _, address = socket.getaddrinfo(bind, 0, type=socket.SOCK_DGRAM)[0]
             receiver = stack.enter_context(socket.socket(family, kind, protocol))
             receiver.bind(address)
-            receiver.settimeout(_LOOK_S)
+            receiver.settimeout(_POLL_SECONDS)
         except OSError:
             yield None
             return
@@ -102,15 +104,15 @@ def listening(host: str, bind: str, heard: Callable[[int, int], None]) -> Iterat
                 sent, task, done = _MESSAGE.unpack(message)
                 if secrets.compare_digest(sent, token):
                     with contextlib.suppress(WorkIsOverError):
-                        heard(task, done)
+                        reported(task, done)
 
         thread = threading.Thread(target=listen, name="kmirror-progress", daemon=True)
         thread.start()
         try:
-            yield Ear(host, receiver.getsockname()[1], token)
+            yield ProgressAddress(host, receiver.getsockname()[1], token)
         finally:
             over.set()
-            # an empty datagram wakes it up
+            # an empty datagram wakes the thread
             with contextlib.suppress(OSError):
                 receiver.sendto(b"", receiver.getsockname())
-            thread.join(_LOOK_S)
+            thread.join(_POLL_SECONDS)
