@@ -32,7 +32,7 @@ from bench.processes import Running, start
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import markers
-from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, guard
+from kmirror.cluster.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL, set_producer
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import client_config
@@ -152,7 +152,7 @@ class _Writer:
         batch = make_batch(Record(offset, timestamp, None, value) for offset, value in enumerate(self._values))
         _INT16.pack_into(batch, ATTRIBUTES_POSITION, TRANSACTIONAL)
         sequence = number // _PRODUCERS * RECORDS_IN_TRANSACTION
-        guard(memoryview(batch), self._producer_of(number), 0, sequence)
+        set_producer(memoryview(batch), self._producer_of(number), 0, sequence)
         topic_type = ProduceRequest.TopicProduceData
         parts = [
             topic_type.PartitionProduceData(index=partition, records=bytes(batch)) for partition in range(PARTITIONS)

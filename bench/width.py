@@ -24,9 +24,9 @@ from bench.machine import describe_machine
 from bench.measure import CopyFailedError, ProcessTree
 from bench.processes import REPOSITORY, Running, carry_out, kmirror, start
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.tail import Tail
 
 SIZES = (100, 1_000, 5_000, 20_000)
 PARTITIONS_OF_A_TOPIC = 5
@@ -151,7 +151,7 @@ def _idle(running: Running, destination: str) -> tuple[float, float, float, floa
     """Return percent of a core, megabytes, and records and bytes a minute of the state topic while nothing happens."""
     tree = ProcessTree([process.pid for process in running.processes])
     with ClusterClient(client_config({"bootstrap.servers": destination})) as client:
-        tail = Tail(client, _STATE, look_back=0)
+        tail = PartitionFollower(client, _STATE, look_back=0)
         tail.poll(0)
         first, before, began = _state_end(client), tree.cpu_seconds(), time.monotonic()
         size = 0

@@ -325,8 +325,8 @@ MUTANTS = (
     Mutant(
         "copy aborted records",
         _INTAKE,
-        "shown = isolation.kind(stored) is Kind.DATA",
-        "shown = isolation.kind(stored) is not Kind.CONTROL",
+        "visible = isolation.kind(stored) is BatchKind.DATA",
+        "visible = isolation.kind(stored) is not BatchKind.CONTROL",
         "consumers of the copy would read what was never committed",
         (*_GAPS, "tests/kafka/test_pieces_of_real_logs.py"),
     ),
@@ -797,8 +797,8 @@ MUTANTS = (
     Mutant(
         "count the fence's own marker as copied",
         "cluster/fence.py",
-        "            found[place] = Fenced(0, start, is_shut_out=True, last_sequence=sequences.get(place))\n",
-        "            found[place] = Fenced(0, end, is_shut_out=True, last_sequence=sequences.get(place))\n",
+        "FenceResult(0, start, is_fenced=True, last_sequence=sequences.get(partition))",
+        "FenceResult(0, end, is_fenced=True, last_sequence=sequences.get(partition))",
         "the last mirrored offset would be one too high",
         ("tests/kafka/test_stop.py",),
     ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.protocol.batch import batch_headers, crc_of, guard
+from kmirror.cluster.protocol.batch import batch_headers, crc_of, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.produce import FIRST_VERSION_WITH_TOPIC_IDS, Append
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
@@ -108,7 +108,7 @@ def test_one_request_for_many_partitions_is_answered_for_each(cluster: SandboxCl
     with Leader(cluster, topic) as leader:
         batches = [batch_of(1 + p) for p in range(20)]
         for batch in batches:
-            guard(memoryview(batch), OWN_ID, 0, 0)
+            set_producer(memoryview(batch), OWN_ID, 0, 0)
         torn(batches[7])
         answers = leader.as_is(*[Append(topic, leader.topic_id, p, batch) for p, batch in enumerate(batches)])
         assert {a.partition: a.error_code for a in answers} == {
@@ -125,7 +125,7 @@ def test_requests_on_one_connection_are_carried_out_in_order(leader: Leader) -> 
     sent = []
     for number in range(5):
         batch = batch_of(3, timestamp=young())
-        guard(memoryview(batch), OWN_ID, 0, number * 3)
+        set_producer(memoryview(batch), OWN_ID, 0, number * 3)
         correlation_id = leader.connection.next_correlation_id()
         append = Append(leader.partition.topic, leader.topic_id, 0, batch)
         version = leader.produce_version
@@ -153,7 +153,7 @@ def test_a_batch_that_is_not_whole_is_refused(leader: Leader, kind: str) -> None
     make, code = REFUSED[kind]
     batch = make()
     if code is not Code.CORRUPT_MESSAGE:
-        guard(memoryview(batch), OWN_ID, 0, 0)
+        set_producer(memoryview(batch), OWN_ID, 0, 0)
     assert leader.append_as_is(batch).error_code == code
     assert leader.log_end == 0
     assert leader.append(batch_of(), 0) == (0, 0)
@@ -342,7 +342,7 @@ def test_an_append_for_a_topic_that_was_created_again(cluster: SandboxCluster) -
         assert again.topic_id != old_id
         assert again.fetch(0, topic_id=old_id).error_code == unknown_id
         batch = batch_of(4, timestamp=young())
-        guard(memoryview(batch), OWN_ID, 0, 4)
+        set_producer(memoryview(batch), OWN_ID, 0, 4)
         answer = again.append_as_is(batch, topic_id=old_id)
         if again.produce_version >= FIRST_VERSION_WITH_TOPIC_IDS:
             assert answer.error_code == Code.UNKNOWN_TOPIC_ID

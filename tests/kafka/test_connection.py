@@ -25,7 +25,7 @@ from kmirror.cluster.connection import (
     UnsupportedVersionError,
 )
 from kmirror.cluster.protocol import produce
-from kmirror.cluster.protocol.batch import batch_headers, guard
+from kmirror.cluster.protocol.batch import batch_headers, set_producer
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.token_endpoint import TokenEndpoint
@@ -391,7 +391,7 @@ def test_a_session_is_replaced_before_the_broker_ends_it(secured: SandboxCluster
 def test_large_frames_pass_through_tls_both_ways(secured: SandboxCluster) -> None:
     with Leader(secured, create_topic(secured, settings={"max.message.bytes": "8000000"})) as leader:
         batch = batch_of(value=random.Random(1).randbytes(6_000_000))
-        guard(memoryview(batch), OWN_ID, 0, 0)
+        set_producer(memoryview(batch), OWN_ID, 0, 0)
         append = produce.Append(leader.partition.topic, leader.topic_id, 0, batch)
         correlation_id = leader.connection.next_correlation_id()
         request = produce.request(correlation_id, 11, "kmirror", [append], acks=-1, timeout_ms=9000)

@@ -11,7 +11,7 @@ from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.reader import PartitionReader
@@ -63,7 +63,7 @@ def copied(cluster: SandboxCluster, client: ClusterClient, topic: str) -> tuple[
             for header in batch_headers(answer.records):
                 stored = answer.records[header.position : header.position + header.size_in_bytes]
                 kind = isolation.kind(stored)
-                for piece in pieces(stored, start=position, shown=kind is Kind.DATA, max_bytes=1_000_000):
+                for piece in pieces(stored, start=position, visible=kind is BatchKind.DATA, max_bytes=1_000_000):
                     assert piece.base_offset == position
                     position = piece.next_offset
                     found[type(piece).__name__] += 1

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.fence import Fenced, log_ends
+from kmirror.cluster.fence import FenceResult, log_ends
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason
@@ -115,8 +115,8 @@ def test_none_is_writable_where_one_of_them_cannot_be_fenced(
     first, missed = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, first, missed)
 
-    def silent(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, Fenced]:
-        away = {place: Fenced(Code.NOT_LEADER_OR_FOLLOWER, None) for place in places if place.topic == missed}
+    def silent(client: ClusterClient, places: Collection[TopicPartition]) -> dict[TopicPartition, FenceResult]:
+        away = {place: FenceResult(Code.NOT_LEADER_OR_FOLLOWER, None) for place in places if place.topic == missed}
         return {**log_ends(client, places), **away}
 
     with LocalEngine(destination, mirror) as engine:

@@ -12,7 +12,7 @@ from kmirror.cluster.acl_commands import login_principal
 from kmirror.cluster.acls import await_acls, delete_acls, describe_acls
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.fence import log_ends
-from kmirror.cluster.principal_probe import find_standing
+from kmirror.cluster.principal_probe import probe_principal
 from kmirror.cluster.protocol.acl_binding import Permission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -188,7 +188,7 @@ def test_one_finds_out_who_one_is(guarded_cluster: SandboxCluster, admin: Cluste
         with ClusterClient(client_config(guarded_cluster.client_properties(user))) as client:
             assert login_principal(client.config) == f"User:{user}"
             before = describe_acls(client)
-            found = find_standing(client, before, ["User:app", "User:kmirror", "User:x"])
+            found = probe_principal(client, before, ["User:app", "User:kmirror", "User:x"])
             assert describe_acls(client) == before  # nothing is left behind
             return found.is_super_user, found.everyone_may, set(found.principals)
 

@@ -219,8 +219,7 @@ def test_a_connection_lost_in_the_middle_is_made_good(client: ClusterClient, clu
     try:
         reader = PartitionReader(client, TopicPartition(topic, 0))
         reader.fetch(0)
-        node_id, _, _, topic_id = reader._leader()
-        reader._place = (node_id, wire.host, wire.port, topic_id)
+        reader._leader = reader._find_leader()._replace(host=wire.host, port=wire.port)
         wire.spoil(lambda handshake: handshake, hang_up)
         assert [h.next_offset for h in batch_headers(reader.fetch(0).records)] == [3]
         assert wire.all_fired

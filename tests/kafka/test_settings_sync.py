@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topic_settings import topic_defaults, topic_settings
 from kmirror.engine.control.side_jobs import JobEvent
 from kmirror.ops.add.add import add

@@ -10,8 +10,8 @@ import pytest
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.fence import Fenced, Writer, fence
-from kmirror.cluster.protocol.batch import guard
+from kmirror.cluster.fence import FenceResult, Writer, fence
+from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
@@ -96,7 +96,7 @@ def test_an_engine_that_is_silent_is_shut_out_at_the_brokers(
     done = failover(destination, mirror)
     assert done.result.exit_code == 0
     late = make_batch([Record(4, 1_600_000_000_000, b"late", b"late")])
-    guard(memoryview(late), own_producer_id(mirror, topic, 0), 0, 4)
+    set_producer(memoryview(late), own_producer_id(mirror, topic, 0), 0, 4)
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
         append_to(destination.client, TopicPartition(topic, 0), memoryview(late))
     assert [record.value for record in shown(cluster_pair.destination, topic)] == [b"one", b"two", b"three"]
@@ -113,15 +113,15 @@ def test_a_fence_is_found_again_behind_what_others_wrote_since(
     with OffsetAppender(destination.client, place, producer_id=me) as out:
         out.append([Record(0, 1, b"k", b"v")])
         out.append([Record(5, 1, b"k", b"v")])
-    assert fence(destination.client, {place: Writer(me, 0)}) == {place: Fenced(0, 6, is_shut_out=True)}
+    assert fence(destination.client, {place: Writer(me, 0)}) == {place: FenceResult(0, 6, is_fenced=True)}
     produce(cluster_pair.destination, topic, ["local"] * 10)
-    assert fence(destination.client, {place: Writer(me, 0, known_end=3)}) == {place: Fenced(0, 6, is_shut_out=True)}
+    assert fence(destination.client, {place: Writer(me, 0, known_end=3)}) == {place: FenceResult(0, 6, is_fenced=True)}
     assert end_of(destination, topic) == 17
     # one who wrote nothing yet is shut out as well
     other = {place: Writer(me + 1, 0)}
-    assert fence(destination.client, other, with_record=True) == {place: Fenced(0, 17, is_shut_out=True)}
+    assert fence(destination.client, other, with_record=True) == {place: FenceResult(0, 17, is_fenced=True)}
     late = make_batch([Record(18, 1, b"k", b"v")])
-    guard(memoryview(late), me + 1, 0, 0)
+    set_producer(memoryview(late), me + 1, 0, 0)
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
         append_to(destination.client, place, memoryview(late))
 
@@ -286,7 +286,7 @@ def test_filler_of_a_copy_that_was_never_finished_is_not_left_to_readers(
         destination.client, TopicPartition(topic, 0), producer_id=own_producer_id(mirror, topic, 0)
     ) as out:
         filler = filler_batch(1000, now_ms())
-        guard(memoryview(filler), own_producer_id(mirror, topic, 0), 0, 0)
+        set_producer(memoryview(filler), own_producer_id(mirror, topic, 0), 0, 0)
         append_to(destination.client, TopicPartition(topic, 0), memoryview(filler))
         assert out is not None
     done = failover(destination, mirror)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from kmirror.cluster.protocol.batch import HEADER, guard
+from kmirror.cluster.protocol.batch import HEADER, set_producer
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.engine.clock import now_ms
@@ -129,7 +129,7 @@ def stored_by(data: bytes, producer_id: int) -> bytes:
     """Return one batch as it is stored when this producer appended it."""
     changed = bytearray(data)
     base_offset = HEADER.unpack_from(changed)[0]
-    guard(memoryview(changed), producer_id, 0, base_offset & 0x7FFFFFFF)
+    set_producer(memoryview(changed), producer_id, 0, base_offset & 0x7FFFFFFF)
     changed[:8] = base_offset.to_bytes(8)
     return bytes(changed)
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol import fetch, produce
-from kmirror.cluster.protocol.batch import guard
+from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append, AppendAnswer
@@ -119,7 +119,7 @@ class Leader:
 
     def append(self, batch: bytearray, sequence: int, *, producer_id: int = OWN_ID, epoch: int = 0) -> tuple[int, int]:
         """Append under a producer id and sequence; return error code and base offset."""
-        guard(memoryview(batch), producer_id, epoch, sequence)
+        set_producer(memoryview(batch), producer_id, epoch, sequence)
         answer = self.append_as_is(batch)
         return answer.error_code, answer.base_offset
 

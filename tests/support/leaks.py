@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.tail import Tail
 from kmirror.sandbox.cluster import SandboxCluster
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from tests.support.engine import Engine, typed
@@ -41,7 +41,7 @@ def file_texts(folder: Path) -> Iterator[tuple[str, bytes]]:
 def topic_texts(client: ClusterClient) -> Iterator[tuple[str, bytes]]:
     """Yield what kmirror remembers on a destination, record by record, with what a later record has replaced."""
     for topic in (STATE_TOPIC, EVENTS_TOPIC):
-        tail = Tail(client, TopicPartition(topic, 0))
+        tail = PartitionFollower(client, TopicPartition(topic, 0))
         answer = tail.poll(1000)
         while answer.records or not answer.reached_end:
             yield from ((topic, (record.key or b"") + (record.value or b"")) for record in answer.records)

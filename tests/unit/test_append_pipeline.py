@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from kmirror.cluster.append import OffsetAppender, Seen
+from kmirror.cluster.append import LeaderState, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.pipeline_queue import Appending, AppendStoppedError, PartitionQueue
 from kmirror.cluster.protocol.batch import CorruptBatchError
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID, AppendAnswer
 from kmirror.cluster.protocol.records import Record, make_batch
@@ -32,8 +32,8 @@ class Seeing(OffsetAppender):
         self.sees = log_end
         self.later: list[int] = []
 
-    def look(self, *, in_doubt: bool = False) -> Seen:
-        return Seen(None, self.sees, self.sees)
+    def read_state(self, *, in_doubt: bool = False) -> LeaderState:
+        return LeaderState(None, self.sees, self.sees)
 
     def append_run(self, run: Run, *, in_doubt: bool = False) -> None:
         self.later.append(run.base_offset)
@@ -52,7 +52,7 @@ def small(offset: int, *, age_ms: int = 0) -> Appending:
 def found() -> PartitionQueue:
     """Return a partition whose leader remembers us, and whose memory lasts two hours."""
     made = PartitionQueue(PLACE, Seeing())
-    made.leader, made.expiration_ms = (1, "localhost", 9092, bytes(16)), 2 * HOUR_MS
+    made.leader, made.expiration_ms = LeaderAddress(1, "localhost", 9092, bytes(16)), 2 * HOUR_MS
     made.appender.last_timestamp = now_ms()
     return made
 

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.batch import (
     CorruptBatchError,
     batch_headers,
     crc_of,
-    guard,
+    set_producer,
 )
 
 NONE, GZIP = 0, 1
@@ -132,7 +132,7 @@ def test_an_old_message_format_is_told_by_its_magic() -> None:
 def test_the_guard_changes_only_what_it_must(codec: int) -> None:
     before = foreign_batch(9, codec=codec, base_offset=1234, producer=(55, 1, 9))
     batch = bytearray(before)
-    guard(memoryview(batch), (1 << 62) + 17, 3, 0x7FFFFFF0)
+    set_producer(memoryview(batch), (1 << 62) + 17, 3, 0x7FFFFFF0)
     (header,) = headers_of(batch)
     assert (header.base_offset, header.producer_id, header.producer_epoch, header.base_sequence) == (
         0,
@@ -151,7 +151,7 @@ def test_the_guard_works_inside_a_larger_buffer() -> None:
     parts = [foreign_batch(3, base_offset=10), foreign_batch(2, base_offset=13), foreign_batch(1, base_offset=15)]
     data = bytearray(b"".join(parts))
     _, middle, _ = headers_of(data)
-    guard(memoryview(data)[middle.position : middle.position + middle.size_in_bytes], 7, 0, 13)
+    set_producer(memoryview(data)[middle.position : middle.position + middle.size_in_bytes], 7, 0, 13)
     first, guarded, last = headers_of(data)
     assert data[: middle.position] == parts[0]
     assert data[last.position :] == parts[2]

@@ -12,9 +12,9 @@ from kmirror.errors import UsageError
 from kmirror.ops.check.rights import destination_grants, source_grants
 from kmirror.ops.jobs.mirrormaker import HeartbeatsJob
 from kmirror.settings.cluster_links import link_conversion
-from kmirror.settings.conversion import Became, Conversion, Given, convert
+from kmirror.settings.conversion import Conversion, Given, KeyOutcome, convert
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
-from kmirror.settings.other_tools import FAMILIES, FOREIGN
+from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
 from kmirror.settings.table import canonical, is_setting, parse_settings, split
 
 SAMPLE = Path(__file__).parent.parent / "support" / "other_tools" / "connect-mirror-maker.properties"
@@ -50,7 +50,7 @@ LINK_KEYS = """
 """.split()  # noqa: SIM905 - as they are listed
 
 
-def fates(found: Conversion) -> dict[str, tuple[Became, str]]:
+def fates(found: Conversion) -> dict[str, tuple[KeyOutcome, str]]:
     """Return what became of each key, and what is said of it."""
     return {fate.key: (fate.became, fate.said) for fate in found.fates}
 
@@ -61,7 +61,7 @@ def mm2(text: str, flow: Flow = FLOW) -> Conversion:
     return MirrorMakerFile(parse_properties(known + text)).conversion(flow)
 
 
-def one(key: str, value: str) -> tuple[Became, str]:
+def one(key: str, value: str) -> tuple[KeyOutcome, str]:
     """Return what becomes of one key."""
     return fates(convert([Given(key, key, value)]))[key]
 
@@ -84,13 +84,13 @@ def test_kafkas_own_sample_becomes_two_mirrors() -> None:
     }
     split(found.properties)
     said = fates(found)
-    assert said["A->B.topics"] == (Became.TAKEN, "topics.include=.*")
+    assert said["A->B.topics"] == (KeyOutcome.TAKEN, "topics.include=.*")
     assert said["replication.policy.class"][1].startswith("topic.prefix=A.: MirrorMaker 2's default")
-    assert said["offset.storage.replication.factor"][0] is Became.NO_MEANING
+    assert said["offset.storage.replication.factor"][0] is KeyOutcome.NO_MEANING
     # whatever is not told of here is told of the other flow
     other = {fate.key for fate in file.without(Flow("B", "A"), "why")}
     assert {*said, *other} >= {*file.properties}
-    assert said["emit.checkpoints.enabled"][0] is Became.NO_MEANING
+    assert said["emit.checkpoints.enabled"][0] is KeyOutcome.NO_MEANING
 
 
 def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first() -> None:
@@ -113,13 +113,13 @@ def test_a_flow_has_the_keys_that_concern_it_and_the_most_particular_goes_first(
         "target.cluster.alias": "B",
     }
     said = fates(found)
-    assert said["topics"] == (Became.NO_MEANING, "A->B.topics goes before it")
+    assert said["topics"] == (KeyOutcome.NO_MEANING, "A->B.topics goes before it")
     assert said["A.admin.ssl.truststore.location"][1] == "A.consumer.ssl.truststore.location goes before it"
-    assert said["A.producer.acks"] == (Became.NO_MEANING, "nothing is written to the source")
+    assert said["A.producer.acks"] == (KeyOutcome.NO_MEANING, "nothing is written to the source")
     assert said["B.ssl.truststore.location"][1] == "--bootstrap-server and --command-config name the destination"
-    assert said["A.consumer.max.poll.records"][0] is Became.NO_MEANING
-    assert said["replication.policy.class"][0] is Became.DEFAULT
-    assert said["C.ssl.truststore.location"] == (Became.REFUSED, "not a key that is known")
+    assert said["A.consumer.max.poll.records"][0] is KeyOutcome.NO_MEANING
+    assert said["replication.policy.class"][0] is KeyOutcome.DEFAULT
+    assert said["C.ssl.truststore.location"] == (KeyOutcome.REFUSED, "not a key that is known")
     assert "B->A.topics" not in said
 
 
@@ -203,13 +203,13 @@ def test_a_links_file_becomes_a_mirror() -> None:
     assert dict(found.at_creation) == {"cluster.link.paused": "true", "dest.cluster.id": "D"}
     said = fates(found)
     assert said["topic.config.sync.ms"] == (
-        Became.TAKEN,
+        KeyOutcome.TAKEN,
         "refresh.interval.seconds=3: the shortest of these intervals counts",
     )
-    assert said["link.mode"][0] is Became.DEFAULT
+    assert said["link.mode"][0] is KeyOutcome.DEFAULT
     settings = parse_settings({key: value for key, value in found.properties.items() if is_setting(key)})
     assert [g for g in ("a", "app.x+1", "app.xx", "tmp") if settings.selects_group(g)] == ["a", "app.xx"]
-    assert [k for k in ("retention.ms", "segment.ms") if settings.properties_left_out.matches(k)] == ["segment.ms"]
+    assert [k for k in ("retention.ms", "segment.ms") if settings.excluded_properties.matches(k)] == ["segment.ms"]
 
 
 def test_a_links_defaults_are_told() -> None:
@@ -231,20 +231,20 @@ def test_no_key_of_the_other_tools_is_unknown(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "became"),
     [
-        ("link.mode", "SOURCE", Became.REFUSED),
-        ("connection.mode", "INBOUND", Became.REFUSED),
-        ("local.sasl.mechanism", "PLAIN", Became.REFUSED),
-        ("key.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", Became.DEFAULT),
-        ("transforms.drop.type", "x", Became.REFUSED),
-        ("groups", ".*", Became.DEFAULT),
-        ("tasks.max", "8", Became.TAKEN),
-        ("mirror.acl.include", "TOPIC;orders-.*;READ", Became.TAKEN),
-        ("mirror.coordinator.threads", "2", Became.NO_MEANING),
-        ("mirror.support.unclean.leader.election", "true", Became.TAKEN),
-        ("consumer.auto.offset.reset", "none", Became.REFUSED),
+        ("link.mode", "SOURCE", KeyOutcome.REFUSED),
+        ("connection.mode", "INBOUND", KeyOutcome.REFUSED),
+        ("local.sasl.mechanism", "PLAIN", KeyOutcome.REFUSED),
+        ("key.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", KeyOutcome.DEFAULT),
+        ("transforms.drop.type", "x", KeyOutcome.REFUSED),
+        ("groups", ".*", KeyOutcome.DEFAULT),
+        ("tasks.max", "8", KeyOutcome.TAKEN),
+        ("mirror.acl.include", "TOPIC;orders-.*;READ", KeyOutcome.TAKEN),
+        ("mirror.coordinator.threads", "2", KeyOutcome.NO_MEANING),
+        ("mirror.support.unclean.leader.election", "true", KeyOutcome.TAKEN),
+        ("consumer.auto.offset.reset", "none", KeyOutcome.REFUSED),
     ],
 )
-def test_what_becomes_of_a_key(key: str, value: str, became: Became) -> None:
+def test_what_becomes_of_a_key(key: str, value: str, became: KeyOutcome) -> None:
     assert one(key, value)[0] is became
 
 
@@ -259,5 +259,5 @@ def test_a_mirrors_own_file_may_hold_what_is_met_anyway_and_is_told_the_rest() -
 
 
 def test_no_foreign_key_is_a_setting() -> None:
-    assert [key for key in FOREIGN if is_setting(key)] == []
-    assert all(row.why and row.instead for row in (*FOREIGN.values(), *FAMILIES.values()))
+    assert [key for key in OTHER_TOOL_KEYS if is_setting(key)] == []
+    assert all(row.why and row.instead for row in (*OTHER_TOOL_KEYS.values(), *FAMILIES.values()))

@@ -10,7 +10,7 @@ import pytest
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from kmirror.cluster.protocol import topic_ids
+from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.wire import FrameError
@@ -19,6 +19,9 @@ from tests.support.fetch_messages import SESSION, A, B
 
 ORDERS, AUDIT = FetchKey(A.bytes, 0, "orders"), FetchKey(B.bytes, 2, "ängste")
 AT = FetchPosition(5, 1, 7, 1000)
+VERSION = metadata.FIRST_VERSION_WITH_TOPIC_IDS
+#: The cluster's authorized operations and tagged fields, which are not read.
+AFTER_TOPICS = 5
 
 
 # -- requests and answers -------------------------------------------------------------------------------------------
@@ -115,15 +118,18 @@ def test_ids_are_asked_for_and_read_as_a_second_implementation_writes_them() -> 
         allow_auto_topic_creation=False,
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
-        version=topic_ids.VERSION,
+        version=VERSION,
     )
     message.with_header(correlation_id=7, client_id="kmirror")
-    assert topic_ids.request(7, "kmirror", ["orders", "ängste"]) == message.encode(header=True, framed=True)
+    asked = metadata.request(7, VERSION, "kmirror", ["orders", "ängste"])
+    assert asked == message.encode(header=True, framed=True)
     data = ids_answer(7, {"orders": A, "ängste": B, "gone": None})
-    assert topic_ids.answer(memoryview(data)) == {"orders": A.bytes, "ängste": B.bytes, "gone": None}
-    for end in range(4, len(data)):
+    found, _ = metadata.answer(memoryview(data), VERSION)
+    topics = {name: (topic.error_code, topic.topic_id) for name, topic in found.topics.items()}
+    assert topics == {"orders": (0, A.bytes), "ängste": (0, B.bytes), "gone": (3, bytes(16))}
+    for end in range(4, len(data) - AFTER_TOPICS):
         with pytest.raises(FrameError):
-            topic_ids.answer(memoryview(data)[:end])
+            metadata.answer(memoryview(data)[:end], VERSION)
 
 
 def ids_answer(correlation_id: int, ids: Mapping[str, UUID | None]) -> bytes:
@@ -157,7 +163,7 @@ def ids_answer(correlation_id: int, ids: Mapping[str, UUID | None]) -> bytes:
             for name, topic_id in ids.items()
         ],
         authorized_operations=None,
-        version=topic_ids.VERSION,
+        version=VERSION,
     )
     message.with_header(correlation_id=correlation_id)
     return bytes(message.encode(header=True))
@@ -204,11 +210,11 @@ def test_nothing_is_taken_before_the_ids_are_known() -> None:
     assert broker.proof.begin() == []
     proven, (question,) = broker.proof.hold(FetchAnswer(0, 0, [part_of(ORDERS, b"r")]), FRAME)
     assert proven is None
-    assert question == topic_ids.request(1, "kmirror", ["orders"])
+    assert question == metadata.request(1, VERSION, "kmirror", ["orders"])
     # the next fetch asks behind itself for what brought records last
     proven = broker.proof.learn(memoryview(ids_answer(1, broker.ids)))
     assert proven is not None
-    assert broker.proof.begin() == [topic_ids.request(2, "kmirror", ["orders"])]
+    assert broker.proof.begin() == [metadata.request(2, VERSION, "kmirror", ["orders"])]
 
 
 def test_an_answer_without_partitions_needs_no_proof_and_what_is_learnt_for_it_counts_for_no_other() -> None:

@@ -12,13 +12,13 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import (
     MAX_COORDINATOR_EPOCH,
     MAX_PRODUCER_EPOCH,
-    Ask,
     Done,
     Failed,
     FillPlan,
-    Look,
     Obstacle,
+    ReadLeader,
     Step,
+    WriteMarkers,
 )
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
@@ -35,9 +35,11 @@ def remembers(producer_epoch: int, coordinator_epoch: int) -> ProducerState:
     return ProducerState(1 << 62, producer_epoch, 17, 0, coordinator_epoch, None)
 
 
-def looked(made: FillPlan, memory: tuple[int, int] | None, log_end: int, high_watermark: int | None = None) -> Step:
+def leader_read(
+    made: FillPlan, memory: tuple[int, int] | None, log_end: int, high_watermark: int | None = None
+) -> Step:
     producer = None if memory is None else remembers(*memory)
-    return made.looked(producer, log_end, log_end if high_watermark is None else high_watermark)
+    return made.leader_read(producer, log_end, log_end if high_watermark is None else high_watermark)
 
 
 def obstacle(step: Step) -> Obstacle:
@@ -54,44 +56,44 @@ def test_nothing_to_fill() -> None:
 
 def test_one_offset_is_filled_by_one_request() -> None:
     made = plan(7, 8)
-    assert made.step == Ask(1, *LAST)
+    assert made.step == WriteMarkers(1, *LAST)
     assert made.answered(0) == Done(PRODUCER, COORDINATOR + 1)
 
 
 def test_the_last_offset_is_left_to_a_request_of_its_own() -> None:
     made = plan(7, 9)
-    assert made.step == Ask(1, PRODUCER, COORDINATOR)
-    assert made.answered(0) == Ask(1, *LAST)
+    assert made.step == WriteMarkers(1, PRODUCER, COORDINATOR)
+    assert made.answered(0) == WriteMarkers(1, *LAST)
     assert made.answered(0) == Done(PRODUCER, COORDINATOR + 1)
 
 
 def test_one_answer_for_many_markers_is_held_against_the_log_end() -> None:
     made = plan(0, 2500)
     counts = []
-    while isinstance(made.step, Ask):
+    while isinstance(made.step, WriteMarkers):
         counts.append(made.step.count)
         made.answered(0)
     assert counts == [1000, 1000, 499, 1]
-    assert made.step == Look()
-    assert looked(made, LAST, 2500) == Done(PRODUCER, COORDINATOR + 1)
+    assert made.step == ReadLeader()
+    assert leader_read(made, LAST, 2500) == Done(PRODUCER, COORDINATOR + 1)
 
 
 def test_what_lacks_after_all_is_filled_in_another_round() -> None:
     made = plan(0, 10)
     made.answered(0)
     made.answered(0)
-    assert looked(made, LAST, 7) == Ask(2, PRODUCER, COORDINATOR + 1)
-    assert made.answered(0) == Ask(1, PRODUCER, COORDINATOR + 2)
+    assert leader_read(made, LAST, 7) == WriteMarkers(2, PRODUCER, COORDINATOR + 1)
+    assert made.answered(0) == WriteMarkers(1, PRODUCER, COORDINATOR + 2)
     made.answered(0)
-    assert looked(made, (PRODUCER, COORDINATOR + 2), 10) == Done(PRODUCER, COORDINATOR + 2)
+    assert leader_read(made, (PRODUCER, COORDINATOR + 2), 10) == Done(PRODUCER, COORDINATOR + 2)
 
 
 def test_what_is_not_replicated_yet_is_looked_at_again() -> None:
     made = plan(0, 3)
     made.answered(0)
     made.answered(0)
-    assert looked(made, LAST, 3, high_watermark=2) == Look()
-    assert looked(made, LAST, 3) == Done(PRODUCER, COORDINATOR + 1)
+    assert leader_read(made, LAST, 3, high_watermark=2) == ReadLeader()
+    assert leader_read(made, LAST, 3) == Done(PRODUCER, COORDINATOR + 1)
 
 
 # -- answers are lacking ----------------------------------------------------------------------------------------------
@@ -99,8 +101,8 @@ def test_what_is_not_replicated_yet_is_looked_at_again() -> None:
 
 def test_a_body_that_was_carried_out_without_an_answer() -> None:
     made = plan(0, 10)
-    assert made.unanswered() == Look()
-    assert looked(made, (PRODUCER, COORDINATOR), 9) == Ask(1, *LAST)
+    assert made.unanswered() == ReadLeader()
+    assert leader_read(made, (PRODUCER, COORDINATOR), 9) == WriteMarkers(1, *LAST)
     assert made.answered(0) == Done(PRODUCER, COORDINATOR + 1)
 
 
@@ -108,101 +110,101 @@ def test_a_body_that_was_carried_out_without_an_answer() -> None:
 def test_a_body_of_which_something_may_be_left_is_shut_out_by_the_last_marker(written: int) -> None:
     made = plan(0, 10)
     made.unanswered()
-    assert looked(made, None, written) == Ask(1, *LAST)
-    assert made.answered(0) == Look()
+    assert leader_read(made, None, written) == WriteMarkers(1, *LAST)
+    assert made.answered(0) == ReadLeader()
     # one more of the body came before the last marker, none after it
-    step = looked(made, LAST, written + 2)
+    step = leader_read(made, LAST, written + 2)
     if written == 8:
         assert step == Done(PRODUCER, COORDINATOR + 1)
     elif written == 4:
-        assert step == Ask(3, PRODUCER, COORDINATOR + 1)
+        assert step == WriteMarkers(3, PRODUCER, COORDINATOR + 1)
     else:
-        assert step == Ask(7, PRODUCER, COORDINATOR + 1)
+        assert step == WriteMarkers(7, PRODUCER, COORDINATOR + 1)
 
 
 def test_a_last_marker_that_was_written_without_an_answer() -> None:
     made = plan(7, 8)
     made.unanswered()
-    assert looked(made, LAST, 8) == Done(PRODUCER, COORDINATOR + 1)
+    assert leader_read(made, LAST, 8) == Done(PRODUCER, COORDINATOR + 1)
 
 
 def test_a_last_marker_that_may_still_be_written_gets_a_rival() -> None:
     made = plan(7, 8)
     made.unanswered()
-    assert looked(made, (PRODUCER, COORDINATOR), 7) == Ask(1, *RIVAL)
-    assert made.answered(0) == Look()
-    assert looked(made, RIVAL, 8) == Done(*RIVAL)
+    assert leader_read(made, (PRODUCER, COORDINATOR), 7) == WriteMarkers(1, *RIVAL)
+    assert made.answered(0) == ReadLeader()
+    assert leader_read(made, RIVAL, 8) == Done(*RIVAL)
 
 
 def test_a_rival_that_comes_too_late_is_refused() -> None:
     made = plan(7, 8)
     made.unanswered()
-    looked(made, None, 7)
-    assert made.answered(TRANSACTION_COORDINATOR_FENCED) == Look()
-    assert looked(made, LAST, 8) == Done(PRODUCER, COORDINATOR + 1)
+    leader_read(made, None, 7)
+    assert made.answered(TRANSACTION_COORDINATOR_FENCED) == ReadLeader()
+    assert leader_read(made, LAST, 8) == Done(PRODUCER, COORDINATOR + 1)
 
 
 @pytest.mark.parametrize("memory", [LAST, RIVAL])
 def test_of_two_markers_without_an_answer_the_leaders_memory_tells_which_was_written(memory: tuple[int, int]) -> None:
     made = plan(7, 8)
     made.unanswered()
-    looked(made, None, 7)
-    assert made.unanswered() == Look()
-    assert looked(made, memory, 8) == Done(*memory)
+    leader_read(made, None, 7)
+    assert made.unanswered() == ReadLeader()
+    assert leader_read(made, memory, 8) == Done(*memory)
 
 
 def test_two_markers_of_which_none_was_written_yet_are_left_undecided() -> None:
     made = plan(7, 8)
     made.unanswered()
-    looked(made, None, 7)
+    leader_read(made, None, 7)
     made.unanswered()
-    assert obstacle(looked(made, None, 7)) is Obstacle.UNDECIDED
+    assert obstacle(leader_read(made, None, 7)) is Obstacle.UNDECIDED
     assert made.unused_coordinator_epoch > max(LAST[1], RIVAL[1])
 
 
 def test_one_of_two_markers_written_between_memory_and_log_end_is_asked_for_again() -> None:
     made = plan(7, 8)
     made.unanswered()
-    looked(made, None, 7)
+    leader_read(made, None, 7)
     made.unanswered()
-    assert looked(made, None, 8) == Look()
-    assert looked(made, RIVAL, 8) == Done(*RIVAL)
+    assert leader_read(made, None, 8) == ReadLeader()
+    assert leader_read(made, RIVAL, 8) == Done(*RIVAL)
 
 
 def test_a_last_marker_and_a_body_without_answers() -> None:
     made = plan(0, 10)
     made.unanswered()
-    assert looked(made, (PRODUCER, COORDINATOR), 5) == Ask(1, *LAST)
+    assert leader_read(made, (PRODUCER, COORDINATOR), 5) == WriteMarkers(1, *LAST)
     made.unanswered()
-    assert looked(made, (PRODUCER, COORDINATOR), 6) == Ask(1, *RIVAL)
+    assert leader_read(made, (PRODUCER, COORDINATOR), 6) == WriteMarkers(1, *RIVAL)
     made.answered(0)
-    assert looked(made, RIVAL, 8) == Ask(1, *RIVAL)
-    assert made.answered(0) == Ask(1, PRODUCER + 1, COORDINATOR + 1)
+    assert leader_read(made, RIVAL, 8) == WriteMarkers(1, *RIVAL)
+    assert made.answered(0) == WriteMarkers(1, PRODUCER + 1, COORDINATOR + 1)
     assert made.answered(0) == Done(PRODUCER + 1, COORDINATOR + 1)
 
 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT])
 def test_after_a_refusal_nothing_is_left_but_some_may_be_written(code: Code) -> None:
     made = plan(0, 10)
-    assert made.answered(code) == Look()
-    assert looked(made, (PRODUCER, COORDINATOR), 4) == Ask(5, PRODUCER, COORDINATOR)
+    assert made.answered(code) == ReadLeader()
+    assert leader_read(made, (PRODUCER, COORDINATOR), 4) == WriteMarkers(5, PRODUCER, COORDINATOR)
     made.answered(0)
-    assert made.answered(code) == Look()
-    assert looked(made, (PRODUCER, COORDINATOR), 9) == Ask(1, *LAST)
-    assert made.answered(code) == Look()
-    assert looked(made, LAST, 10) == Done(PRODUCER, COORDINATOR + 1)
+    assert made.answered(code) == ReadLeader()
+    assert leader_read(made, (PRODUCER, COORDINATOR), 9) == WriteMarkers(1, *LAST)
+    assert made.answered(code) == ReadLeader()
+    assert leader_read(made, LAST, 10) == Done(PRODUCER, COORDINATOR + 1)
 
 
 def test_a_refused_marker_of_those_in_doubt_is_sent_again() -> None:
     made = plan(0, 10)
     made.unanswered()
-    assert looked(made, None, 3) == Ask(1, *LAST)
+    assert leader_read(made, None, 3) == WriteMarkers(1, *LAST)
     made.answered(Code.NOT_LEADER_OR_FOLLOWER)
-    assert looked(made, None, 3) == Ask(1, *LAST)
+    assert leader_read(made, None, 3) == WriteMarkers(1, *LAST)
     made.unanswered()
-    assert looked(made, None, 3) == Ask(1, *RIVAL)
+    assert leader_read(made, None, 3) == WriteMarkers(1, *RIVAL)
     made.answered(Code.NOT_LEADER_OR_FOLLOWER)
-    assert looked(made, None, 3) == Ask(1, *RIVAL)
+    assert leader_read(made, None, 3) == WriteMarkers(1, *RIVAL)
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -221,24 +223,24 @@ def test_somebody_with_higher_epochs_was_here(code: int) -> None:
 def test_the_leader_remembers_epochs_that_are_not_ours(memory: tuple[int, int]) -> None:
     made = plan(0, 5)
     made.unanswered()
-    assert obstacle(looked(made, memory, 2)) is Obstacle.FENCED
+    assert obstacle(leader_read(made, memory, 2)) is Obstacle.FENCED
 
 
 def test_the_log_ends_where_we_cannot_have_brought_it() -> None:
     made = plan(3, 5)
     made.unanswered()
-    assert obstacle(looked(made, None, 6)) is Obstacle.OVERSHOT
+    assert obstacle(leader_read(made, None, 6)) is Obstacle.OVERSHOT
     made = plan(3, 5)
     made.unanswered()
-    assert obstacle(looked(made, None, 2)) is Obstacle.TRUNCATED
+    assert obstacle(leader_read(made, None, 2)) is Obstacle.TRUNCATED
     assert obstacle(plan(6, 5).step) is Obstacle.OVERSHOT
     # also while it is not known which of our last requests was carried out
     made = plan(3, 5)
     for _ in range(2):
         made.unanswered()
-        assert isinstance(looked(made, None, 3), Ask)
+        assert isinstance(leader_read(made, None, 3), WriteMarkers)
     made.unanswered()
-    assert obstacle(looked(made, None, 6)) is Obstacle.OVERSHOT
+    assert obstacle(leader_read(made, None, 6)) is Obstacle.OVERSHOT
 
 
 @pytest.mark.parametrize(
@@ -250,12 +252,12 @@ def test_with_the_last_epoch_holes_are_filled_and_doubts_stay(highest: dict[str,
     assert isinstance(made.answered(0), Done)
     made = plan(0, 1, **highest)
     made.unanswered()
-    assert obstacle(looked(made, None, 0)) is Obstacle.UNDECIDED
+    assert obstacle(leader_read(made, None, 0)) is Obstacle.UNDECIDED
     made = plan(0, 1, **highest)
-    assert isinstance(made.step, Ask)
+    assert isinstance(made.step, WriteMarkers)
     memory = (made.step.producer_epoch, made.step.coordinator_epoch)
     made.unanswered()
-    assert isinstance(looked(made, memory, 1), Done)
+    assert isinstance(leader_read(made, memory, 1), Done)
 
 
 # -- a broker and a network that do anything --------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def play(seed: int, met: Counter[str]) -> None:
             broker.let_some_arrive(0.3)
             assert broker.log_end <= end
             match made.step:
-                case Ask() as ask:
+                case WriteMarkers() as ask:
                     markers = [(ask.producer_epoch, ask.coordinator_epoch)] * ask.count
                     met["rival"] += ask.producer_epoch > epochs[0] and made.in_doubt
                     fate = chance.random()
@@ -329,12 +331,12 @@ def play(seed: int, met: Counter[str]) -> None:
                             broker.write(pair)
                         made.answered(Code.NOT_LEADER_OR_FOLLOWER)
                         met["refused"] += 1
-                case Look():
+                case ReadLeader():
                     memory = broker.memory
                     broker.let_some_arrive(0.2)
                     log_end = broker.log_end
                     broker.let_some_arrive(0.2)
-                    looked(made, memory, log_end, chance.choice([log_end, log_end, log_end - 1]))
+                    leader_read(made, memory, log_end, chance.choice([log_end, log_end, log_end - 1]))
                 case Done():
                     break
                 case Failed() as failed:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, guard
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, BatchHeader, batch_headers, crc_of, set_producer
 from kmirror.cluster.protocol.filler import FILLER_KEY, FILLER_RECORDS, filler_batch, is_filler
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 
@@ -35,7 +35,7 @@ def test_every_offset_is_taken_by_a_record_with_the_key_and_nothing_else(count: 
 def test_a_full_batch_is_small_and_each_one_is_its_own() -> None:
     one, other = filler_batch(FILLER_RECORDS, 1_700_000_000_000), filler_batch(FILLER_RECORDS, 1_700_000_000_000)
     assert len(one) < 100_000
-    guard(memoryview(one), 1 << 62, 0, 5)
+    set_producer(memoryview(one), 1 << 62, 0, 5)
     assert is_filler(memoryview(one))
     assert read(other)[0].producer_id == -1
 

@@ -20,7 +20,7 @@ from kafka.protocol.producer import ProduceResponse, WriteTxnMarkersResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kmirror.cluster.connection import ConnectFailedError, Connection, Stream
-from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, topic_ids
+from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce
 from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
@@ -87,23 +87,16 @@ def described(version: int, partitions: int = 1) -> bytes:
     return encoded(answer, version)
 
 
-def by_name(frame: memoryview) -> None:
-    try:
-        fetch.decode_answer(frame, {}, by_name=True)
-    except (struct.error, IndexError):
-        raise FrameError("as FetchSession.answer says it") from None
-
-
 DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "fetch": (full_answer(), lambda frame: fetch.FetchSession("k", 13).answer(frame)),
-    "fetch by name": (full_answer(), by_name),
+    "fetch by name": (full_answer(), lambda frame: fetch.decode_answer(frame, {}, by_name=True)),
     "produce": (produced(), lambda frame: produce.answer(frame, 12)),
     "produce by id": (produced(), lambda frame: produce.answer(frame, 13)),
     "markers": (marked(), lambda frame: markers.answer(frame, 1)),
     "offsets": (listed(), lambda frame: list_offsets.answer(frame, 9)),
     "metadata": (described(12), lambda frame: metadata.answer(frame, 12)),
     "metadata without ids": (described(9), lambda frame: metadata.answer(frame, 9)),
-    "topic ids": (described(10), topic_ids.answer),
+    "topic ids": (described(10), lambda frame: metadata.answer(frame, 10)),
     "share offsets": (listed(), decode_described),
     "share offsets set": (listed(), lambda frame: decode_altered(frame, [])),
 }

@@ -150,7 +150,7 @@ def test_records_are_read_or_the_batch_is_corrupt(amount: int) -> None:
 def check_pieces(given: tuple[bytes, int, bool, int]) -> None:
     data, start, shown, max_bytes = given
     try:
-        found = pieces(memoryview(data), start=start, shown=shown, max_bytes=max_bytes)
+        found = pieces(memoryview(data), start=start, visible=shown, max_bytes=max_bytes)
     except (CorruptBatchError, UnsupportedFormatError):
         return
     assert not found or found[0].base_offset == start
@@ -303,7 +303,7 @@ def test_more_records_than_are_taken_apart_at_once_are_all_there(monkeypatch: py
     monkeypatch.setattr("kmirror.cluster.protocol.pieces._ROWS_AT_ONCE", 4)
     offsets = [100, 101, 103, 104, 105, 106, 107, 110, 111, 112, 113, 114]
     data = batch(offsets, 100, 120, codec="lz4")
-    found = pieces(memoryview(data), start=101, shown=True, max_bytes=1 << 20)
+    found = pieces(memoryview(data), start=101, visible=True, max_bytes=1 << 20)
     assert [r.offset for part in found if isinstance(part, Run) for r in read_sound(part.data)] == offsets[1:]
     left_out = [
         offset for part in found if isinstance(part, Hole) for offset in range(part.base_offset, part.next_offset)

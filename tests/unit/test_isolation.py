@@ -9,10 +9,10 @@ import pytest
 
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from tests.support.log_batches import ABORT, COMMIT, LogBatch, VisibleRecord, control_record, encode
 
-DATA, ABORTED, CONTROL = Kind.DATA, Kind.ABORTED, Kind.CONTROL
+DATA, ABORTED, CONTROL = BatchKind.DATA, BatchKind.ABORTED, BatchKind.CONTROL
 
 
 def plain(offset: int, producer_id: int = -1) -> LogBatch:
@@ -30,7 +30,7 @@ def ended(offset: int, producer_id: int, marker: str, *, emptied: bool = False) 
     return LogBatch(offset, offset, record, 5, producer_id=producer_id, producer_epoch=0, transaction=1, marker=marker)
 
 
-def kinds(batches: list[LogBatch], *aborted: tuple[int, int]) -> list[Kind]:
+def kinds(batches: list[LogBatch], *aborted: tuple[int, int]) -> list[BatchKind]:
     """Sort out one answer; `aborted` has first offset and producer id."""
     isolation = Isolation(AbortedTransaction(producer_id, first) for first, producer_id in aborted)
     return [isolation.kind(memoryview(encode(batch))) for batch in batches]
@@ -95,7 +95,7 @@ def test_random_interleaved_transactions() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         log: list[LogBatch] = []
-        wanted: list[Kind] = []
+        wanted: list[BatchKind] = []
         open_at: dict[int, list[int]] = {}
         aborted: list[tuple[int, int, int]] = []
         for offset in range(60):

@@ -180,7 +180,7 @@ def test_a_store_that_is_replaced_is_used_from_the_next_connection_on(tmp_path: 
     write(password, b"another-password")
     assert handshake(config, client_auth=True) == "broker"
     assert state._consumer("t") is not consumer
-    assert state.config["ssl.certificate.pem"] == config.as_files_are().certificate_pem != config.certificate_pem
+    assert state.config["ssl.certificate.pem"] == config.with_current_stores().certificate_pem != config.certificate_pem
     for content in (b"", Path("half.p12").read_bytes()):
         write(store, content)
         assert (handshake(config, client_auth=True), state.config) == ("client", before)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from kmirror.cluster.follower import PollResult
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.tail import TailAnswer
 from kmirror.engine.lane import control
 from kmirror.engine.lane.control import LaneControl
 from kmirror.engine.lane.report import RowChanges
@@ -34,9 +34,9 @@ class Claims:
         )
         monkeypatch.setattr(self.lane._tail, "poll", self._poll)
 
-    def _poll(self, _: int) -> TailAnswer:
+    def _poll(self, _: int) -> PollResult:
         self.now += self.took
-        return TailAnswer(self._read, reached_end=True)
+        return PollResult(self._read, reached_end=True)
 
     def meets(self, *records: EngineRecord | LaneChangeRecord | ProgressRecord) -> str | None:
         """Read these; return how the lane has ended, None where it goes on."""

@@ -8,7 +8,7 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
@@ -31,13 +31,13 @@ def queued(shell: Shell) -> list[tuple[str, int, int]]:
     return [("bg"[isinstance(item, Gap)], item.base_offset, item.next_offset) for item in shell.copy.queue]
 
 
-def fill(shell: Shell, code: int = 0) -> Ask | Look:
+def fill(shell: Shell, code: int = 0) -> WriteMarkers | ReadLeader:
     """Do the next step of filling the gap at the head, and return what it was."""
     step = shell.copy.next_fill_step()
     assert step is not None
     shell.copy.fill.sent()
     assert shell.copy.next_fill_step() is None, "two requests at once"
-    if isinstance(step, Ask):
+    if isinstance(step, WriteMarkers):
         shell.copy.fill_answered(code, shell.now, shell.wall)
     else:
         gap = shell.copy.queue[0]
@@ -72,11 +72,11 @@ def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying
     copying.answer()
     assert copying.copy.next_fill_step() is None
     copying.answer()
-    assert fill(copying) == Ask(2, 0, 0)
+    assert fill(copying) == WriteMarkers(2, 0, 0)
     assert copying.send() == []
-    assert fill(copying) == Ask(1, 0, 1)
+    assert fill(copying) == WriteMarkers(1, 0, 1)
     assert copying.send() == []
-    assert fill(copying) == Look()
+    assert fill(copying) == ReadLeader()
     (batch,) = copying.send()
     assert (batch.base_offset, sequence_of(batch)) == (15, 12)
     assert copying.copy.progress.acknowledged == 15
@@ -86,7 +86,7 @@ def test_a_gap_waits_for_all_that_is_in_flight_and_holds_up_what_follows(copying
 
 def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
     copying.fetch(stored(11), stored(12))
-    assert fill(copying) == Ask(1, 0, 1)
+    assert fill(copying) == WriteMarkers(1, 0, 1)
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
     assert copying.copy.progress.acknowledged == 11
 
@@ -94,7 +94,7 @@ def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
 def test_coordinator_epochs_go_above_what_the_leader_remembers(shell: Shell) -> None:
     shell.inspect(facts(10, producer=replace(remembered(10, EPOCH_MS), coordinator_epoch=7)))
     shell.fetch(stored(13))
-    assert [fill(shell) for _ in range(3)] == [Ask(2, 0, 8), Ask(1, 0, 9), Look()]
+    assert [fill(shell) for _ in range(3)] == [WriteMarkers(2, 0, 8), WriteMarkers(1, 0, 9), ReadLeader()]
 
 
 def test_where_a_marker_is_the_first_of_us_numbers_begin_at_0_behind_it(shell: Shell) -> None:
@@ -132,18 +132,18 @@ def test_committed_records_are_copied_and_aborted_ones_leave_a_gap(copying: Shel
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT])
 def test_refused_markers_are_followed_by_a_fresh_look_with_higher_epochs(copying: Shell, code: Code) -> None:
     copying.fetch(stored(15))
-    assert fill(copying, code) == Ask(4, 0, 0)
+    assert fill(copying, code) == WriteMarkers(4, 0, 0)
     assert copying.status == "waiting"
     copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
     copying.fetch(stored(15))
     step = fill(copying)
-    assert isinstance(step, Ask)
+    assert isinstance(step, WriteMarkers)
     assert (step.count, step.coordinator_epoch > 1) == (2, True)
 
 
 def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.fetch(stored(15))
-    assert copying.copy.next_fill_step() == Ask(4, 0, 0)
+    assert copying.copy.next_fill_step() == WriteMarkers(4, 0, 0)
     copying.copy.fill.sent()
     copying.lose_destination()
     lost_at = copying.now
@@ -153,7 +153,7 @@ def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.now = lost_at + SETTLE
     copying.inspect(facts(13, producer=remembered(10, EPOCH_MS)))
     copying.fetch(stored(15))
-    assert copying.copy.next_fill_step() == Ask(1, 0, 2)
+    assert copying.copy.next_fill_step() == WriteMarkers(1, 0, 2)
 
 
 def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None:
@@ -180,7 +180,7 @@ def test_a_log_end_beyond_the_gap_stops_the_partition(copying: Shell) -> None:
     copying.fetch(stored(13))
     fill(copying)
     fill(copying)
-    assert copying.copy.next_fill_step() == Look()
+    assert copying.copy.next_fill_step() == ReadLeader()
     copying.copy.fill.sent()
     copying.copy.log_end_seen(0, 14, copying.now)
     assert copying.copy.retry.failure is not None

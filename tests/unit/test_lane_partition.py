@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmirror.cluster.protocol.batch import guard
+from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.cluster.protocol.filler import filler_batch
@@ -305,7 +305,7 @@ def test_filler_of_the_source_s_own_mirror_is_waited_out_and_never_copied(shell:
     """A mirror of a mirror showed such records at its beginning: it had read them before they were removed."""
     shell.inspect(facts(0))
     filler = filler_batch(50, EPOCH_MS)
-    guard(memoryview(filler), (1 << 62) + 9, 0, 0)
+    set_producer(memoryview(filler), (1 << 62) + 9, 0, 0)
     shell.fetch(filler, stored(50))
     assert shell.send() == []
     assert shell.status == "waiting"

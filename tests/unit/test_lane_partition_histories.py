@@ -19,7 +19,7 @@ import pytest
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
-from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch
@@ -180,7 +180,7 @@ class Sent:
 class Asked:
     """A request for markers, or a look, on its way; the markers that are still to be written."""
 
-    step: Ask | Look
+    step: WriteMarkers | ReadLeader
     left: int
     dies_at: float | None = None
 
@@ -213,11 +213,11 @@ class Writer:
             self.requests.append(Sent(batch, sequence_of(batch)))
 
     def fill(self) -> None:
-        """Ask for markers or look, have the request arrive, or take its answer: one of these at a time."""
+        """WriteMarkers for markers or look, have the request arrive, or take its answer: one of these at a time."""
         world, copy = self.world, self.copy
         if self.told is not None and self.asked is not None:
             step, (code, end), self.asked, self.told = self.asked.step, self.told, None, None
-            if isinstance(step, Ask):
+            if isinstance(step, WriteMarkers):
                 copy.fill_answered(code, world.now, world.wall)
             else:
                 copy.log_end_seen(0, end, world.now)
@@ -226,7 +226,7 @@ class Writer:
             self.told = code, world.destination.end
         elif world.now < self.deadline and (wanted := copy.next_fill_step()):
             copy.fill.sent()
-            self.asked = Asked(wanted, wanted.count if isinstance(wanted, Ask) else 0)
+            self.asked = Asked(wanted, wanted.count if isinstance(wanted, WriteMarkers) else 0)
 
     def mark(self, asked: Asked, count: int) -> int:
         """Write some of the markers asked for; a success hides the refusals before it."""
@@ -234,7 +234,7 @@ class Writer:
         for _ in range(count):
             asked.left -= 1
             refused = world.rng.random() < 0.01
-            assert isinstance(asked.step, Ask)
+            assert isinstance(asked.step, WriteMarkers)
             epoch = asked.step.coordinator_epoch
             code = Code.NOT_ENOUGH_REPLICAS if refused else world.destination.mark(epoch, world.wall, self.name)
         return code

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from kmirror.cluster.protocol import merge as merging
-from kmirror.cluster.protocol.batch import batch_headers, guard
+from kmirror.cluster.protocol.batch import batch_headers, set_producer
 from kmirror.cluster.protocol.merge import (
     FEW_BYTES,
     FEW_PLAIN_BYTES,
@@ -88,7 +88,7 @@ def test_the_records_of_a_merged_batch_are_those_of_its_parts(codec: str, seed: 
         assert (header.compression_type, header.partition_leader_epoch) == (codec, made.leader_epoch)
         assert header.max_timestamp == made.max_timestamp == max(one.timestamp for one in records_of(made.data))
         found += records_of(made.data)
-        guard(made.data, 7, 1, offset)
+        set_producer(made.data, 7, 1, offset)
         (header,) = batch_headers(made.data)
         assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, offset)
         assert header.crc == crc32c(made.data[21:])

@@ -107,11 +107,11 @@ def test_replicas_are_read_however_many_they_are(count: int) -> None:
     assert found.topics["t"].partitions == {0: PartitionMetadata(0, 0, 0, 0, tuple(nodes), ())}
 
 
-def test_what_is_said_again_of_many_topics_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "_WORTH_BYTES", 1)
-    before, whole = metadata.Topics(), bytes(made(12))
-    first, _ = metadata.answer(memoryview(whole), 12, before)
-    again, throttle_time_ms = metadata.answer(memoryview(bytearray(whole)), 12, before)
+def test_an_equal_answer_about_many_topics_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_CACHED_BYTES", 1)
+    cache, whole = metadata.TopicsCache(), bytes(made(12))
+    first, _ = metadata.answer(memoryview(whole), 12, cache)
+    again, throttle_time_ms = metadata.answer(memoryview(bytearray(whole)), 12, cache)
     assert (again, throttle_time_ms) == (first, 40)
     assert again.topics is first.topics
     # any byte may make a difference
@@ -120,11 +120,11 @@ def test_what_is_said_again_of_many_topics_is_what_it_was(monkeypatch: pytest.Mo
         other[position] ^= 1
         with contextlib.suppress(FrameError):
             fresh, _ = metadata.answer(memoryview(other), 12)
-            assert metadata.answer(memoryview(other), 12, before)[0] == fresh
+            assert metadata.answer(memoryview(other), 12, cache)[0] == fresh
     # so may the version
-    assert metadata.answer(memoryview(whole), 12, before)[0] == first
+    assert metadata.answer(memoryview(whole), 12, cache)[0] == first
     with contextlib.suppress(FrameError):
-        assert metadata.answer(memoryview(whole), 9, before)[0] != first
+        assert metadata.answer(memoryview(whole), 9, cache)[0] != first
 
 
 @pytest.mark.parametrize("version", VERSIONS)

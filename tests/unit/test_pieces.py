@@ -22,7 +22,7 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.errors import Reason
@@ -51,9 +51,9 @@ def batch(offsets: Sequence[int], base: int = 100, last: int = 109, *, size: int
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def cut(stored: LogBatch | bytes, start: int = 0, *, shown: bool = True, max_bytes: int = ALL) -> list[Piece]:
+def cut(stored: LogBatch | bytes, start: int = 0, *, visible: bool = True, max_bytes: int = ALL) -> list[Piece]:
     data = encode(stored) if isinstance(stored, LogBatch) else stored
-    return pieces(memoryview(bytearray(data)), start=start, shown=shown, max_bytes=max_bytes)
+    return pieces(memoryview(bytearray(data)), start=start, visible=visible, max_bytes=max_bytes)
 
 
 def span(piece: Piece) -> tuple[str, int, int]:
@@ -162,7 +162,7 @@ def test_what_lies_before_the_start_is_left_out(codec: str, start: int) -> None:
 def test_behind_a_batch_nothing_of_it_is_left(start: int) -> None:
     assert cut(batch(range(100, 110)), start) == []
     assert cut(batch([]), start) == []
-    assert cut(batch(range(100, 110)), start, shown=False) == []
+    assert cut(batch(range(100, 110)), start, visible=False) == []
 
 
 # -- what is not there ------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def test_an_emptied_batch_is_a_hole_whatever_codec_it_names() -> None:
 
 
 @pytest.mark.parametrize("start", [95, 100, 104])
-def test_what_is_shown_to_nobody_is_one_hole(start: int) -> None:
-    assert cut(batch(range(100, 110), transaction=1, producer_id=7), start, shown=False) == [Hole(start, 110)]
+def test_what_is_never_visible_is_one_hole(start: int) -> None:
+    assert cut(batch(range(100, 110), transaction=1, producer_id=7), start, visible=False) == [Hole(start, 110)]
     marker = LogBatch(109, 109, (control_record(109, 5, COMMIT, 0),), 5, transaction=1, marker=COMMIT)
     assert cut(marker, start) == [Hole(start, 110)]
 
@@ -290,7 +290,7 @@ def test_wrapped_messages_of_old_formats_become_batches(magic: int, codec: str) 
     assert read(found) == list(stored.records)
     assert {header_of(run).compression_type for run in found if isinstance(run, Run)} == {codec_of(codec)}
     assert read(cut(stored, 102)) == list(stored.records[2:])
-    assert cut(stored, 97, shown=False) == [Hole(97, 110)]
+    assert cut(stored, 97, visible=False) == [Hole(97, 110)]
     assert cut(stored, 110) == []
 
 
@@ -463,8 +463,8 @@ def copied(log: BuiltLog, max_bytes: int) -> tuple[list[Piece], int]:
             if header.base_offset >= log.last_stable_offset:
                 return found, position
             stored = segment[header.position : header.position + header.size_in_bytes]
-            shown = isolation.kind(stored) is Kind.DATA
-            part = pieces(stored, start=position, shown=shown, max_bytes=max_bytes)
+            visible = isolation.kind(stored) is BatchKind.DATA
+            part = pieces(stored, start=position, visible=visible, max_bytes=max_bytes)
             if part:
                 assert part[0].base_offset == position
                 position = part[-1].next_offset

@@ -62,7 +62,7 @@ class Ends:
         return self.remembered
 
 
-def lacks(
+def missing_operations(
     source: Ends, destination: Ends, *rows: ProgressRow, mirror: MirrorRecord = UNKNOWN_SOURCE, idle_ms: int | None = 0
 ) -> tuple[int | None, str | None]:
     """Return the lag and what is missing of the topic."""
@@ -75,28 +75,30 @@ def lacks(
 
 
 def test_a_topic_that_lacks_nothing_is_ready() -> None:
-    assert lacks(Ends(10, 10), Ends(10, 10)) == (0, None)
+    assert missing_operations(Ends(10, 10), Ends(10, 10)) == (0, None)
 
 
 def test_records_are_counted_and_an_open_transaction_is_named() -> None:
-    assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
-    lag, what = lacks(Ends(12, 12, stable=10), Ends(10, 10))
+    assert missing_operations(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
+    lag, what = missing_operations(Ends(12, 12, stable=10), Ends(10, 10))
     assert (lag, what) == (0, "a transaction is open")
 
 
 @pytest.mark.parametrize(("source", "destination"), [(Ends(10, None), Ends(10, 10)), (Ends(10, 10), Ends(10, None))])
 def test_what_no_leader_tells_the_end_of_is_unknown_and_not_complete(source: Ends, destination: Ends) -> None:
-    lag, what = lacks(source, destination)
+    lag, what = missing_operations(source, destination)
     assert lag is None
     assert "no leader or no known end offset" in str(what)
 
 
 def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
     behind = NOTHING_LACKS._replace(partition=1, destination_offset=9)
-    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1])
-    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
+    assert "the engine has not yet confirmed" in str(
+        missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1]
+    )
+    assert "the engine has not yet confirmed" in str(missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
     # where producers may go on, a report is always a moment old
-    assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
+    assert missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from kmirror.cluster.protocol import topic_configs
-from kmirror.cluster.protocol.topic_configs import TopicConfigs
-from kmirror.cluster.protocol.topic_setting import TopicSetting
+from kmirror.cluster.protocol.topic_configs import TopicConfigs, TopicSetting
 from kmirror.cluster.protocol.wire import FrameError
 from tests.unit.test_markers_and_log_end import framed
 

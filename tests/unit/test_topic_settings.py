@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
+from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
 from kmirror.sync.topic_settings import (

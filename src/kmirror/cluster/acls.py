@@ -1,11 +1,11 @@
-"""ACLs as a cluster keeps them: described, created and deleted by raw requests (DescribeAcls, CreateAcls, DeleteAcls).
+"""Describe, create and delete ACLs (DescribeAcls, CreateAcls, DeleteAcls).
 
-librdkafka's describe hides why it found nothing, so these go out through `ClusterClient`. What an error code means:
+librdkafka's describe hides why it found nothing, so these go through `ClusterClient`. What an error code means:
 
 * 54 (SECURITY_DISABLED): the cluster has no authorizer; any client may do everything;
-* 31: DESCRIBE on the cluster is lacking to see ACLs, or ALTER on it to change them.
+* 31: not granted: DESCRIBE on the cluster to see ACLs, or ALTER on it to change them.
 
-Creating a binding that is there and deleting one that is not do nothing, so either may be asked again.
+Creating a binding that exists and deleting one that does not have no effect, so either may be repeated.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def describe_acls(client: ClusterClient, timeout: float | None = None) -> frozen
 
 
 def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
-    """Create ACLs; return what became of each, None for success. Needs ALTER on the cluster.
+    """Create ACLs; return the error of each, None for success. Needs ALTER on the cluster.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -103,7 +103,7 @@ def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
 
 
 def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
-    """Delete exactly these ACLs; return what became of each, None for success. Needs ALTER on the cluster.
+    """Delete exactly these ACLs; return the error of each, None for success. Needs ALTER on the cluster.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -137,9 +137,9 @@ def await_acls(
     absent: Collection[AclBinding] = (),
     timeout: float = 10.0,
 ) -> bool:
-    """Wait until every broker that answers sees the ACLs `present` and none of those `absent`; False: not in time.
+    """Wait until every broker that answers sees the ACLs `present` and none of those `absent`; False on a time-out.
 
-    A changed ACL is in force on a broker when that broker shows it; brokers learn of it one after the other.
+    A changed ACL is in force on a broker as soon as that broker returns it; they see it one after the other.
     """
     types = {one.resource_type for one in (*present, *absent)}
     wanted, unwanted = frozenset(present), frozenset(absent)
@@ -169,7 +169,7 @@ def broker_acls(
     """Return the ACLs as one broker sees them now.
 
     Raises:
-        NoAuthorizerError: that broker has none.
+        NoAuthorizerError: that broker has no authorizer.
         UnreachableError: it does not answer, or does not let us see them.
         OutcomeUnknown: its answer was lost.
     """
@@ -179,7 +179,7 @@ def broker_acls(
 
 
 def kafka_acls_line(binding: AclBinding, cluster: str, *, remove: bool = False) -> str:
-    """Return the command with which an administrator adds, or removes, an ACL; `cluster` as of `admin_options`."""
+    """Return the command that adds, or removes, an ACL; `cluster` as from `admin_options`."""
     permission = binding.permission.lower()
     where = "--cluster"
     if binding.resource_type is not ResourceType.CLUSTER:
@@ -229,7 +229,7 @@ def _decoded(answer: Any) -> Iterator[AclBinding]:
                     _OPERATIONS[acl.operation],
                     _PERMISSIONS[acl.permission_type],
                 )
-            except KeyError:  # a kind that only newer brokers know: nothing that we could judge or make
+            except KeyError:  # a type that only newer brokers know: we can neither judge nor create it
                 continue
 
 
@@ -246,8 +246,8 @@ def _change(
             time.sleep(_PAUSE_S)
         for binding, result in zip(some, results, strict=True):
             code = result.error_code
-            said = f"{what} {binding}"
-            outcomes[binding] = _refusal(client.config, code, result.error_message, said, "Alter") if code else None
+            doing = f"{what} {binding}"
+            outcomes[binding] = _refusal(client.config, code, result.error_message, doing, "Alter") if code else None
     return outcomes
 
 

@@ -10,14 +10,13 @@
         with OffsetAppender(client, TopicPartition("orders", 0), producer_id=(1 << 62) + 1) as out:
             end = out.append([Record(100, 1_700_000_000_000, b"key", b"value")])   # 101
 
-Where the log ends below the first record's offset, the offsets between are filled with markers, which no consumer is
-shown; where it ends above, the append is refused with the log end. So when `append` returns, the log ends exactly
-after the records; or it says why not.
+If the log ends before the first record's offset, the offsets between are filled with markers, which consumers are never
+shown; if it ends after it, the append is refused with the log end. So when `append` returns, the log ends exactly after
+the records; otherwise it raises an error that says why not.
 
 The topic needs `compression.type=producer`, `message.timestamp.type=CreateTime` and wide
 `message.timestamp.before/after.max.ms`, as a mirror topic has them. No other client may write to it. The rights needed:
-WRITE, READ (which DescribeProducers asks for) and DESCRIBE on the topic; ALTER or CLUSTER_ACTION on the cluster, for
-filling only.
+WRITE, READ (for DescribeProducers) and DESCRIBE on the topic; ALTER or CLUSTER_ACTION on the cluster, for filling only.
 """
 
 from __future__ import annotations
@@ -31,10 +30,18 @@ from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.protocol import markers, produce
-from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, guard
+from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.fill_plan import MAX_PRODUCER_EPOCH, Ask, Done, Failed, FillPlan, Look, Obstacle
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.fill_plan import (
+    MAX_PRODUCER_EPOCH,
+    Done,
+    Failed,
+    FillPlan,
+    Obstacle,
+    ReadLeader,
+    WriteMarkers,
+)
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run, pieces
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
@@ -52,7 +59,7 @@ from kmirror.errors import (
 
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
-#: After so long a request without an answer cannot arrive any more.
+#: Time after which a request without an answer cannot arrive any more.
 _SETTLE_S = 10.0
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
 _MARKERS_REFUSED = {Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED}
@@ -60,7 +67,7 @@ _PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEN
 
 
 class InvalidProduceOffsetError(KmirrorError):
-    """Records for offsets that the log has already; nothing was written. `log_end_offset` is the lowest it takes."""
+    """Records for offsets that the log already has; nothing was written. `log_end_offset` is the lowest it accepts."""
 
     def __init__(self, partition: TopicPartition, offset: int, log_end_offset: int) -> None:
         super().__init__(
@@ -73,8 +80,8 @@ class InvalidProduceOffsetError(KmirrorError):
         self.log_end_offset = log_end_offset
 
 
-class Seen(NamedTuple):
-    """What the partition's leader said of it."""
+class LeaderState(NamedTuple):
+    """A partition as its leader reports it; `producer` is ours, None if the leader does not remember it."""
 
     producer: ProducerState | None
     log_end: int
@@ -84,8 +91,8 @@ class Seen(NamedTuple):
 class OffsetAppender:
     """Append to one partition. It must be the only writer, and the only user of the client.
 
-    Entering reads where the log ends. After any exception but InvalidProduceOffsetError and CorruptBatchError use a new
-    one; after OutcomeUnknown not before ten seconds have passed.
+    Entering reads where the log ends. After any exception but InvalidProduceOffsetError and CorruptBatchError, use a
+    new one; after OutcomeUnknown, wait ten seconds first.
     """
 
     def __init__(self, client: ClusterClient, partition: TopicPartition, *, producer_id: int) -> None:
@@ -102,27 +109,26 @@ class OffsetAppender:
         #: The sequence number of the next record.
         self._sequence = 0
         #: True while the leader surely knows our producer id.
-        self._known = False
-        #: The timestamp of the last record that it remembers of us; None for none.
+        self._is_known = False
+        #: The timestamp of the last record of ours that it remembers; None for none.
         self.last_timestamp: int | None = None
-        #: The leader's node id, host and port, and the topic's id.
-        self._place: tuple[int, str, int, bytes] | None = None
+        self._leader: LeaderAddress | None = None
         self.log_end_offset = 0
 
     def __enter__(self) -> Self:
         """Read where the log ends.
 
         Raises:
-            BrokerError: refused, for lack of READ or DESCRIBE on the topic for instance.
+            BrokerError: refused, for instance without READ or DESCRIBE on the topic.
             UnreachableError: the partition's leader does not answer.
         """
-        self.resume(self.look())
+        self.resume(self.read_state())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._place = None
+        self._leader = None
 
     def append(self, records: Iterable[Record] | memoryview | bytes | bytearray) -> int:
         """Append records, or one whole batch of format 2, at the offsets they carry; return the new log end.
@@ -135,8 +141,8 @@ class OffsetAppender:
             HistoriesDifferError: another client wrote to the partition.
             RefusedError: another client uses the producer id, or markers may not be written.
             BrokerError: the records are refused.
-            OutcomeUnknown: whether the records, or fillings, were or will be written is not known.
-            UnreachableError: the partition's leader does not answer; nothing is on its way.
+            OutcomeUnknown: it is unknown whether the records, or markers, were or will be written.
+            UnreachableError: the partition's leader does not answer; nothing is in flight.
         """
         run = as_run(records)
         if run.base_offset < self.log_end_offset:
@@ -150,40 +156,40 @@ class OffsetAppender:
         """Fence other writers with this producer id by one marker, and continue after what they have written.
 
         Their batches and markers are refused from then on (FENCED), for as long as the leader remembers the producer
-        id. `above` is the highest producer epoch that is known to have been used; what the leader remembers counts too.
+        id. `above` is the highest producer epoch known to have been used, besides the one that the leader remembers.
 
         Raises:
             RefusedError: markers may not be written (NOT_AUTHORIZED; nothing was), or another writer fenced us.
             BrokerError: refused for another reason.
-            OutcomeUnknown: whether the marker was or will be written is not known.
-            UnreachableError: the partition's leader does not answer; nothing is on its way.
+            OutcomeUnknown: it is unknown whether the marker was or will be written.
+            UnreachableError: the partition's leader does not answer; nothing is in flight.
         """
         epoch, in_doubt = max(self._producer_epoch, above), False
         for attempt in range(_TRIES):
             epoch = min(epoch + 1, MAX_PRODUCER_EPOCH)
-            code = self._write_markers(Ask(1, epoch, self._coordinator_epoch))
+            code = self._write_markers(WriteMarkers(1, epoch, self._coordinator_epoch))
             if code in _MARKERS_REFUSED:
                 message = f"{self._partition}: no right to write markers (ALTER on the cluster)"
                 raise self._refusal(Failed(Obstacle.NOT_AUTHORIZED, message, self.log_end_offset))
             if code == Code.NONE:
-                # what was sent before and not answered has a lower epoch: it is refused from now on
-                seen = self.look(in_doubt=in_doubt)
-                if seen.producer and seen.producer.producer_epoch > epoch:
-                    raise self._refusal(Failed(Obstacle.FENCED, "another writer took over", seen.log_end))
+                # earlier requests without an answer have a lower epoch: they are refused from now on
+                state = self.read_state(in_doubt=in_doubt)
+                if state.producer and state.producer.producer_epoch > epoch:
+                    raise self._refusal(Failed(Obstacle.FENCED, "another writer took over", state.log_end))
                 self._producer_epoch, self._sequence = epoch, 0
-                self.resume(seen)
+                self.resume(state)
                 return
             in_doubt = in_doubt or code is None or code in _PERHAPS_WRITTEN
             self._client.pause(attempt)
-            self._place = None
-            seen = self._see(in_doubt)
-            if seen.producer:
-                epoch = max(epoch, seen.producer.producer_epoch)
-                self._coordinator_epoch = max(self._coordinator_epoch, seen.producer.coordinator_epoch + 1)
-        raise _given_up(f"taking over {self._partition} makes no progress", in_doubt)
+            self._leader = None
+            state = self._read_once(in_doubt)
+            if state.producer:
+                epoch = max(epoch, state.producer.producer_epoch)
+                self._coordinator_epoch = max(self._coordinator_epoch, state.producer.coordinator_epoch + 1)
+        raise _no_progress(f"taking over {self._partition} makes no progress", in_doubt)
 
     def renew(self) -> None:
-        """Write one marker, so that the leader remembers our producer id from now on, however old the records are.
+        """Write one marker, so that the leader remembers our producer id from now, however old the records are.
 
         Raises:
             as `append` where it fills.
@@ -198,33 +204,33 @@ class OffsetAppender:
         troubles, waited = 0, False
         while not isinstance(plan.step, Done):
             if troubles > _TRIES:
-                raise _given_up(f"filling {self._partition} up to offset {end} makes no progress", plan.in_doubt)
+                raise _no_progress(f"filling {self._partition} up to offset {end} makes no progress", plan.in_doubt)
             match plan.step:
-                case Ask() as ask:
-                    code = self._write_markers(ask)
+                case WriteMarkers() as step:
+                    code = self._write_markers(step)
                     troubles = 0 if code == Code.NONE else troubles + 1
                     if code is None:
                         plan.unanswered()
                     else:
                         plan.answered(code)
-                case Look():
-                    plan.looked(*self._see(plan.in_doubt))
-                    troubles += isinstance(plan.step, Look)
+                case ReadLeader():
+                    plan.leader_read(*self._read_once(plan.in_doubt))
+                    troubles += isinstance(plan.step, ReadLeader)
                 case Failed() as failed:
                     if failed.obstacle is not Obstacle.UNDECIDED or waited:
                         raise self._refusal(failed)
                     time.sleep(_SETTLE_S)
                     waited = True
                     self._coordinator_epoch = plan.unused_coordinator_epoch
-                    self.resume(self.look(in_doubt=True))
+                    self.resume(self.read_state(in_doubt=True))
                     plan = self._plan(end)
             if troubles:
                 self._client.pause(troubles)
-                self._place = None
+                self._leader = None
         self._coordinator_epoch = plan.step.coordinator_epoch
-        if plan.step.producer_epoch != self._producer_epoch or not self._known:
+        if plan.step.producer_epoch != self._producer_epoch or not self._is_known:
             self._sequence = 0
-        self._producer_epoch, self._known = plan.step.producer_epoch, True
+        self._producer_epoch, self._is_known = plan.step.producer_epoch, True
         self.log_end_offset = end
 
     def _plan(self, end: int) -> FillPlan:
@@ -235,10 +241,12 @@ class OffsetAppender:
             coordinator_epoch=self._coordinator_epoch,
         )
 
-    def _write_markers(self, ask: Ask) -> int | None:
-        """Return the leader's answer; None when there was none. What never left us is answered with "no leader"."""
+    def _write_markers(self, step: WriteMarkers) -> int | None:
+        """Return the leader's error code; None without an answer, LEADER_NOT_AVAILABLE if nothing was sent."""
         topic, partition = self._partition
-        fill = markers.Fill(topic, partition, self._producer_id, ask.producer_epoch, ask.count, ask.coordinator_epoch)
+        fill = markers.Fill(
+            topic, partition, self._producer_id, step.producer_epoch, step.count, step.coordinator_epoch
+        )
 
         def encode(connection: Connection, correlation_id: int, _: bytes) -> tuple[int, Sequence[Buffer]]:
             lowest, highest = markers.LOWEST_VERSION, markers.HIGHEST_VERSION
@@ -271,9 +279,9 @@ class OffsetAppender:
     # -- records --------------------------------------------------------------------------------------------------
 
     def append_run(self, run: Run, *, in_doubt: bool = False) -> None:
-        """Append what belongs at the log end; `in_doubt`: it was sent before, and not answered. Raises as `append`."""
+        """Append a batch at the log end; `in_doubt` if it was sent before without an answer. Raises as `append`."""
         for attempt in range(_TRIES):
-            self.guard(run)
+            self.assign_sequence(run)
             answer = self._produce(run)
             code = answer.error_code if answer else None
             if answer and code == Code.NONE:
@@ -285,7 +293,7 @@ class OffsetAppender:
                 return
             if code is None or code in _PERHAPS_WRITTEN:
                 in_doubt = True
-                if not self._known:
+                if not self._is_known:
                     time.sleep(_SETTLE_S)
             elif code == Code.INVALID_PRODUCER_EPOCH:
                 raise RefusedError(
@@ -297,34 +305,28 @@ class OffsetAppender:
                 detail = answer.error_message if answer else None
                 raise BrokerError(code, code_name(code), f"appending to {self._partition}", detail)
             self._client.pause(attempt)
-            self._place = None
-            seen = self.look(in_doubt=in_doubt)
-            if in_doubt and seen.log_end == run.next_offset:
+            self._leader = None
+            state = self.read_state(in_doubt=in_doubt)
+            if in_doubt and state.log_end == run.next_offset:
                 self.appended(run)
                 return
-            if seen.log_end != run.base_offset:
-                raise self.mismatch(f"it ends at offset {seen.log_end} instead of {run.base_offset}")
+            if state.log_end != run.base_offset:
+                raise self.mismatch(f"it ends at offset {state.log_end} instead of {run.base_offset}")
             if not in_doubt:
-                self.resume(seen)
-        raise _given_up(f"appending to {self._partition} makes no progress", in_doubt)
+                self.resume(state)
+        raise _no_progress(f"appending to {self._partition} makes no progress", in_doubt)
 
     def _produce(self, run: Run) -> produce.AppendAnswer | None:
-        """Return the leader's answer; None when there was none. What never left us is answered with "no leader"."""
+        """Return the leader's answer; None without one, LEADER_NOT_AVAILABLE if nothing was sent."""
         topic, partition = self._partition
 
         def encode(connection: Connection, correlation_id: int, topic_id: bytes) -> tuple[int, Sequence[Buffer]]:
             lowest, highest = produce.LOWEST_VERSION, produce.HIGHEST_VERSION
             version = connection.version_for(produce.API_KEY, lowest, highest, "Produce")
             append = produce.Append(topic, topic_id, partition, run.data)
-            timeout_ms = self._client.config.request_timeout_ms
-            return version, produce.request(
-                correlation_id,
-                version,
-                self._client.config.client_id,
-                [append],
-                acks=produce.ACKS_ALL,
-                timeout_ms=timeout_ms,
-            )
+            options = {"acks": produce.ACKS_ALL, "timeout_ms": self._client.config.request_timeout_ms}
+            client_id = self._client.config.client_id
+            return version, produce.request(correlation_id, version, client_id, [append], **options)
 
         try:
             version, frame = self._exchange(encode)
@@ -333,32 +335,32 @@ class OffsetAppender:
             return produce.AppendAnswer(topic, partition, Code.LEADER_NOT_AVAILABLE, -1, None)
         except (OutcomeUnknown, FrameError, ValueError):
             return None
-        if self._place:
-            self._client.connect(*self._place[:3]).note_throttle(throttle_time_ms)
+        if self._leader:
+            self._client.connect(*self._leader[:3]).note_throttle(throttle_time_ms)
         return answer
 
-    def guard(self, run: Run) -> None:
-        """Number a batch that belongs at the log end, or follows others that do and are on their way."""
+    def assign_sequence(self, run: Run) -> None:
+        """Set the producer fields of a batch for the log end, or one that follows others in flight there."""
         ahead = run.base_offset - self.log_end_offset
-        guard(run.data, self._producer_id, self._producer_epoch, (self._sequence + ahead) & SEQUENCE_MASK)
+        set_producer(run.data, self._producer_id, self._producer_epoch, (self._sequence + ahead) & SEQUENCE_MASK)
 
     def appended(self, run: Run) -> None:
-        """Note that the leader has appended this at the log end."""
+        """Note that the leader has appended this batch at the log end."""
         self._sequence = (self._sequence + run.next_offset - run.base_offset) & SEQUENCE_MASK
-        self._known = True
+        self._is_known = True
         self.last_timestamp = run.max_timestamp
         self.log_end_offset = run.next_offset
 
     def mismatch(self, what: str) -> HistoriesDifferError:
-        """Return the error for a log that ends elsewhere than where we have appended."""
+        """Return the error for a log whose end is not the one we appended to."""
         return HistoriesDifferError(
             f"{self._partition}: {what}", "another client writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
         )
 
     # -- the leader -----------------------------------------------------------------------------------------------
 
-    def _see(self, in_doubt: bool) -> Seen:
-        """Ask for the memory of our producer, the log end and the high watermark, in this order."""
+    def _read_once(self, in_doubt: bool) -> LeaderState:
+        """Read the state of our producer, the log end and the high watermark, in this order."""
         partition = self._partition
         try:
             producers = self._client.describe_producers([partition])[partition]
@@ -373,22 +375,22 @@ class OffsetAppender:
                 raise OutcomeUnknown(f"something was sent to {partition}, then: {error}") from error
             raise
         known = (producer for producer in producers.producers if producer.producer_id == self._producer_id)
-        return Seen(next(known, None), ends[0], ends[1])
+        return LeaderState(next(known, None), ends[0], ends[1])
 
-    def look(self, *, in_doubt: bool = False) -> Seen:
-        """Look until the log is replicated up to its end."""
+    def read_state(self, *, in_doubt: bool = False) -> LeaderState:
+        """Read the partition's state once the log is replicated up to its end."""
         for attempt in range(_TRIES):
-            seen = self._see(in_doubt)
-            if seen.high_watermark >= seen.log_end:
-                return seen
+            state = self._read_once(in_doubt)
+            if state.high_watermark >= state.log_end:
+                return state
             self._client.pause(attempt)
-        raise _given_up(f"{self._partition} has too few in-sync replicas", in_doubt)
+        raise _no_progress(f"{self._partition} has too few in-sync replicas", in_doubt)
 
-    def resume(self, seen: Seen) -> None:
+    def resume(self, state: LeaderState) -> None:
         """Continue from what the leader knows."""
-        self.log_end_offset = seen.log_end
-        producer = seen.producer
-        self._known = producer is not None
+        self.log_end_offset = state.log_end
+        producer = state.producer
+        self._is_known = producer is not None
         self.last_timestamp = producer.last_timestamp if producer else None
         if producer:
             self._producer_epoch = max(self._producer_epoch, producer.producer_epoch)
@@ -404,7 +406,7 @@ class OffsetAppender:
             UnreachableError: nothing was sent.
             OutcomeUnknown: it was sent, and not answered.
         """
-        self._place = node_id, host, port, topic_id = self._place or self.leader()
+        self._leader = node_id, host, port, topic_id = self._leader or self.leader()
         connection = self._client.connect(node_id, host, port)
         connection.wait_for_throttle()
         correlation_id = connection.next_correlation_id()
@@ -412,22 +414,20 @@ class OffsetAppender:
         timeout = self._client.config.request_timeout_ms / 1000
         return version, connection.exchange_frame(request, correlation_id, timeout)
 
-    def leader(self) -> tuple[int, str, int, bytes]:
-        """Return the leader's node id, host and port, and the topic's id. Raises UnreachableError."""
-        metadata = self._client.metadata([self._partition.topic])
-        leader = metadata.leader(self._partition)
-        if leader is None or leader.leader_id is None:
+    def leader(self) -> LeaderAddress:
+        """Look up the partition's leader. Raises UnreachableError."""
+        leader = self._client.metadata([self._partition.topic]).leader_address(self._partition)
+        if leader is None:
             raise ConnectFailedError(f"{self._partition} has no leader", "check that all brokers are up")
-        broker = metadata.brokers[leader.leader_id]
-        return broker.node_id, broker.host, broker.port, metadata.topics[self._partition.topic].topic_id
+        return leader
 
 
-def _given_up(message: str, in_doubt: bool) -> Exception:
+def _no_progress(message: str, in_doubt: bool) -> Exception:
     return OutcomeUnknown(message) if in_doubt else UnreachableError(message, "check that the partition's leader is up")
 
 
 def as_run(records: Iterable[Record] | memoryview | bytes | bytearray) -> Run:
-    """Make one dense batch of what is to be appended, and be sure of the offsets in it."""
+    """Make one dense batch of records, or check one that is given; every record is at the offset it carries."""
     if isinstance(records, memoryview | bytes | bytearray):
         batch = memoryview(bytearray(records))
     else:

@@ -1,4 +1,4 @@
-"""What we are authorized to do on a cluster, as its brokers tell (KIP-430). Asking changes nothing."""
+"""What we are authorized to do on a cluster, according to its brokers (KIP-430). Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OP
 
 
 def cluster_operations(client: ClusterClient) -> frozenset[int]:
-    """Return what we may do on the cluster; empty without DESCRIBE on it, which brokers require to answer."""
+    """Return our operations on the cluster; empty without DESCRIBE on it, which brokers require."""
     from kafka.protocol.admin import DescribeClusterRequest
 
     answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
@@ -25,7 +25,7 @@ def cluster_operations(client: ClusterClient) -> frozenset[int]:
 
 
 def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequence[str]) -> dict[str, list[str]]:
-    """Return which of the operations `needed` we lack on each topic, those that we lack none on left out (KIP-430).
+    """Return which of the operations `needed` we lack, by topic; topics without missing ones are left out.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -44,44 +44,44 @@ def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequen
         for topic in cluster.ask_any(request, highest=12).topics:
             if topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
                 lacking[topic.name] = ["DESCRIBE", *needed]
-            elif not topic.error_code and (missing := lacks(topic.authorized_operations, needed)):
+            elif not topic.error_code and (missing := missing_operations(topic.authorized_operations, needed)):
                 lacking[topic.name] = missing
     return lacking
 
 
-def lacks(authorized_operations: Collection[int] | None, needed: Sequence[str]) -> list[str]:
-    """Return the operations needed that are not among the authorized ones; none when the broker did not tell."""
+def missing_operations(authorized_operations: Collection[int] | None, needed: Sequence[str]) -> list[str]:
+    """Return the operations needed that are not among the authorized ones; none if the broker returned no list."""
     if not authorized_operations:
         return []
     return [name for name in needed if OPERATIONS[name] not in authorized_operations]
 
 
-def lacking_on_groups(client: ClusterClient, groups: Collection[str], needed: str) -> list[str]:
+def groups_lacking(client: ClusterClient, groups: Collection[str], needed: str) -> list[str]:
     """Return the groups, which need not exist, on which we lack a right. Raises UnreachableError."""
     from kafka.protocol.admin import DescribeGroupsRequest
 
     if not groups:
         return []
     request = DescribeGroupsRequest(groups=sorted(groups), include_authorized_operations=True)
-    # later versions say nothing of groups that do not exist
+    # later versions return no operations for groups that do not exist
     answer = client.ask_any(request, highest=5)
     return [
         one.group_id
         for one in answer.groups
         if one.error_code == Code.GROUP_AUTHORIZATION_FAILED
-        or (not one.error_code and lacks(operations_of(one.authorized_operations), (needed,)))
+        or (not one.error_code and missing_operations(operations_of(one.authorized_operations), (needed,)))
     ]
 
 
-def operations_of(told: Iterable[int] | int | None) -> frozenset[int]:
-    """Return authorized operations as codes; empty where the broker does not return them."""
-    return frozenset(told) if isinstance(told, Iterable) else frozenset()
+def operations_of(field: Iterable[int] | int | None) -> frozenset[int]:
+    """Return authorized operations as codes; empty if the broker does not return them."""
+    return frozenset(field) if isinstance(field, Iterable) else frozenset()
 
 
 def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool:
-    """Tell whether WRITE on an unused transactional id is granted; asking changes nothing.
+    """Return whether WRITE on an unused transactional id is granted. Changes nothing.
 
-    The end of a transaction is asked for that never began: without the right the broker refuses before it looks at it.
+    It ends a transaction that never began: without the right the broker refuses before it looks the transaction up.
     """
     from kafka.protocol.producer import EndTxnRequest
 

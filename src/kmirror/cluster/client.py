@@ -1,7 +1,7 @@
-"""Ask a whole cluster: one connection per broker, requests sent to the right one. Blocking; for one thread at a time.
+"""A client of one cluster: a connection per broker, requests sent to the right one. Blocking; for one thread at a time.
 
-What only reads is simply asked again when its answer is lost, on a new connection, until the time is up. What changes
-something (topics and their partition counts) is asked once; OutcomeUnknown says that it may have happened.
+A request that only reads is repeated when its answer is lost, on a new connection, until the time is up. A request that
+changes something (topics and their partition counts) is sent once; OutcomeUnknown says that it may have been executed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from kmirror.cluster.connection import Connection, UnknownHostError, Unsupported
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
-from kmirror.cluster.protocol.exchange import Exchange
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
-from kmirror.cluster.protocol.wire import NO_TOPIC_ID, FrameError, format_topic_id
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, Exchange, FrameError, format_topic_id
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 
@@ -40,15 +39,20 @@ __all__ = [
 _RETRY_PAUSE = 0.1
 #: Time each broker has to answer when all of them are asked about what one does not know.
 _EACH_SECONDS = 2.0
-#: Metadata takes ids from here on; what comes after it is not needed.
+#: The first version of Metadata that takes topic ids; nothing of later ones is needed.
 _METADATA_BY_ID = 12
-#: CreateTopics from here on knows a default replication factor, and from 7 on tells the new topic's id.
+#: The first version of CreateTopics that returns the new topic's id.
 _CREATE_TOPICS_WITH_ID = 7
-#: DeleteTopics from here on takes ids.
+#: The first version of DeleteTopics that takes topic ids.
 _DELETE_TOPICS_BY_ID = 6
-#: Reading an answer in which something is null that a broker never leaves out.
-_NO_SUCH_ANSWER = (TypeError, AttributeError)
+#: Raised by reading an answer in which something is null that a broker never leaves out.
+_MALFORMED_ANSWER = (TypeError, AttributeError)
 _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
+#: How long an idle producer id is remembered. Brokers before Kafka 3.4 (KIP-854) have only the second setting.
+_PRODUCER_EXPIRATION = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
+
+_Build = Callable[[dict[str, list[int]], ClusterMetadata], Any]
+_Read = Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +63,15 @@ class ProducersAnswer:
     producers: tuple[ProducerState, ...]
 
 
-def _metadata_request(topics: list[str] | None, before: metadata_codec.Topics | None) -> Exchange:
-    return Exchange(
-        metadata_codec.API_KEY,
-        "Metadata",
-        metadata_codec.LOWEST_VERSION,
-        metadata_codec.HIGHEST_VERSION,
-        partial(metadata_codec.request, topics=topics),
-        partial(metadata_codec.answer, before=before),
-    )
-
-
 class ClusterClient:
-    """Ask one cluster's brokers; keeps connections, and looks up leaders when they move."""
+    """Send requests to one cluster's brokers; keeps connections, and looks up leaders when they move."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self._connections: dict[int, Connection] = {}
         self._bootstrap: Connection | None = None
         self._metadata: ClusterMetadata | None = None
-        self._topics = metadata_codec.Topics()
+        self._topics = metadata_codec.TopicsCache()
 
     def __enter__(self) -> ClusterClient:
         return self
@@ -118,16 +111,16 @@ class ClusterClient:
     def ask_any(
         self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Send a request to whichever broker answers.
+        """Send a request to any broker that answers.
 
         Raises:
-            UnsupportedVersionError: it does not speak a version from `lowest` to `highest`.
-            UnreachableError: none does within `timeout` seconds (request.timeout.ms by default).
+            UnsupportedVersionError: it does not support a version from `lowest` to `highest`.
+            UnreachableError: none answers within `timeout` seconds (request.timeout.ms by default).
         """
         deadline = time.monotonic() + (timeout or self.config.request_timeout_ms / 1000)
         while True:
             try:
-                # Half of what is left, so that a broker that is silent leaves time for another one.
+                # half of the time left, so that a broker that does not answer leaves time for another one
                 patience = max((deadline - time.monotonic()) / 2, 0.1)
                 return self._any_connection(patience).request(message, lowest=lowest, highest=highest, timeout=patience)
             except (OutcomeUnknown, FrameError) as error:
@@ -149,7 +142,7 @@ class ClusterClient:
             try:
                 self._bootstrap = self._open(host, port, timeout)
             except UnreachableError as error:
-                # one that refuses us says more than one that is silent, and that one more than an unknown name
+                # a refusal says more than silence, and silence says more than an unknown host name
                 says_more = first is not None and (
                     (error.reason and not first.reason)
                     or (isinstance(first, UnknownHostError) and not isinstance(error, UnknownHostError))
@@ -172,7 +165,7 @@ class ClusterClient:
         answer, it is BROKER_NOT_AVAILABLE.
         """
         wanted = None if topics is None else list(topics)
-        found: ClusterMetadata = self.ask_any(_metadata_request(wanted, self._topics), timeout=timeout)
+        found: ClusterMetadata = self.ask_any(metadata_codec.exchange(wanted, self._topics), timeout=timeout)
         if not found.brokers:
             raise UnreachableError("the cluster reports no brokers yet", "it may still be starting; try again")
         self._metadata = found
@@ -185,7 +178,7 @@ class ClusterClient:
         self, found: ClusterMetadata, unknown: list[str], timeout: float | None
     ) -> dict[str, TopicMetadata]:
         """Ask every broker for topics that one does not know; return what those that know them say."""
-        answers = self._ask_each(found.brokers.values(), _metadata_request(unknown, None), timeout=timeout)
+        answers = self._ask_each(found.brokers.values(), metadata_codec.exchange(unknown), timeout=timeout)
         known = {name: t for answer in answers if answer for name, t in answer.topics.items() if not t.error_code}
         if all(answers):
             return known
@@ -216,10 +209,10 @@ class ClusterClient:
             return list(threads.map(ask, asked))
 
     def topic_errors(self, topic_ids: Iterable[bytes], *, timeout: float | None = None) -> dict[bytes, int]:
-        """Ask for topics by their ids of 16 bytes, and return what the broker says of each; 0 for one that is there.
+        """Ask for topics by their ids of 16 bytes, and return the error code of each; 0 for one that exists.
 
-        An id tells what is gone (UNKNOWN_TOPIC_ID) from what is forbidden (TOPIC_AUTHORIZATION_FAILED): of a name that
-        we may not see, brokers say that it is forbidden whether it exists or not (KIP-516).
+        By id, brokers distinguish a deleted topic (UNKNOWN_TOPIC_ID) from one that we may not see
+        (TOPIC_AUTHORIZATION_FAILED): by name they return the latter whether the topic exists or not (KIP-516).
 
         As with names, an id is unknown only if no broker knows it; if some broker does not answer, it is
         BROKER_NOT_AVAILABLE.
@@ -251,8 +244,8 @@ class ClusterClient:
     def per_leader(
         self,
         partitions: Iterable[TopicPartition],
-        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
-        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+        build: _Build,
+        read: _Read,
         *,
         lowest: int = 0,
         metadata: ClusterMetadata | None = None,
@@ -261,9 +254,9 @@ class ClusterClient:
         """Send one request (of version `lowest` or later) to each leader; collect (error code, answer) per partition.
 
         `build` makes the request for partitions grouped by topic; `read` yields (partition, error code, answer).
-        All leaders are asked at once: one that is silent takes no time from the others. Leaders that moved are looked
-        up again until `timeout`; what is still missing then carries its error code. `metadata` says who leads, where
-        that was just asked.
+        All leaders are asked at once, so that one that does not answer does not delay the others. Leaders that moved
+        are looked up again until `timeout`; partitions without an answer by then have an error code. Give `metadata`
+        if it was just read.
 
         Raises:
             UnreachableError: no broker of the cluster answers at all, or all leaders refuse us.
@@ -284,7 +277,12 @@ class ClusterClient:
                     answers[partition] = (code, None)
                 else:
                     by_leader[leader.leader_id].append(partition)
-            refusals = self._ask_leaders(found, by_leader, build, read, answers, lowest, deadline)
+            ask = partial(self._ask_leader, found, build, read, answers, lowest, deadline)
+            if len(by_leader) < 2:
+                refusals = list(map(ask, by_leader.items()))
+            else:
+                with ThreadPoolExecutor(len(by_leader), "kmirror-leaders") as threads:
+                    refusals = list(threads.map(ask, by_leader.items()))
             if refusals and refusals[0] and all(refusals):
                 raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}
@@ -295,38 +293,18 @@ class ClusterClient:
                 attempt += 1
         return answers
 
-    def _ask_leaders(
-        self,
-        metadata: ClusterMetadata,
-        by_leader: Mapping[int, list[TopicPartition]],
-        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
-        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
-        answers: dict[TopicPartition, tuple[int, Any]],
-        lowest: int,
-        deadline: float,
-    ) -> list[KmirrorError | None]:
-        """Ask these leaders, each over its own connection; return which of them refuse us."""
-
-        def ask(led_by: tuple[int, list[TopicPartition]]) -> KmirrorError | None:
-            return self._ask_leader(metadata, *led_by, build, read, answers, lowest, deadline)
-
-        if len(by_leader) < 2:
-            return [ask(one) for one in by_leader.items()]
-        with ThreadPoolExecutor(len(by_leader), "kmirror-leaders") as threads:
-            return list(threads.map(ask, by_leader.items()))
-
     def _ask_leader(
         self,
         metadata: ClusterMetadata,
-        node_id: int,
-        led: list[TopicPartition],
-        build: Callable[[dict[str, list[int]], ClusterMetadata], Any],
-        read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
+        build: _Build,
+        read: _Read,
         answers: dict[TopicPartition, tuple[int, Any]],
         lowest: int,
         deadline: float,
+        led_by: tuple[int, list[TopicPartition]],
     ) -> KmirrorError | None:
-        """Ask one leader; return why it refuses us, where it does."""
+        """Ask one leader for its partitions; return the error if it refuses us."""
+        node_id, led = led_by
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in sorted(led):
             by_topic[partition.topic].append(partition.partition)
@@ -347,7 +325,7 @@ class ClusterClient:
         try:
             for partition, code, value in read(answer):
                 answers[partition] = (code, value)
-        except _NO_SUCH_ANSWER:
+        except _MALFORMED_ANSWER:
             connection.close()
         return None
 
@@ -363,7 +341,7 @@ class ClusterClient:
         """Look up offsets: EARLIEST, LATEST, MAX_TIMESTAMP, or the first at or after a timestamp in epoch milliseconds.
 
         LATEST is the high watermark; with `read_committed` the last stable offset; with `log_end` the true log end.
-        `metadata` is what was just asked of these topics.
+        Give `metadata` of these topics if it was just read.
 
         Raises:
             UnsupportedVersionError: a broker before Kafka 3.0 is asked for MAX_TIMESTAMP.
@@ -379,23 +357,14 @@ class ClusterClient:
                 for topic, indexes in by_topic.items()
                 for index in indexes
             }
-            encode = partial(
-                list_offsets.request,
-                wanted=asked,
-                replica_id=list_offsets.DEBUGGING_REPLICA if log_end else list_offsets.CONSUMER,
-                isolation_level=list_offsets.READ_COMMITTED if read_committed else 0,
-                timeout_ms=self.config.request_timeout_ms,
-            )
-            return Exchange(
-                list_offsets.API_KEY, "ListOffsets", lowest, list_offsets.HIGHEST_VERSION, encode, list_offsets.answer
-            )
+            replica_id = list_offsets.DEBUGGING_REPLICA if log_end else list_offsets.CONSUMER
+            isolation_level = list_offsets.READ_COMMITTED if read_committed else 0
+            return list_offsets.exchange(asked, replica_id, isolation_level, self.config.request_timeout_ms)
 
         def read(answers: Mapping[TopicPartition, OffsetAnswer]) -> Iterable[tuple[TopicPartition, int, OffsetAnswer]]:
             for place, one in answers.items():
                 yield place, one.error_code, one
 
-        by_time = MAX_TIMESTAMP in wanted.values()
-        lowest = list_offsets.MAX_TIMESTAMP_VERSION if by_time else list_offsets.LOWEST_VERSION
         found = self.per_leader(wanted, build, read, metadata=metadata, timeout=timeout)
         return {p: value or OffsetAnswer(code, None, -1) for p, (code, value) in found.items()}
 
@@ -432,10 +401,10 @@ class ClusterClient:
         return {p: value or ProducersAnswer(code, ()) for p, (code, value) in found.items()}
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:
-        """Raise topics to these partition counts; one that has them already is fine.
+        """Increase topics to these partition counts; a topic that has them already is left as it is.
 
         Raises:
-            BrokerError: refused, for the first topic concerned.
+            BrokerError: the first refusal.
             OutcomeUnknown: not answered.
         """
         from kafka.protocol.admin import CreatePartitionsRequest
@@ -451,12 +420,12 @@ class ClusterClient:
     def create_topic(self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, str]) -> bytes:
         """Create a topic and return its id, 16 bytes or zeros; `replication_factor` -1 is the brokers' default.
 
-        Brokers learn of it one after the other: `list_offsets` waits until its leaders are ready.
+        Brokers see it one after the other: `list_offsets` waits until its leaders are ready.
 
         Raises:
             BrokerError: refused (TOPIC_ALREADY_EXISTS among others); nothing was created.
             OutcomeUnknown: not answered in time; it may exist now, or soon.
-            UnreachableError: no broker answers; nothing was asked.
+            UnreachableError: no broker answers; nothing was sent.
         """
         from kafka.protocol.admin import CreateTopicsRequest
 
@@ -476,14 +445,14 @@ class ClusterClient:
         return NO_TOPIC_ID if result.topic_id is None else bytes(result.topic_id.bytes)
 
     def delete_topics(self, topics: Iterable[str | bytes]) -> None:
-        """Delete topics, each given by its name, or by its id of 16 bytes; one that is not there is fine.
+        """Delete topics, each given by its name, or by its id of 16 bytes; one that does not exist is ignored.
 
         An id is safe where another client may have deleted the topic and created one of the same name.
 
         Raises:
-            BrokerError: one is refused, the first of them; the others are deleted.
+            BrokerError: the first refusal; the other topics are deleted.
             OutcomeUnknown: not answered in time; they may be gone now, or soon.
-            UnreachableError: no broker answers; nothing was asked.
+            UnreachableError: no broker answers; nothing was sent.
         """
         from kafka.protocol.admin import DeleteTopicsRequest
 
@@ -505,7 +474,7 @@ class ClusterClient:
                 require(result.error_code, f"deleting topic {name}", result.error_message)
 
     def _change(self, request: Any, results_of: Callable[[Any], list[Any]], what: str, *, lowest: int) -> list[Any]:
-        """Ask the controller, through any broker, for a change; again only where that surely has done nothing."""
+        """Send a change to the controller, through any broker; repeat it only if it certainly was not executed."""
         deadline = time.monotonic() + self.config.request_timeout_ms / 1000
         while True:
             results = results_of(self._any_connection().request(request, lowest=lowest))
@@ -517,7 +486,7 @@ class ClusterClient:
             time.sleep(_RETRY_PAUSE)
 
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
-        """Read broker settings; a broker that does not let us read them is left out."""
+        """Read settings of brokers; without the brokers that do not return them."""
         from kafka.protocol.admin import DescribeConfigsRequest
 
         resource_type = DescribeConfigsRequest.DescribeConfigsResource
@@ -535,6 +504,12 @@ class ClusterClient:
                 if result.error_code == 0:
                     settings[node_id] = {c.name: c.value for c in result.configs if c.value is not None}
         return settings
+
+    def producer_expiration_ms(self, node_ids: Iterable[int]) -> dict[int, int]:
+        """Return how long brokers remember an idle producer id, in milliseconds; without those that do not say."""
+        found = self.broker_configs(node_ids, list(_PRODUCER_EXPIRATION))
+        values = {node: next((own[k] for k in _PRODUCER_EXPIRATION if k in own), None) for node, own in found.items()}
+        return {node: int(value) for node, value in values.items() if value}
 
 
 def require(code: int, what: str, detail: str | None = None) -> None:

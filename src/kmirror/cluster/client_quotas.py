@@ -1,15 +1,15 @@
-"""Client quotas, and the names of SCRAM users, as a cluster keeps them; by raw requests.
+"""Client quotas, and the names of SCRAM users, of a cluster.
 
-DescribeClientQuotas takes DESCRIBE_CONFIGS on the cluster, AlterClientQuotas ALTER_CONFIGS,
-DescribeUserScramCredentials DESCRIBE: error 31 without. Of a SCRAM credential brokers reveal mechanism and iterations,
-neither salt nor key: it cannot be copied. Setting a quota that is so, or removing one that is not there, does nothing.
+DescribeClientQuotas needs DESCRIBE_CONFIGS on the cluster, AlterClientQuotas ALTER_CONFIGS,
+DescribeUserScramCredentials DESCRIBE; error 31 without. Of a SCRAM credential brokers reveal mechanism and iterations,
+neither salt nor key: it cannot be copied. Setting a quota to its value, or removing one that does not exist, does
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import groupby
-from typing import Any
 
 from kmirror.cluster.acl_commands import grant_line
 from kmirror.cluster.client import ClusterClient
@@ -19,7 +19,7 @@ from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 
 
 def describe_quotas(client: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
-    """Return all quotas, those of defaults among them. Needs DESCRIBE_CONFIGS on the cluster.
+    """Return all quotas, defaults included. Needs DESCRIBE_CONFIGS on the cluster.
 
     Raises:
         UnreachableError: the cluster does not answer, or does not let us see them (NOT_AUTHORIZED).
@@ -39,7 +39,7 @@ def describe_quotas(client: ClusterClient, timeout: float | None = None) -> froz
 def alter_quotas(
     client: ClusterClient, wanted: Collection[Quota], unwanted: Collection[Quota]
 ) -> dict[Quota, KmirrorError]:
-    """Set quotas, remove others, and return what was refused. Needs ALTER_CONFIGS on the cluster.
+    """Set quotas, remove others, and return the errors of those refused. Needs ALTER_CONFIGS on the cluster.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -85,11 +85,7 @@ def scram_users(client: ClusterClient, timeout: float | None = None) -> frozense
 
     answer = client.ask_any(DescribeUserScramCredentialsRequest(users=None), timeout=timeout)
     _raise_for(client, answer.error_code, answer.error_message, "describing SCRAM users", "DESCRIBE")
-    return frozenset(_users(answer.results))
-
-
-def _users(results: Iterable[Any]) -> Iterable[str]:
-    return (one.user for one in results if not one.error_code)
+    return frozenset(one.user for one in answer.results if not one.error_code)
 
 
 def _raise_for(client: ClusterClient, code: int, detail: str | None, what: str, right: str) -> None:

@@ -20,8 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kmirror.cluster.protocol.exchange import Exchange
-from kmirror.cluster.protocol.wire import INT32, Buffer, FrameError
+from kmirror.cluster.protocol.wire import INT32, Buffer, Exchange, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
@@ -94,7 +93,7 @@ class Connection:
         try:
             return cls._open(host, port, known)
         except UnreachableError as error:
-            another = config.with_password_as_it_is()
+            another = config.with_current_password()
             if error.reason is not Reason.AUTHENTICATION_FAILED or another == known:
                 raise
         connection = cls._open(host, port, another)
@@ -128,7 +127,7 @@ class Connection:
             # the broker's word on our certificate comes with its first answer, not with the handshake (TLS 1.3)
             refusal = error if isinstance(error, ssl.SSLError) else error.__context__
             if isinstance(refusal, ssl.SSLError):
-                what, hint = tls_refusal(refusal, config.as_files_are())
+                what, hint = tls_refusal(refusal, config.with_current_stores())
                 raise ConnectFailedError(
                     f"TLS with {host}:{port} failed: {what}", hint, Reason.AUTHENTICATION_FAILED
                 ) from None

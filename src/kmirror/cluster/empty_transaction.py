@@ -1,14 +1,14 @@
-"""Fill offsets by transactions without records, for those who may not write markers themselves. Blocking, and slow.
+"""Fill offsets by transactions without records, for principals that may not write markers. Blocking, and slow.
 
-The coordinator ends a transaction by one marker on each of its partitions (KIP-98), also where it has no records. That
-needs only WRITE on the transactional id and on the topics. Some 100 offsets a second on one partition, 10,000 over 100
-partitions in one transaction.
+The coordinator ends a transaction with one marker on each of its partitions (KIP-98), even if it has no records there.
+That needs only WRITE on the transactional id and on the topics. Some 100 offsets a second on one partition, 10,000 over
+100 partitions in one transaction.
 
-What happened to a request that got no answer is found out, so that nothing stays on its way:
+The outcome of a request without an answer is found out, so that nothing stays in flight:
 
-* EndTxn is asked again: ending a transaction that has ended writes nothing more;
-* AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch fences it, and ends what
-  it began: by one marker on each partition, or none. The caller compares the log ends.
+* EndTxn is repeated: ending a transaction that has ended writes nothing more;
+* AddPartitionsToTxn is not: it might begin another transaction later. A new producer epoch fences it, and ends what it
+  began, with one marker on each partition, or none. The caller compares the log ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
-#: How long the coordinator lets a transaction be before it aborts it.
+#: Time after which the coordinator aborts a transaction.
 TRANSACTION_TIMEOUT_MS = 60_000
 
 _CONCURRENT_TRANSACTIONS = 51
@@ -41,15 +41,16 @@ _NAMES = {
     _INVALID_TXN_STATE: "INVALID_TXN_STATE",
     _TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
 }
-#: Coordinators by transactional id; the versions in which a client names its transaction alone (KIP-890).
+#: FindCoordinator's key type for transactional ids.
 _TRANSACTION = 1
+#: The last version for clients; later ones are for brokers, with several transactions (KIP-890).
 _HIGHEST_CLIENT_VERSION = 3
 _STEP_S = 0.01
 _LONGEST_STEP_S = 0.2
 
 
 class EmptyTransactions:
-    """Write markers under one transactional id, which no other client may use meanwhile."""
+    """Write markers with one transactional id, which no other client may use at the same time."""
 
     def __init__(self, client: ClusterClient, transactional_id: str) -> None:
         self._client = client
@@ -57,14 +58,14 @@ class EmptyTransactions:
         self._timeout_s = client.config.request_timeout_ms / 1000
         #: The coordinator's node id, host and port.
         self._coordinator: tuple[int, str, int] | None = None
-        #: Producer id and epoch; None while something of an earlier transaction may be left.
+        #: Producer id and epoch; None while an earlier transaction may be open.
         self._producer: tuple[int, int] | None = None
 
     def settle(self) -> None:
-        """Fence any client that used the transactional id before, and wait for the end of what they left open.
+        """Fence any client that used the transactional id before, and wait until its open transaction has ended.
 
-        That may write a marker on each partition of theirs: compare log ends after this, not before. To be called
-        before the first `fill_once`, and after one that raised anything but OutcomeUnknown.
+        That may write a marker on each of its partitions: read log ends after this, not before. Call it before the
+        first `fill_once`, and after one that raised anything but OutcomeUnknown.
 
         Raises:
             BrokerError: refused.
@@ -84,12 +85,12 @@ class EmptyTransactions:
         self._producer = (answer.producer_id, answer.producer_epoch)
 
     def fill_once(self, partitions: Iterable[TopicPartition]) -> None:
-        """Write exactly one marker on each partition; they are written when this returns.
+        """Write exactly one marker on each partition, and return when they are written.
 
         Raises:
-            OutcomeUnknown: each partition has one marker more, or none, and nothing is on its way any more.
+            OutcomeUnknown: each partition has one more marker, or none, and nothing is in flight any more.
             BrokerError: refused; no marker was written.
-            RefusedError: another client uses the transactional id; each partition may have a marker more.
+            RefusedError: another client uses the transactional id; each partition may have one more marker.
             UnreachableError: the coordinator does not answer; a marker may still be written, until `settle`.
         """
         assert self._producer is not None, "settle first"
@@ -100,7 +101,7 @@ class EmptyTransactions:
         deadline = time.monotonic() + self._timeout_s
         try:
             self._add(producer, wanted, deadline)
-            # The first answer says that it is decided, the second that all markers are written.
+            # the first answer means that the end is decided, the second that all markers are written
             for _ in range(2):
                 self._end(producer, deadline)
         except OutcomeUnknown:
@@ -155,7 +156,7 @@ class EmptyTransactions:
         self._require(answer.error_code, "ending a transaction")
 
     def _ask(self, request: Any, deadline: float, code_of: Any, *, highest: int, repeat: bool) -> Any:
-        """Ask the coordinator until it gives an answer other than "later"; without one ask again only with `repeat`."""
+        """Ask the coordinator until its answer is not "later"; repeat a request without an answer only if `repeat`."""
         pause = _STEP_S
         trouble = "the coordinator is busy"
         while time.monotonic() < deadline:

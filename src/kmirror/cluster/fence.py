@@ -1,12 +1,12 @@
-"""Fence a producer from partitions at their leaders, for good: whatever it sends later is refused there.
+"""Fence a producer at the leaders of partitions, for good: whatever it sends later is refused there.
 
-A COMMIT marker of the producer's own id with a higher producer epoch makes a leader refuse every later batch and marker
-of a lower epoch (INVALID_PRODUCER_EPOCH), also one that knew nothing of the producer before (KIP-360). It takes one
-offset, which no consumer is ever shown. Its coordinator epoch is the highest there is: a lower one than the leader
-remembers would be refused, and by this one a fence is known again. No one writes under that id afterwards.
+A COMMIT marker with the producer's own id and a higher producer epoch makes a leader refuse every later batch and
+marker of a lower epoch (INVALID_PRODUCER_EPOCH), even if it did not know the producer before (KIP-360). It takes one
+offset, which consumers are never shown. Its coordinator epoch is the highest possible one: one lower than the leader
+remembers would be refused, and a fence is recognised by it later. No one writes with that id afterwards.
 
-Without the right to write markers (ALTER or CLUSTER_ACTION on the cluster) a record does it: a batch of the higher
-epoch, which consumers are shown.
+Without the right to write markers (ALTER or CLUSTER_ACTION on the cluster) a record has the same effect: a batch of the
+higher epoch, which consumers are shown.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from uuid import UUID
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.batch import BatchHeader, batch_headers, guard
+from kmirror.cluster.protocol.batch import BatchHeader, batch_headers, set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch, read_records
 from kmirror.cluster.reader import PartitionReader
 
-#: How long leaders that are away are looked for.
+#: How long to look for leaders that are away.
 _PATIENCE_S = 5.0
-#: How long markers may take: the first ones of many partitions are slow on a busy broker.
+#: Time that markers may take: the first ones of many partitions are slow on a busy broker.
 _ANSWER_S = 10.0
 _AT_ONCE = 200
 _ROUNDS = 3
-#: A writer that fills offsets may be one epoch further than it was a moment ago.
+#: A writer that fills offsets may have moved to a higher epoch since its epoch was read.
 _EPOCHS_AHEAD = 10
 #: A marker's value: version, coordinator epoch.
 _MARKER = struct.Struct(">hi")
@@ -42,7 +42,7 @@ _VALUE = b"mirroring stopped here"
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote a partition: its producer id, and the epoch that it knows. `known_end`: where the log ended once."""
+    """A producer to fence, and its last known epoch. `known_end` is an earlier log end, to search the fence from."""
 
     producer_id: int
     producer_epoch: int
@@ -50,43 +50,43 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """What became of one partition: the log's end before the fence, None with an error code."""
+class FenceResult:
+    """The result for one partition: the log end before the fence, None with an error code."""
 
     error_code: int
     end_offset: int | None
     #: True when the writer is fenced at the leader.
-    is_shut_out: bool = False
-    #: The writer's last sequence number before the fence; None where the leader did not know it, or was not asked.
+    is_fenced: bool = False
+    #: The writer's last sequence number before the fence; None if the leader did not know it, or was not asked.
     last_sequence: int | None = field(default=None, compare=False)
 
 
-def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Fenced]:
-    """Return where logs end, without fencing a writer. Raises UnreachableError when no broker answers."""
+def log_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, FenceResult]:
+    """Return where logs end, without fencing. Raises UnreachableError if no broker answers."""
     answers = client.list_offsets(dict.fromkeys(partitions, LATEST), log_end=True, timeout=_PATIENCE_S)
     return {
-        p: Fenced(a.error_code or (Code.LEADER_NOT_AVAILABLE if a.offset is None else 0), a.offset)
+        p: FenceResult(a.error_code or (Code.LEADER_NOT_AVAILABLE if a.offset is None else 0), a.offset)
         for p, a in answers.items()
     }
 
 
 def fence(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool = False
-) -> dict[TopicPartition, Fenced]:
-    """Fence these writers; where one is fenced already, return where its log ended then.
+) -> dict[TopicPartition, FenceResult]:
+    """Fence these writers; for one that is fenced already, return where its log ended then.
 
-    Partitions whose leader cannot be asked, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED where markers
-    may not be written. It can be called again.
+    Partitions whose leader does not answer, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED if markers may
+    not be written. It may be called again.
 
     Raises:
         UnreachableError: no broker of the cluster answers.
     """
-    found: dict[TopicPartition, Fenced] = {}
+    found: dict[TopicPartition, FenceResult] = {}
     left = dict(writers)
     for _ in range(_ROUNDS):
         found |= _fence_once(client, left, with_record=with_record)
-        # what got no answer may have been carried out: the next round knows it again
-        left = {place: left[place] for place in left if found[place].error_code == Code.BROKER_NOT_AVAILABLE}
+        # a fence without an answer may have been written: the next round finds it
+        left = {one: left[one] for one in left if found[one].error_code == Code.BROKER_NOT_AVAILABLE}
         if not left:
             break
     return found
@@ -94,46 +94,46 @@ def fence(
 
 def _fence_once(
     client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool
-) -> dict[TopicPartition, Fenced]:
+) -> dict[TopicPartition, FenceResult]:
     before = log_ends(client, writers)
-    found = {place: end for place, end in before.items() if end.error_code}
-    # in this order: a writer that was fenced before the ends were read is known as such to the leader now
+    found = {partition: end for partition, end in before.items() if end.error_code}
+    # in this order: if a writer was fenced before the ends were read, the leader knows it now
     known = client.describe_producers([p for p in writers if p not in found], timeout=_PATIENCE_S)
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}
-    for place, answer in known.items():
-        writer = writers[place]
+    for partition, answer in known.items():
+        writer = writers[partition]
         if answer.error_code:
-            found[place] = Fenced(answer.error_code, None)
+            found[partition] = FenceResult(answer.error_code, None)
             continue
         mine = next((p for p in answer.producers if p.producer_id == writer.producer_id), None)
         if mine is not None and mine.coordinator_epoch == MAX_COORDINATOR_EPOCH:
-            found[place] = _fence_there(client, place, writer, writer.known_end)
+            found[partition] = _fence_there(client, partition, writer, writer.known_end)
         else:
             epoch = max(writer.producer_epoch, mine.producer_epoch if mine else 0)
             if mine is not None and mine.last_sequence >= 0:
-                sequences[place] = mine.last_sequence
-            to_fence[place] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
+                sequences[partition] = mine.last_sequence
+            to_fence[partition] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
     codes = (_send_records if with_record else _send_markers)(client, to_fence)
-    after = log_ends(client, [place for place, code in codes.items() if not code])
-    for place, code in codes.items():
-        start = before[place].end_offset or 0
-        end = after[place].end_offset if place in after else None
+    after = log_ends(client, [partition for partition, code in codes.items() if not code])
+    for partition, code in codes.items():
+        start = before[partition].end_offset or 0
+        end = after[partition].end_offset if partition in after else None
         if end is None:
-            found[place] = Fenced(code or after[place].error_code, None)
+            found[partition] = FenceResult(code or after[partition].error_code, None)
         elif end == start + 1:
-            found[place] = Fenced(0, start, is_shut_out=True, last_sequence=sequences.get(place))
+            found[partition] = FenceResult(0, start, is_fenced=True, last_sequence=sequences.get(partition))
         else:
-            # the writer was quicker, or the request was carried out twice
-            found[place] = _fence_there(client, place, writers[place], min(start, end))
+            # the writer was faster, or the request was executed twice
+            found[partition] = _fence_there(client, partition, writers[partition], min(start, end))
     return found
 
 
-def _fence_there(client: ClusterClient, place: TopicPartition, writer: Writer, start: int) -> Fenced:
-    """Find the fence at or after `start`."""
-    reader = PartitionReader(client, place)
-    offset = first = max(start, client.list_offsets({place: EARLIEST})[place].offset or 0)
-    end = log_ends(client, [place])[place].end_offset or 0
+def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Writer, start: int) -> FenceResult:
+    """Find the fence in the log, at or after `start`."""
+    reader = PartitionReader(client, partition)
+    offset = first = max(start, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
+    end = log_ends(client, [partition])[partition].end_offset or 0
     while offset < end:
         records = reader.fetch(offset).records
         headers = list(batch_headers(records))
@@ -141,10 +141,10 @@ def _fence_there(client: ClusterClient, place: TopicPartition, writer: Writer, s
             break
         for header in headers:
             if header.producer_id == writer.producer_id and _is_fence(records, header):
-                return Fenced(0, header.base_offset, is_shut_out=True)
+                return FenceResult(0, header.base_offset, is_fenced=True)
         offset = headers[-1].next_offset
-    # deleted by now: all that is left came after it
-    return Fenced(0, first, is_shut_out=True)
+    # it has been deleted by now: everything left came after it
+    return FenceResult(0, first, is_fenced=True)
 
 
 def _is_fence(records: memoryview, header: BatchHeader) -> bool:
@@ -215,7 +215,7 @@ def _send_records(client: ClusterClient, writers: Mapping[TopicPartition, Writer
 
 def _record(writer: Writer) -> bytes:
     batch = make_batch([Record(0, time.time_ns() // 1_000_000, _KEY, _VALUE)])
-    guard(memoryview(batch), writer.producer_id, writer.producer_epoch, 0)
+    set_producer(memoryview(batch), writer.producer_id, writer.producer_epoch, 0)
     return bytes(batch)
 
 
@@ -226,8 +226,8 @@ def _in_parts(
     read: Callable[[Any], Iterable[tuple[TopicPartition, int, Any]]],
 ) -> dict[TopicPartition, int]:
     codes: dict[TopicPartition, int] = {}
-    places = sorted(writers)
-    for start in range(0, len(places), _AT_ONCE):
-        answers = client.per_leader(places[start : start + _AT_ONCE], build, read, timeout=_ANSWER_S)
-        codes |= {place: code for place, (code, _) in answers.items()}
+    partitions = sorted(writers)
+    for start in range(0, len(partitions), _AT_ONCE):
+        answers = client.per_leader(partitions[start : start + _AT_ONCE], build, read, timeout=_ANSWER_S)
+        codes |= {partition: code for partition, (code, _) in answers.items()}
     return codes

@@ -1,9 +1,9 @@
-"""Consumer groups and share groups of one cluster: which there are, what they have committed, committing for them.
+"""Consumer groups and share groups of one cluster: list them, read their committed offsets, commit for them.
 
-ListGroups is answered by every broker for the groups that it coordinates, with their state and type (version 4 and 5,
-KIP-518, KIP-848); a group that may not be seen is silently absent. Everything else goes to a group's coordinator.
-Committing for a group that does not exist makes one; with live members the broker refuses (UNKNOWN_MEMBER_ID for
-consumer groups, NON_EMPTY_GROUP for share groups). Brokers take any offset, also one outside of the log.
+Every broker answers ListGroups for the groups that it coordinates, with their state and type (version 4 and 5, KIP-518,
+KIP-848); a group that we may not see is silently left out. Everything else goes to a group's coordinator. Committing
+for a group that does not exist creates it; with live members the broker refuses (UNKNOWN_MEMBER_ID for consumer groups,
+NON_EMPTY_GROUP for share groups). Brokers accept any offset, even one outside of the log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from kmirror.cluster import share_offsets
 from kmirror.cluster.client import ClusterClient
@@ -22,21 +22,21 @@ from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedG
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
 
-#: What a broker answers for a commit while the group has members, and for one of a version it does not know.
+#: Error codes of these requests that `Code` does not name.
 UNKNOWN_MEMBER_ID = 25
 UNSUPPORTED_VERSION = 35
 NON_EMPTY_GROUP = 68
 GROUP_ID_NOT_FOUND = 69
 
 _LIST_GROUPS_WITH_STATE = 4
-#: From here on one request may ask for several coordinators.
+#: The first version of FindCoordinator for several groups at once.
 _COORDINATORS_OF_MANY = 4
-#: OffsetFetch tells of all topics of a group from here on, and from 8 on of several groups.
+#: The first versions of OffsetFetch for all topics of a group, and for several groups.
 _OFFSET_FETCH_OF_ALL_TOPICS = 2
 _OFFSET_FETCH_OF_MANY = 8
-#: Both address topics by name up to here, by id after it.
+#: The last version of OffsetFetch and OffsetCommit with topic names; later ones have ids.
 _BY_NAME = 9
-#: An answer holds every partition of these.
+#: One answer holds every partition of this many groups.
 _GROUPS_AT_ONCE = 50
 #: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
@@ -47,11 +47,9 @@ _COORDINATOR_MOVED = {
     Code.BROKER_NOT_AVAILABLE,
 }
 
-Answer = TypeVar("Answer")
-
 
 class ClusterGroups:
-    """Ask and change the groups of one cluster, over its client's connections; for one thread at a time."""
+    """Read and change the groups of one cluster, over its client's connections; for one thread at a time."""
 
     def __init__(self, client: ClusterClient, timeout: float | None = None) -> None:
         self.client = client
@@ -64,7 +62,7 @@ class ClusterGroups:
 
         Raises:
             UnreachableError: a broker does not answer, so that groups would be missing.
-            BrokerError: a broker refuses to tell.
+            BrokerError: a broker refuses.
         """
         from kafka.protocol.admin import ListGroupsRequest
 
@@ -92,7 +90,7 @@ class ClusterGroups:
             self.client.pause(0)
 
     def committed(self, groups: Mapping[str, GroupKind]) -> dict[str, dict[TopicPartition, Committed] | int]:
-        """Return what groups have committed, for all topics that we may see; or the error code of a group.
+        """Return the committed offsets of groups, for all topics that we may see; or the error code of a group.
 
         A group that does not exist has committed nothing.
 
@@ -121,10 +119,10 @@ class ClusterGroups:
     def commit(
         self, group: str, kind: GroupKind, offsets: Offsets, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Commit offsets for a group, and return an error code for each; 0 is done.
+        """Commit offsets for a group, and return an error code for each; 0 for success.
 
-        What is not answered is asked again: the same offsets may be committed twice. A code of REQUEST_TIMED_OUT or
-        BROKER_NOT_AVAILABLE leaves open whether it was done.
+        A request without an answer is repeated: the same offsets may be committed twice. With REQUEST_TIMED_OUT or
+        BROKER_NOT_AVAILABLE it is unknown whether they were committed.
 
         Raises:
             UnreachableError: no broker answers.
@@ -144,7 +142,7 @@ class ClusterGroups:
     def _per_coordinator(
         self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
     ) -> dict[str, Any]:
-        """Ask each group's coordinator; an answer that is an int is an error code, tried again while it may pass."""
+        """Ask each group's coordinator; an answer that is an int is an error code, and retried if it is transient."""
         deadline = time.monotonic() + timeout
         found: dict[str, Any] = dict.fromkeys(groups, int(Code.COORDINATOR_NOT_AVAILABLE))
         missing, attempt = list(groups), 0
@@ -175,7 +173,7 @@ class ClusterGroups:
             attempt += 1
 
     def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
-        """Learn who coordinates groups; return an error code for each that has none now."""
+        """Look up the coordinators of groups; return an error code for each that has none now."""
         from kafka.protocol.metadata import FindCoordinatorRequest
 
         wanted = list(groups)
@@ -187,8 +185,8 @@ class ClusterGroups:
             answer = self.client.ask_any(request, timeout=max(deadline - time.monotonic(), 0.1))
             # before version 4 (Kafka 3.0) a request has one key, and its answer does not repeat it
             several = answer.API_VERSION >= _COORDINATORS_OF_MANY
-            told = [(one.key, one) for one in answer.coordinators] if several else [(wanted[0], answer)]
-            for group, one in told:
+            found = [(one.key, one) for one in answer.coordinators] if several else [(wanted[0], answer)]
+            for group, one in found:
                 if one.error_code:
                     codes[group] = one.error_code
                 else:
@@ -229,19 +227,19 @@ def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dic
     version = connection.version_for(
         OffsetFetchRequest.API_KEY, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME, OffsetFetchRequest.name
     )
-    told: list[tuple[str, Any]] = []
+    answers: list[tuple[str, Any]] = []
     if version >= _OFFSET_FETCH_OF_MANY:
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
         wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
         request = OffsetFetchRequest(groups=wanted, require_stable=False)
         answer = connection.request(request, highest=version, timeout=timeout)
-        told = [(group.group_id, group) for group in answer.groups]
+        answers = [(group.group_id, group) for group in answer.groups]
     else:
         for name in groups:
             request = OffsetFetchRequest(group_id=name, topics=None, require_stable=False)
-            told.append((name, connection.request(request, highest=version, timeout=timeout)))
+            answers.append((name, connection.request(request, highest=version, timeout=timeout)))
     found: dict[str, Any] = {}
-    for name, group in told:
+    for name, group in answers:
         if group.error_code not in (0, GROUP_ID_NOT_FOUND):
             found[name] = group.error_code
             continue
@@ -262,7 +260,7 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
     for place, committed in sorted(offsets.items()):
         by_topic[place.topic].append(
-            # the epoch would be the source's: the destination's leaders count their own
+            # no epoch: it would be the source's, and the destination's leaders count their own
             partition_type(
                 partition_index=place.partition,
                 committed_offset=committed.offset,
@@ -283,6 +281,6 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
 
 
 def _worst_of(codes: dict[TopicPartition, int]) -> dict[TopicPartition, int] | int:
-    """Return one code for all where that means to ask again elsewhere: brokers give it for each partition."""
+    """Return one code for all if the coordinator has moved, which brokers report for each partition; else `codes`."""
     moved = [code for code in codes.values() if code in _COORDINATOR_MOVED]
     return moved[0] if moved else codes

@@ -1,4 +1,4 @@
-"""How much room brokers have on their disks, and how much of it a topic takes (DescribeLogDirs, KIP-827)."""
+"""The free space on brokers' disks, and the size of topics there (DescribeLogDirs, KIP-827)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
-#: From here on brokers tell the size of their disks.
+#: The first version with the sizes of disks.
 _WITH_SIZES = 4
 _TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes that all replicas of a topic take, and that are free on all brokers' disks together."""
+    """Bytes that all replicas of a topic take, and bytes free on all brokers' disks together."""
 
     topic_bytes: int
     free_bytes: int
 
 
 def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
-    """Return it as far as brokers tell; None where one of them does not (it needs DESCRIBE on the cluster).
+    """Return the disk use of a topic; None if a broker does not return it (it needs DESCRIBE on the cluster).
 
     Raises:
         UnreachableError: no broker answers.
@@ -42,7 +42,7 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
             return None
         if answer.error_code or any(found.error_code or found.usable_bytes < 0 for found in answer.results):
             return None
-        # directories on one disk tell the same of it
+        # directories on the same disk report the same sizes
         disks = {(found.total_bytes, found.usable_bytes) for found in answer.results}
         free += sum(usable for _, usable in disks)
         taken += sum(
@@ -56,7 +56,7 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
 
 
 def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Ask the leaders how many bytes they store of each partition; empty without the right to know (DESCRIBE, cluster).
+    """Return how many bytes leaders store of each partition; empty without the right (DESCRIBE on the cluster).
 
     Raises:
         UnreachableError: no broker answers.
@@ -79,7 +79,7 @@ def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition])
             for partition in topic.partitions
             if not partition.is_future_key
         }
-        # what is not returned is not asked for again
+        # partitions that are not returned are not asked for again
         yield from ((partition, 0, sizes.get(partition)) for partition in asked)
 
     answers = client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)

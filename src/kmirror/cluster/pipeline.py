@@ -1,18 +1,18 @@
 """Append records at the offsets they carry, to many partitions at once and without waiting for each answer.
 
     with AppendPipeline(config, producer_id=(1 << 62) + 1) as out:
-        under_way = [out.append(TopicPartition("orders", n % 12), [record]) for n, record in ...]
+        futures = [out.append(TopicPartition("orders", n % 12), [record]) for n, record in ...]
 
-What is appended to a partition while its leader is busy goes out as one batch; a request holds a batch for each of a
-broker's partitions, and up to five requests to a broker are on their way. `result()` of what `append` returns is the
-log end after its records, and every answer's offset is compared.
+Records for a partition whose leader is busy are collected into one batch; a request holds a batch for each of a
+broker's partitions, and up to five requests to a broker are in flight. `result()` of what `append` returns is the log
+end after its records; the offset in every answer is checked.
 
-The rules are those of `kmirror.cluster.append`, which also does all that is not plain: filling, and what follows a lost
-connection, a moved leader or a refusal. A batch goes out behind another one only while the leader surely remembers our
-producer id, so that a second batch cannot land in the place of a refused first one.
+The rules are those of `kmirror.cluster.append`, which also does everything out of the ordinary: filling, and recovery
+from a lost connection, a moved leader or a refusal. A batch is sent before the one before it is answered only while the
+leader surely remembers our producer id, so that a second batch cannot land in the place of a refused first one.
 
-Where an append fails, nothing behind it is sent to its partition any more: those fail with
-`AppendStoppedError`, which says from which offset to go on, and `append` raises it until `resume` is called.
+After an append fails, nothing more is sent to its partition: later appends fail with `AppendStoppedError`, which says
+from which offset to continue, and `append` raises it until `resume` is called.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from typing import Any, Self, TypeVar
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import Connection, Stream
-from kmirror.cluster.pipeline_queue import UNMADE, Appending, AppendStoppedError, Batch, PartitionQueue
-from kmirror.cluster.producer_expiration import producer_expiration_ms
+from kmirror.cluster.pipeline_queue import UNBUILT, Appending, AppendStoppedError, Batch, PartitionQueue
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.records import Record
 from kmirror.cluster.protocol.wire import INT32, FrameError
 from kmirror.cluster.security.client_config import ClientConfig
@@ -47,13 +46,13 @@ REQUESTS_IN_FLIGHT = 5
 _REQUEST_BYTES = 1 << 20
 #: `append` waits while more than this is neither appended nor refused.
 _MOST_BYTES = 16 << 20
-#: A request goes out when so much waits to be sent, or when the last one went out so long ago.
+#: A request is sent when this much waits to be sent, or this long after the last one.
 _ENOUGH_BYTES = 64 << 10
 _LINGER_S = 0.005
 _ANSWER_BYTES = 64 << 10
-#: After so long a request without an answer cannot arrive any more.
+#: Time after which a request without an answer cannot arrive any more.
 _SETTLE_S = 10.0
-#: How often it is looked whether a broker's throttle is over.
+#: How often to check whether a broker's throttle is over.
 _THROTTLE_S = 0.05
 _LONG_S = 3600.0
 _PERHAPS_WRITTEN = {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
@@ -70,7 +69,7 @@ class _Request:
 
 
 class _Broker:
-    """A connection to a broker, and what is on its way there."""
+    """A connection to a broker, and the requests in flight on it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -91,8 +90,8 @@ class _Broker:
 class AppendPipeline:
     """Append to partitions of one cluster from a thread of its own; it must be their only writer.
 
-    `append` may be called by any thread; calls for one partition in the order of its offsets. Leaving the block waits
-    for all answers.
+    `append` may be called by any thread, for one partition in the order of offsets. Leaving the block waits for all
+    answers.
     """
 
     def __init__(self, config: ClientConfig, *, producer_id: int) -> None:
@@ -104,7 +103,7 @@ class AppendPipeline:
         self._selector = selectors.DefaultSelector()
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._waker, selectors.EVENT_READ)
-        #: Guards what callers and the thread share: queues, what is below, and `next_offset` and `stopped` of each.
+        #: Guards what callers and the thread share: the fields below, and `inbox`, `next_offset`, `stopped` of queues.
         self._changed = threading.Condition()
         self._ready: dict[PartitionQueue, None] = {}
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -113,7 +112,7 @@ class AppendPipeline:
         self._is_idle = False
         self._is_over = False
         self._fault: BaseException | None = None
-        #: Of the bytes given to `append`, those that are on their way.
+        #: Of the bytes given to `append`, those in flight.
         self._bytes_in_flight = 0
         self._thread = threading.Thread(target=self._run, name="append-pipeline", daemon=True)
 
@@ -124,7 +123,7 @@ class AppendPipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for all answers, and let go of all connections. Raises what `flush` does, unless another error is up."""
+        """Wait for all answers, and close all connections. Raises as `flush`, unless another error is being raised."""
         try:
             if error is None:
                 self.flush()
@@ -136,7 +135,7 @@ class AppendPipeline:
             os.close(self._waker)
 
     def log_end_offset(self, partition: TopicPartition) -> int:
-        """Return where the next append belongs, after all that are on their way.
+        """Return the offset of the next append, after all that are in flight.
 
         Raises:
             as `OffsetAppender.__enter__`; AppendStoppedError.
@@ -152,10 +151,10 @@ class AppendPipeline:
     ) -> Appending:
         """Append records, or one whole batch of format 2, at the offsets they carry; its result is the new log end.
 
-        Offsets between what came before and the first record are filled. Waits while much is on its way.
+        Offsets between the previous append and the first record are filled. Blocks while too much is in flight.
 
         Raises:
-            InvalidProduceOffsetError: the log, with what is on its way, ends above the first offset.
+            InvalidProduceOffsetError: the log, with what is in flight, ends above the first offset.
             CorruptBatchError: the offsets are not consecutive, or the batch is broken.
             AppendStoppedError: an append before it failed; call `resume`.
             as `OffsetAppender.__enter__`, for the first append to a partition.
@@ -165,7 +164,7 @@ class AppendPipeline:
         with self._changed:
             while self._bytes >= _MOST_BYTES and found.stopped is None and self._fault is None:
                 self._changed.wait()
-            self._require_life()
+            self._require_open()
             if found.stopped is not None:
                 raise found.stopped
             if item.base_offset < found.next_offset:
@@ -181,45 +180,45 @@ class AppendPipeline:
         return item
 
     def resume(self, partition: TopicPartition) -> int:
-        """Read where the log ends after an append failed, and go on from there. Raises as `OffsetAppender.__enter__`.
+        """Read where the log ends after an append failed, and continue there. Raises as `OffsetAppender.__enter__`.
 
-        After OutcomeUnknown not before ten seconds have passed.
+        After OutcomeUnknown, wait ten seconds first.
         """
-        return self._ask(lambda: self._opened(partition)).next_offset
+        return self._call(lambda: self._opened(partition)).next_offset
 
     def flush(self) -> None:
-        """Wait until all is answered.
+        """Wait until everything is answered.
 
         Raises:
-            AppendStoppedError: a partition has stopped, the first of them.
+            AppendStoppedError: of the first partition that has stopped.
         """
         with self._changed:
             while self._open_items and self._fault is None:
                 self._changed.wait()
-            self._require_life()
+            self._require_open()
             for found in self._partitions.values():
                 if found.stopped is not None:
                     raise found.stopped
 
-    def _require_life(self) -> None:
+    def _require_open(self) -> None:
         if self._fault is not None:
             raise KmirrorError(f"the pipeline has failed: {self._fault!r}", "use a new one") from self._fault
         if self._is_over:
             raise KmirrorError("the pipeline is closed", "use a new one")
 
-    def _partition(self, place: TopicPartition) -> PartitionQueue:
-        found = self._partitions.get(place)
-        return found or self._ask(lambda: self._partitions.get(place) or self._opened(place))
+    def _partition(self, partition: TopicPartition) -> PartitionQueue:
+        found = self._partitions.get(partition)
+        return found or self._call(lambda: self._partitions.get(partition) or self._opened(partition))
 
-    def _ask(self, question: Callable[[], T]) -> T:
-        """Have the thread do something, and return the result."""
-        answer: Future[T] = Future()
+    def _call(self, function: Callable[[], T]) -> T:
+        """Have the thread call a function, and return its result."""
+        future: Future[T] = Future()
         with self._changed:
-            self._require_life()
-            self._commands.append((question, answer))
+            self._require_open()
+            self._commands.append((function, future))
             self._is_idle = False
         self._wake()
-        return answer.result()
+        return future.result()
 
     def _wake(self) -> None:
         os.eventfd_write(self._waker, 1)
@@ -237,7 +236,7 @@ class AppendPipeline:
             self._end(fault)
 
     def _end(self, fault: BaseException | None) -> None:
-        """Leave nobody waiting, and let go of all connections."""
+        """Fail everything that waits, and close all connections."""
         why = "the pipeline was closed" if fault is None else f"the pipeline has failed: {fault!r}"
         with self._changed:
             self._fault, self._is_over = fault, True
@@ -245,8 +244,8 @@ class AppendPipeline:
             self._commands.popleft()[1].set_exception(KmirrorError(why, "use a new one"))
         for found in self._partitions.values():
             sent = [item for batch in (*found.unsettled, *found.in_flight) for item in batch.items]
-            self._fail(sent, OutcomeUnknown(f"appending to {found.place}: {why}"))
-            self._fail([*found.queue, *found.inbox], AppendStoppedError(found.place, None, why))
+            self._fail(sent, OutcomeUnknown(f"appending to {found.partition}: {why}"))
+            self._fail([*found.queue, *found.inbox], AppendStoppedError(found.partition, None, why))
         for broker in self._brokers.values():
             broker.stream.close()
         self._selector.close()
@@ -254,22 +253,22 @@ class AppendPipeline:
 
     def _turn(self) -> None:
         while self._commands:
-            question, answer = self._commands.popleft()
+            function, future = self._commands.popleft()
             try:
-                answer.set_result(question())
+                future.set_result(function())
             except Exception as error:
-                answer.set_exception(error)
+                future.set_exception(error)
         with self._changed:
             ready, self._ready = self._ready, {}
             for found in ready:
                 found.queue += found.inbox
                 found.inbox.clear()
         for found in ready:
-            if found.needs_care:
-                self._care_for(found)
+            if found.is_blocked:
+                self._unblock(found)
         left = self._send(ready)
         with self._changed:
-            # what callers have added meanwhile comes after what waits
+            # what callers added in the meantime comes after what already waits
             self._ready = {**dict.fromkeys(left), **self._ready}
             now = time.monotonic()
             pause = min((self._pause(found, now) for found in self._ready), default=None)
@@ -279,39 +278,40 @@ class AppendPipeline:
         self._receive(None if self._is_idle else pause)
 
     def _pause(self, found: PartitionQueue, now: float) -> float:
-        """Return for how long nothing can be done about a partition, unless an answer comes."""
-        if found.inbox or found.needs_care:
+        """Return for how many seconds nothing can be done for a partition, unless an answer comes."""
+        if found.inbox or found.is_blocked:
             return 0
-        broker = self._brokers.get(found.leader[0]) if found.leader else None
+        broker = self._brokers.get(found.leader.node_id) if found.leader else None
         if broker is None or not found.may_send or not broker.has_room:
             return _LONG_S
         return 0 if self._is_due(broker, now) else max(0.0, broker.last_sent_at + _LINGER_S - now)
 
     def _is_due(self, broker: _Broker, now: float) -> bool:
-        """Tell whether a request is to go out to a broker now."""
+        """Return whether to send a request to a broker now."""
         is_due = self._bytes - self._bytes_in_flight >= _ENOUGH_BYTES or now - broker.last_sent_at >= _LINGER_S
         return is_due and broker.has_room
 
-    def _opened(self, place: TopicPartition) -> PartitionQueue:
-        before = self._partitions.get(place)
+    def _opened(self, partition: TopicPartition) -> PartitionQueue:
+        before = self._partitions.get(partition)
         if before is not None and before.stopped is None:
-            raise KmirrorError(f"{place} has not stopped", "resume only what has stopped")
-        found = PartitionQueue(place, OffsetAppender(self._client, place, producer_id=self._producer_id).__enter__())
+            raise KmirrorError(f"{partition} has not stopped", "resume only a partition that has stopped")
+        appender = OffsetAppender(self._client, partition, producer_id=self._producer_id)
+        found = PartitionQueue(partition, appender.__enter__())
         with self._changed:
-            self._partitions[place] = found
+            self._partitions[partition] = found
         return found
 
-    def _care_for(self, found: PartitionQueue) -> None:
-        """Do what is not plain: recover from trouble, look up the leader, fill what lies before the next records."""
+    def _unblock(self, found: PartitionQueue) -> None:
+        """Recover from a failure, look up the leader, or fill the offsets before the next records."""
         if not found.is_troubled and found.leader is None:
             try:
                 leader = found.appender.leader()
-                told = producer_expiration_ms(self._client, [leader[0]])
-                self._connected(leader)
-                found.leader, found.expiration_ms = leader, told.get(leader[0])
+                expiration_ms = self._client.producer_expiration_ms([leader.node_id]).get(leader.node_id)
+                self._connect(leader)
+                found.leader, found.expiration_ms = leader, expiration_ms
             except UnreachableError:
-                # what is patient finds out whether that lasts
-                found.unsettled.append(Batch([found.queue.popleft()], UNMADE))
+                # `_recover` retries, and so finds out whether that lasts
+                found.unsettled.append(Batch([found.queue.popleft()], UNBUILT))
                 found.is_troubled = True
             except Exception as error:
                 self._stop(found, error)
@@ -323,12 +323,12 @@ class AppendPipeline:
             except Exception as error:
                 self._stop(found, error)
 
-    def _connected(self, leader: tuple[int, str, int, bytes]) -> _Broker:
+    def _connect(self, leader: LeaderAddress) -> None:
         node_id, host, port, _ = leader
         known = self._brokers.get(node_id)
         if known is not None:
             if not known.connection.must_be_replaced or known.requests:
-                return known
+                return
             self._disconnect(node_id, known)
         connection = Connection.open(host, port, self._config)
         try:
@@ -337,7 +337,6 @@ class AppendPipeline:
             connection.close()
             raise
         self._selector.register(broker.stream.fileno(), selectors.EVENT_READ, node_id)
-        return broker
 
     def _disconnect(self, node_id: int, broker: _Broker) -> None:
         self._selector.unregister(broker.stream.fileno())
@@ -345,25 +344,25 @@ class AppendPipeline:
         del self._brokers[node_id]
 
     def _send(self, ready: Iterable[PartitionQueue]) -> list[PartitionQueue]:
-        """Send what may go out, a request to each broker; return the partitions that have more."""
+        """Send what may be sent, a request to each broker; return the partitions that have more."""
         left: list[PartitionQueue] = []
         requests: dict[int, tuple[list[produce.Append], list[tuple[PartitionQueue, Batch]]]] = {}
         sizes: dict[int, int] = {}
         now = time.monotonic()
         for found in ready:
-            broker = self._brokers.get(found.leader[0]) if found.leader else None
+            broker = self._brokers.get(found.leader.node_id) if found.leader else None
             if broker is None or found.leader is None or (broker.connection.must_be_replaced and not broker.requests):
                 found.leader = None
             elif found.may_send and self._is_due(broker, now):
-                node_id = found.leader[0]
+                node_id = found.leader.node_id
                 if sizes.get(node_id, 0) < _REQUEST_BYTES:
                     with suppress(CorruptBatchError):
                         batch = found.next_batch()
-                        found.appender.guard(batch.run)
+                        found.appender.assign_sequence(batch.run)
                         found.in_flight.append(batch)
                         appends, sent = requests.setdefault(node_id, ([], []))
-                        topic, partition = found.place
-                        appends.append(produce.Append(topic, found.leader[3], partition, batch.run.data))
+                        topic, partition = found.partition
+                        appends.append(produce.Append(topic, found.leader.topic_id, partition, batch.run.data))
                         sent.append((found, batch))
                         self._bytes_in_flight += batch.size
                         sizes[node_id] = sizes.get(node_id, 0) + len(batch.run.data)
@@ -391,7 +390,7 @@ class AppendPipeline:
         return left
 
     def _receive(self, timeout: float | None) -> None:
-        """Take what has come; wait for it, or for a caller, where there is nothing else to do."""
+        """Read answers; wait `timeout` seconds for them or for a caller, None for as long as it takes."""
         oldest = min((b.requests[0].sent_at for b in self._brokers.values() if b.requests), default=None)
         patience = self._config.request_timeout_ms / 1000
         if timeout is None and oldest is not None:
@@ -421,13 +420,13 @@ class AppendPipeline:
         answers, throttle_time_ms = produce.answer(frame, broker.version)
         broker.connection.note_throttle(throttle_time_ms)
         by_id = broker.version >= produce.FIRST_VERSION_WITH_TOPIC_IDS
-        told = {(answer.topic, answer.partition): answer for answer in answers}
+        by_partition = {(answer.topic, answer.partition): answer for answer in answers}
         for found, batch in broker.requests.popleft().batches:
-            topic = found.leader[3] if by_id and found.leader else found.place.topic
-            self._settle(found, batch, told.get((topic, found.place.partition)))
+            topic = found.leader.topic_id if by_id and found.leader else found.partition.topic
+            self._settle(found, batch, by_partition.get((topic, found.partition.partition)))
 
     def _settle(self, found: PartitionQueue, batch: Batch, answer: produce.AppendAnswer | None) -> None:
-        """Take one partition's answer; None: there was none. Answers come in the order of the batches."""
+        """Take one partition's answer, None if there was none. Answers come in the order of the batches."""
         found.in_flight.popleft()
         self._bytes_in_flight -= batch.size
         code = None if answer is None else answer.error_code
@@ -445,16 +444,16 @@ class AppendPipeline:
             self._ready[found] = None
 
     def _lost(self, node_id: int, broker: _Broker) -> None:
-        """Note that nobody knows what became of all that is on its way to a broker."""
+        """Note that the outcome of everything in flight to a broker is unknown."""
         self._disconnect(node_id, broker)
         for request in broker.requests:
             for found, batch in request.batches:
                 self._settle(found, batch, None)
 
-    # -- what is not plain --------------------------------------------------------------------------------------------
+    # -- recovery -----------------------------------------------------------------------------------------------------
 
     def _recover(self, found: PartitionQueue) -> None:
-        """See what became of batches that were not plainly appended; append the others, one after the other."""
+        """Find out which unsettled batches were appended; append the others, one after the other."""
         out, unsettled = found.appender, found.unsettled
         found.leader = None
         try:
@@ -464,33 +463,33 @@ class AppendPipeline:
             if found.in_doubt:
                 if not found.is_remembered:
                     time.sleep(_SETTLE_S)
-                seen = out.look(in_doubt=True)
-                ends = [out.log_end_offset, *(batch.run.next_offset for batch in unsettled if batch.run is not UNMADE)]
-                if seen.log_end not in ends:
-                    raise out.mismatch(f"it ends at offset {seen.log_end} instead of {out.log_end_offset}")
-                for _ in range(ends.index(seen.log_end)):
+                state = out.read_state(in_doubt=True)
+                ends = [out.log_end_offset, *(batch.run.next_offset for batch in unsettled if batch.run is not UNBUILT)]
+                if state.log_end not in ends:
+                    raise out.mismatch(f"it ends at offset {state.log_end} instead of {out.log_end_offset}")
+                for _ in range(ends.index(state.log_end)):
                     out.appended(unsettled[0].run)
                     self._succeed(unsettled.popleft().items)
-                out.resume(seen)
+                out.resume(state)
             while unsettled:
-                self._append_patiently(found, unsettled[0])
+                self._append_blocking(found, unsettled[0])
                 unsettled.popleft()
             found.is_troubled = found.in_doubt = False
         except Exception as error:
             self._stop(found, error)
 
-    def _append_patiently(self, found: PartitionQueue, batch: Batch) -> None:
+    def _append_blocking(self, found: PartitionQueue, batch: Batch) -> None:
         out = found.appender
         try:
-            if batch.run is not UNMADE:
+            if batch.run is not UNBUILT:
                 out.append_run(batch.run, in_doubt=found.in_doubt)
                 self._succeed(batch.items)
                 return
         except BrokerError:
             if len(batch.items) == 1:
                 raise
-            out.resume(out.look())
-        # put together they are refused, or cannot be put together
+            out.resume(out.read_state())
+        # the batch is refused, or could not be built: append its items one by one
         while batch.items:
             run = batch.items[0].as_run()
             if run.base_offset > out.log_end_offset:
@@ -499,10 +498,10 @@ class AppendPipeline:
             self._succeed([batch.items.pop(0)])
 
     def _stop(self, found: PartitionQueue, error: Exception) -> None:
-        """Fail what is left of a partition: the append that went wrong, those sent with it, and those behind."""
+        """Fail what is left of a partition: the append that failed, those sent with it, and those after it."""
         sent = [item for batch in found.unsettled for item in batch.items]
         found.unsettled.clear()
-        stopped = AppendStoppedError(found.place, None, str(error))
+        stopped = AppendStoppedError(found.partition, None, str(error))
         with self._changed:
             found.stopped = stopped
             waiting = [*found.queue, *found.inbox]
@@ -512,28 +511,28 @@ class AppendPipeline:
             sent.append(waiting.pop(0))
         if not isinstance(error, OutcomeUnknown):
             with suppress(KmirrorError, OutcomeUnknown):
-                stopped = AppendStoppedError(found.place, found.appender.look().log_end, str(error))
+                stopped = AppendStoppedError(found.partition, found.appender.read_state().log_end, str(error))
         stopped.__cause__ = error
         with self._changed:
             found.stopped = stopped
         if isinstance(error, BrokerError | CorruptBatchError):
-            sent, behind = sent[:1], sent[1:]
-            waiting = behind + waiting
+            sent, later = sent[:1], sent[1:]
+            waiting = later + waiting
         self._fail(sent, error)
         self._fail(waiting, stopped)
 
     def _succeed(self, items: Sequence[Appending]) -> None:
         for item in items:
             item.end()
-        self._let_go(items)
+        self._release(items)
 
     def _fail(self, items: Iterable[Appending], error: Exception) -> None:
         failed = list(items)
         for item in failed:
             item.end(error)
-        self._let_go(failed)
+        self._release(failed)
 
-    def _let_go(self, items: Sequence[Appending]) -> None:
+    def _release(self, items: Sequence[Appending]) -> None:
         with self._changed:
             self._bytes -= sum(item.size for item in items)
             self._open_items -= len(items)

@@ -1,4 +1,4 @@
-"""What waits to be appended to one partition, what is on its way there, and what may go out now. No I/O here."""
+"""The queue of appends to one partition: what waits, what is in flight, and what may be sent now. No I/O here."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 
 from kmirror.cluster.append import OffsetAppender, as_run
 from kmirror.cluster.protocol.batch import CorruptBatchError
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.errors import KmirrorError
 
 _BATCH_BYTES = 256 << 10
-#: What a record takes beside its key, value and headers, roughly.
+#: The approximate size of a record without its key, value and headers.
 _RECORD_BYTES = 16
-#: Clocks may differ by this much before the age of the leader's memory is misjudged.
+#: The largest clock difference at which we still judge correctly whether the leader remembers our producer id.
 _CLOCK_SLACK_MS = 30_000
 
 
 class AppendStoppedError(KmirrorError):
-    """An append that was not tried because one before it failed; go on from `log_end_offset` after `resume`.
+    """An append that was not tried because an earlier one failed; continue from `log_end_offset` after `resume`.
 
-    `log_end_offset` is None where it is not known, because the fate of what was sent is not: wait ten seconds.
+    `log_end_offset` is None if it is unknown, because the outcome of what was sent is: wait ten seconds.
     """
 
     def __init__(self, partition: TopicPartition, log_end_offset: int | None, why: str) -> None:
@@ -40,7 +40,7 @@ class AppendStoppedError(KmirrorError):
 
 
 class Appending:
-    """One call of `append`, on its way: records to be put into a batch, or a batch as it is (`run`)."""
+    """The future of one call of `append`: records to be put into a batch, or a batch as it is (`run`)."""
 
     __slots__ = ("_changed", "_error", "_is_done", "base_offset", "next_offset", "records", "run", "size")
 
@@ -71,14 +71,14 @@ class Appending:
         self._error: Exception | None = None
 
     def done(self) -> bool:
-        """Tell whether it is known how it ended."""
+        """Return whether the outcome is known."""
         return self._is_done
 
     def result(self, timeout: float | None = None) -> int:
         """Wait until the records are appended, and return the log end after them.
 
         Raises:
-            TimeoutError: it is not known after so many seconds; it goes on all the same.
+            TimeoutError: the outcome is not known after `timeout` seconds; the append continues.
             what `OffsetAppender.append` raises, or AppendStoppedError.
         """
         error = self.exception(timeout)
@@ -95,18 +95,18 @@ class Appending:
         return self._error
 
     def as_run(self) -> Run:
-        """Return it as one batch. Raises CorruptBatchError where a record cannot be written."""
+        """Return the records as one batch. Raises CorruptBatchError if a record cannot be encoded."""
         return self.run or _run_of([self])
 
     def end(self, error: Exception | None = None) -> None:
-        """Note how it ended; who waits is told by the pipeline."""
+        """Record the outcome; the pipeline wakes the threads that wait for it."""
         self._error = error
         self.records, self.run = (), None
         self._is_done = True
 
 
 class Batch:
-    """What is sent to a partition in one piece."""
+    """Appends that are sent to a partition as one batch."""
 
     __slots__ = ("items", "run", "size")
 
@@ -118,29 +118,29 @@ class Batch:
 class PartitionQueue:
     """One partition; `inbox`, `next_offset` and `stopped` are shared with callers, all else is the thread's own."""
 
-    def __init__(self, place: TopicPartition, appender: OffsetAppender) -> None:
-        self.place = place
+    def __init__(self, partition: TopicPartition, appender: OffsetAppender) -> None:
+        self.partition = partition
         self.appender = appender
-        #: What follows all that was given to `append`.
+        #: The offset after everything that was given to `append`.
         self.next_offset = appender.log_end_offset
         self.inbox: list[Appending] = []
         self.queue: deque[Appending] = deque()
         self.stopped: AppendStoppedError | None = None
-        #: Node id, host and port of the leader, and the topic's id; None where it is to be looked up.
-        self.leader: tuple[int, str, int, bytes] | None = None
+        #: None where it has to be looked up.
+        self.leader: LeaderAddress | None = None
         self.expiration_ms: int | None = None
-        #: Batches on their way, and those before and behind one that went wrong, in the order of their offsets.
+        #: Batches in flight, and those that were in flight around one that failed, in the order of their offsets.
         self.in_flight: deque[Batch] = deque()
         self.unsettled: deque[Batch] = deque()
         self.is_troubled = False
-        #: Some of what was sent may have been written without our knowing.
+        #: Some of what was sent may have been appended without an answer.
         self.in_doubt = False
-        #: Where a batch belongs, and where the leader put it.
+        #: The offset of a batch, and the other one at which the leader appended it.
         self.landed_elsewhere: tuple[int, int] | None = None
 
     @property
     def is_remembered(self) -> bool:
-        """True while the leader surely knows our producer id, whatever comes of the batches in flight."""
+        """True while the leader surely remembers our producer id, whatever the outcome of the batches in flight."""
         kept_by = self.appender.last_timestamp
         if kept_by is None or self.expiration_ms is None:
             return False
@@ -149,26 +149,26 @@ class PartitionQueue:
 
     @property
     def end(self) -> int:
-        """Where the log ends once all that is in flight is appended."""
+        """The log end once everything in flight is appended."""
         return self.in_flight[-1].run.next_offset if self.in_flight else self.appender.log_end_offset
 
     @property
     def may_send(self) -> bool:
-        """True where the next batch may go out now."""
+        """True if the next batch may be sent now."""
         if self.is_troubled or not self.queue or self.queue[0].base_offset != self.end:
             return False
         return not self.in_flight or self.is_remembered
 
     @property
-    def needs_care(self) -> bool:
-        """True where something is to be done about it that is not plain, and can be done now."""
+    def is_blocked(self) -> bool:
+        """True if nothing can be sent before recovery, a leader look-up or filling, which can be done now."""
         if self.in_flight or self.stopped is not None:
             return False
         is_held_up = self.leader is None or (self.queue and self.queue[0].base_offset != self.end)
         return self.is_troubled or bool(self.queue and is_held_up)
 
     def next_batch(self) -> Batch:
-        """Take the next batch from the queue. Raises CorruptBatchError where it cannot be written; it is taken, too."""
+        """Take the next batch from the queue. Raises CorruptBatchError if it cannot be encoded; it is removed, too."""
         items = [self.queue.popleft()]
         size, end, is_whole = items[0].size, items[0].next_offset, items[0].run is not None
         while self.queue and not is_whole:
@@ -180,21 +180,21 @@ class PartitionQueue:
         try:
             return Batch(items, items[0].run or _run_of(items))
         except CorruptBatchError:
-            # which of them it is, is found one by one
-            self.unsettled.append(Batch(items, UNMADE))
+            # recovery appends them one by one, and so finds the bad one
+            self.unsettled.append(Batch(items, UNBUILT))
             self.is_troubled = True
             raise
 
 
 def _run_of(items: Sequence[Appending]) -> Run:
-    """Put records into one batch. Raises CorruptBatchError where one cannot be written."""
+    """Put records into one batch. Raises CorruptBatchError if one cannot be encoded."""
     records = [record for item in items for record in item.records]
     try:
         batch = memoryview(make_batch(records))
-    except Exception as error:  # whatever there is in keys, values and headers that is no such thing
+    except Exception as error:  # keys, values and headers come from callers and may be of any type
         raise CorruptBatchError(records[0].offset, str(error) or type(error).__name__) from error
     return Run(records[0].offset, records[-1].offset + 1, max(record.timestamp for record in records), batch)
 
 
-#: Stands for a batch that could not be made of several items.
-UNMADE = Run(0, 0, 0, memoryview(b""))
+#: Stands for a batch that could not be built from several items.
+UNBUILT = Run(0, 0, 0, memoryview(b""))

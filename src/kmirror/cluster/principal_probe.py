@@ -1,9 +1,9 @@
-"""How a cluster's authorizer sees us: as a super user, as which principal, and its answer where no ACL is.
+"""Find out how a cluster's authorizer treats us: as a super user, as which principal, and what it allows without ACLs.
 
-Brokers do not say which principal a client is, whether it is a super user, or that all may do what no ACL covers
-(`allow.everyone.if.no.acl.found`: of settings they do not know the type of, they hide the value). But they act on it.
-So it is tried out on the names of topics that do not exist, and never will: an ACL is made for such a name, the name is
-asked for, the ACL is deleted. No one else is affected. Needs DESCRIBE and ALTER on the cluster.
+Brokers do not say which principal a client is, whether it is a super user, or whether everyone may do what no ACL
+covers (`allow.everyone.if.no.acl.found`: they hide the values of settings whose type they do not know). But they act on
+it. So we try it out with names of topics that do not exist and never will: create an ACL for such a name, ask for the
+topic, delete the ACL. No one else is affected. Needs DESCRIBE and ALTER on the cluster.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kmirror.cluster.protocol.acl_binding import (
 from kmirror.cluster.protocol.codes import Code
 from kmirror.errors import KmirrorError
 
-#: Names that only this module makes ACLs for.
+#: Only this module creates ACLs for names with this prefix.
 PROBE_PREFIX = "kmirror-probe-"
-#: What is older was left by a process that died; no check takes so long.
+#: Older ACLs were left by a process that died; no probe takes this long.
 _STALE_S = 3600
 _VISIBLE_WITHIN_S = 10.0
 _PAUSE_S = 0.02
@@ -39,21 +39,23 @@ _DEFAULT = "allow.everyone.if.no.acl.found"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What was found out. `principals`: those of the ones asked about whose ACLs apply to us, besides `User:*`."""
+class PrincipalProbe:
+    """The result. `principals` are the candidates whose ACLs apply to us, besides `User:*`."""
 
     is_super_user: bool
-    #: Everyone may do what no ACL covers (`allow.everyone.if.no.acl.found`); true where that cannot be ruled out.
+    #: Everyone may do what no ACL covers (`allow.everyone.if.no.acl.found`); true if that cannot be ruled out.
     everyone_may: bool
     principals: frozenset[str]
 
 
-def find_standing(client: ClusterClient, acls: Collection[AclBinding], candidates: Collection[str] = ()) -> Standing:
+def probe_principal(
+    client: ClusterClient, acls: Collection[AclBinding], candidates: Collection[str] = ()
+) -> PrincipalProbe:
     """Find out how the authorizer treats us; `acls` are all ACLs, `candidates` the principals that we might be.
 
     Raises:
         UnreachableError: no answer, or we lack ALTER or DESCRIBE on the cluster (NOT_AUTHORIZED).
-        KmirrorError: the ACLs made for it were gone before it was over.
+        KmirrorError: another client deleted the ACLs of the probe.
     """
     _remove_stale(client, acls)
     name = f"{PROBE_PREFIX}{int(time.time())}-{uuid.uuid4().hex[:12]}"
@@ -61,9 +63,9 @@ def find_standing(client: ClusterClient, acls: Collection[AclBinding], candidate
     names = {f"{name}-{index}": principal for index, principal in enumerate(asked)}
     covered = any(one.covers(ResourceType.TOPIC, name) for one in acls)
     before = _seen(client, names)[f"{name}-0"]
-    # a DENY locks out a principal that is let in by default or by name; an ALLOW lets in one that is not
+    # a DENY shows on a principal that is allowed by default or by name, an ALLOW on one that is not
     permission = Permission.DENY if before else Permission.ALLOW
-    tried = [_binding(place, principal, permission) for place, principal in names.items()]
+    tried = [_binding(topic, principal, permission) for topic, principal in names.items()]
     try:
         for error in create_acls(client, tried).values():
             if error is not None:
@@ -72,18 +74,18 @@ def find_standing(client: ClusterClient, acls: Collection[AclBinding], candidate
     finally:
         delete_acls(client, tried)
     is_super_user = before and after[f"{name}-0"]
-    struck = {principal for place, principal in names.items() if after[place] is not before}
-    if is_super_user:  # who is let in anyway
+    affected = {principal for topic, principal in names.items() if after[topic] is not before}
+    if is_super_user:  # allowed in any case
         everyone_may = _may_be_set(client)
     elif before and covered:  # an ACL on all topics hides the default
         everyone_may = _may_use_group(client, acls, name)
     else:
         everyone_may = before
-    return Standing(is_super_user, everyone_may, frozenset(struck - {EVERYONE}))
+    return PrincipalProbe(is_super_user, everyone_may, frozenset(affected - {EVERYONE}))
 
 
 def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: str) -> bool:
-    """Tell whether we may use a group of which no ACL speaks, or the default may be set where ACLs speak of all."""
+    """Return whether we may use a group that no ACL covers; if ACLs cover all, whether the default may be set."""
     from kafka.protocol.admin import DescribeGroupsRequest
 
     if any(one.covers(ResourceType.GROUP, name) for one in acls):
@@ -93,7 +95,7 @@ def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: st
 
 
 def _may_be_set(client: ClusterClient) -> bool:
-    """Tell whether `allow.everyone.if.no.acl.found` may be true on a broker, as far as brokers let us see it."""
+    """Return whether `allow.everyone.if.no.acl.found` may be true on a broker, as far as we can see."""
     from kafka.protocol.admin import DescribeConfigsRequest
 
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
@@ -101,14 +103,14 @@ def _may_be_set(client: ClusterClient) -> bool:
         resource = resource_type(resource_type=_BROKER, resource_name=str(node_id), configuration_keys=[_DEFAULT])
         connection = client.connect(node_id, broker.host, broker.port)
         (result,) = connection.request(DescribeConfigsRequest(resources=[resource]), highest=4).results
-        # one that is set is shown, its value may be hidden
+        # a setting that is set is returned, but its value may be hidden
         if result.error_code or any(one.name == _DEFAULT and one.value != "false" for one in result.configs):
             return True
     return False
 
 
 def _with(client: ClusterClient, tried: list[AclBinding], names: Mapping[str, str]) -> dict[str, bool]:
-    """Ask once a broker sees the ACLs, and make sure that it still does afterwards."""
+    """Read what is visible once a broker sees the ACLs, and make sure that it still sees them afterwards."""
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
     node_id = min(client.metadata([]).brokers)
     while not broker_acls(client, node_id, ResourceType.TOPIC).issuperset(tried):
@@ -122,7 +124,7 @@ def _with(client: ClusterClient, tried: list[AclBinding], names: Mapping[str, st
 
 
 def _seen(client: ClusterClient, names: Collection[str], node_id: int | None = None) -> dict[str, bool]:
-    """Tell of topics that do not exist whether we might see them: else brokers say that they are forbidden."""
+    """Return of topics that do not exist whether we may see them: if not, brokers answer that we are not authorized."""
     from kafka.protocol.metadata import MetadataRequest
 
     topic_type = MetadataRequest.MetadataRequestTopic

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.fetch import (
     FetchPosition,
     FetchSession,
 )
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 
 _ANSWER_BYTES = 1 << 20
@@ -25,29 +25,26 @@ _MISSING = Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class PartitionReader:
-    """Fetch from one partition; follows its leader, repeats what got no answer."""
+    """Fetch from one partition; follows its leader, repeats a fetch that got no answer."""
 
     def __init__(self, client: ClusterClient, partition: TopicPartition, *, read_committed: bool = False) -> None:
         self._client = client
         self._partition = partition
         self._read_committed = read_committed
-        self._place: tuple[int, str, int, bytes] | None = None
+        self._leader: LeaderAddress | None = None
 
-    def _leader(self) -> tuple[int, str, int, bytes]:
-        if self._place is None:
-            metadata = self._client.metadata([self._partition.topic])
-            topic = metadata.topics[self._partition.topic]
-            if topic.error_code and (topic.error_code not in LEADER_MOVED or topic.error_code == _MISSING):
-                raise BrokerError(topic.error_code, code_name(topic.error_code), f"reading {self._partition}")
-            leader = metadata.leader(self._partition)
-            if leader is None or leader.leader_id is None:
-                raise OutcomeUnknown(f"{self._partition} has no leader")
-            broker = metadata.brokers[leader.leader_id]
-            self._place = (broker.node_id, broker.host, broker.port, topic.topic_id)
-        return self._place
+    def _find_leader(self) -> LeaderAddress:
+        metadata = self._client.metadata([self._partition.topic])
+        code = metadata.topics[self._partition.topic].error_code
+        if code and (code not in LEADER_MOVED or code == _MISSING):
+            raise BrokerError(code, code_name(code), f"reading {self._partition}")
+        leader = metadata.leader_address(self._partition)
+        if leader is None:
+            raise OutcomeUnknown(f"{self._partition} has no leader")
+        return leader
 
     def fetch(self, offset: int, *, max_bytes: int = _ANSWER_BYTES, max_wait_ms: int = 0) -> FetchedPartition:
-        """Fetch from `offset`; the answer's first batch holds it, or is the next one there is.
+        """Fetch from `offset`; the answer begins with the batch that contains it, or with the next one.
 
         Raises:
             BrokerError: the broker refuses (OFFSET_OUT_OF_RANGE among others).
@@ -58,7 +55,7 @@ class PartitionReader:
         while attempt < _TRIES:
             attempt += 1
             try:
-                node_id, host, port, topic_id = self._leader()
+                self._leader = node_id, host, port, topic_id = self._leader or self._find_leader()
                 connection = self._client.connect(node_id, host, port)
                 version = connection.version_for(API_KEY, LOWEST_VERSION, HIGHEST_VERSION, "Fetch")
                 session = FetchSession(self._client.config.client_id, version, incremental=False)
@@ -73,12 +70,12 @@ class PartitionReader:
                 frame = connection.exchange_frame([request], correlation_id, timeout)
                 answer = session.answer(frame)
                 connection.note_throttle(answer.throttle_time_ms)
-            except (OutcomeUnknown, UnreachableError) as trouble:
-                error, self._place = trouble, None
+            except (OutcomeUnknown, UnreachableError) as failure:
+                error, self._leader = failure, None
                 self._client.pause(attempt)
                 continue
             if answer.throttle_time_ms and not answer.partitions:
-                attempt -= 1  # a consumer quota: the broker says nothing but how long to wait
+                attempt -= 1  # a consumer quota: the broker only says how long to wait
                 continue
             part = next((part for part in answer.partitions if part.key == key), None)
             code = answer.error_code or (part.error_code if part else Code.UNKNOWN_SERVER_ERROR)
@@ -86,13 +83,13 @@ class PartitionReader:
                 return part
             if code not in LEADER_MOVED or code == _MISSING:
                 raise BrokerError(code, code_name(code), f"reading {self._partition} at offset {offset}")
-            error, self._place = OutcomeUnknown(f"{self._partition} moved"), None
+            error, self._leader = OutcomeUnknown(f"{self._partition} moved"), None
             self._client.pause(attempt)
         raise UnreachableError(str(error), "check that the partition's leader is up")
 
 
 def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int) -> memoryview | None:
-    """Return the stored batch that holds `offset` (bytes from its header on), or None when there is none.
+    """Return the stored batch that contains `offset` (bytes from its header on), or None when there is none.
 
     Raises:
         BrokerError: the broker refuses for another reason than the offset.
@@ -113,9 +110,9 @@ def read_batch_at(client: ClusterClient, partition: TopicPartition, offset: int)
 def read_batches(
     client: ClusterClient, partition: TopicPartition, start: int, end: int
 ) -> Iterator[tuple[memoryview, int]]:
-    """Yield the answers' record sections from `start` on until offset `end`, each with the offset after it.
+    """Yield whole batches from offset `start` to `end` as they are fetched, each piece with the offset after it.
 
-    All from `start` to `end` is covered; the last section may hold batches after `end`.
+    The last piece may contain batches after `end`.
     """
     reader = PartitionReader(client, partition)
     offset = start

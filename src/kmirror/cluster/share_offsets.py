@@ -1,8 +1,8 @@
-"""DescribeShareGroupOffsets (90) and AlterShareGroupOffsets (91), version 0: where share groups begin (KIP-932).
+"""DescribeShareGroupOffsets (90) and AlterShareGroupOffsets (91), version 0: share groups' start offsets (KIP-932).
 
-A share group has one offset per partition, the first that is not settled yet; the broker answers -1 before first use.
-Describe: no topics means all of the group's. Alter makes the group where it does not exist; NON_EMPTY_GROUP (68) when
-it has members. Encoded by hand, since no Python library knows these requests.
+A share group has one offset per partition, the first that is not acknowledged yet; -1 before first use. Describe: no
+topics means all of the group's. Alter creates the group if it does not exist; NON_EMPTY_GROUP (68) if it has members.
+Encoded by hand, since no Python library knows these requests.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
+    INT16,
     INT32,
-    FrameError,
+    NO_TAGS,
     compact_string,
+    decodes,
+    framed,
     read_compact_string,
     read_unsigned_varint,
     request_header,
@@ -27,37 +30,35 @@ DESCRIBE_API_KEY = 90
 ALTER_API_KEY = 91
 
 _VERSION = 0
-_NO_TAGS = b"\0"
 _NULL_ARRAY = b"\0"
 _TOPIC_ID_SIZE = 16
 _PARTITION_OFFSET = struct.Struct(">iq")
 _DESCRIBED = struct.Struct(">iqih")
 _ALTERED = struct.Struct(">ih")
-_INT16 = struct.Struct(">h")
 
 
 def are_supported(connection: Connection) -> bool:
-    """Tell whether a broker knows share groups."""
+    """Return whether a broker supports share groups."""
     return DESCRIBE_API_KEY in connection.api_versions and ALTER_API_KEY in connection.api_versions
 
 
 def describe(
     connection: Connection, groups: Sequence[str], timeout: float
 ) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
-    """Return each group's error code and its offsets, those that it has.
+    """Return each group's error code and the offsets that it has.
 
     Raises:
         OutcomeUnknown: no whole answer in time.
         FrameError: an answer that cannot be read.
     """
-    body = _array(compact_string(group) + _NULL_ARRAY + _NO_TAGS for group in groups) + _NO_TAGS
+    body = _array(compact_string(group) + _NULL_ARRAY + NO_TAGS for group in groups) + NO_TAGS
     return decode_described(_ask(connection, DESCRIBE_API_KEY, body, timeout))
 
 
 def alter(
     connection: Connection, group: str, offsets: Mapping[TopicPartition, int], timeout: float
 ) -> dict[TopicPartition, int]:
-    """Set a group's offsets and return an error code for each; 0 is done.
+    """Set a group's offsets and return an error code for each; 0 for success.
 
     Raises:
         OutcomeUnknown: no whole answer in time.
@@ -69,33 +70,17 @@ def alter(
 def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
     """Encode the request's body."""
     by_topic: dict[str, list[bytes]] = {}
-    for place, offset in sorted(offsets.items()):
-        by_topic.setdefault(place.topic, []).append(_PARTITION_OFFSET.pack(place.partition, offset) + _NO_TAGS)
-    topics = _array(compact_string(topic) + _array(placed) + _NO_TAGS for topic, placed in by_topic.items())
-    return compact_string(group) + topics + _NO_TAGS
-
-
-def decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
-    """Decode an answer's frame, from its correlation id on. Raises FrameError."""
-    try:
-        return _decode_described(frame)
-    except struct.error:
-        raise FrameError("an answer about share groups ends too early") from None
-
-
-def decode_altered(frame: memoryview, asked: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Decode an answer's frame, from its correlation id on; a code for the group is each partition's. FrameError."""
-    try:
-        return _decode_altered(frame, asked)
-    except struct.error:
-        raise FrameError("an answer about share groups ends too early") from None
+    for (topic, partition), offset in sorted(offsets.items()):
+        by_topic.setdefault(topic, []).append(_PARTITION_OFFSET.pack(partition, offset) + NO_TAGS)
+    topics = _array(compact_string(topic) + _array(partitions) + NO_TAGS for topic, partitions in by_topic.items())
+    return compact_string(group) + topics + NO_TAGS
 
 
 def _ask(connection: Connection, api_key: int, body: bytes, timeout: float) -> memoryview:
     correlation_id = connection.next_correlation_id()
     request = request_header(api_key, _VERSION, correlation_id, connection.config.client_id) + body
     connection.wait_for_throttle()
-    return connection.exchange_frame([INT32.pack(len(request)) + request], correlation_id, timeout)
+    return connection.exchange_frame([framed(request)], correlation_id, timeout)
 
 
 def _array(elements: Iterable[bytes]) -> bytes:
@@ -103,7 +88,9 @@ def _array(elements: Iterable[bytes]) -> bytes:
     return unsigned_varint(len(encoded) + 1) + b"".join(encoded)
 
 
-def _decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
+@decodes("DescribeShareGroupOffsets")
+def decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
+    """Decode an answer's frame, from its correlation id on. Raises FrameError."""
     position = skip_tagged_fields(frame, 4) + INT32.size  # the header's tags, and the throttle
     groups, position = read_unsigned_varint(frame, position)
     found: dict[str, tuple[int, dict[TopicPartition, int]]] = {}
@@ -121,19 +108,21 @@ def _decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicParti
                 if error_code == 0 and offset >= 0:
                     offsets[TopicPartition(topic or "", partition)] = offset
             position = skip_tagged_fields(frame, position)
-        (error_code,) = _INT16.unpack_from(frame, position)
-        _, position = read_compact_string(frame, position + _INT16.size)
+        (error_code,) = INT16.unpack_from(frame, position)
+        _, position = read_compact_string(frame, position + INT16.size)
         position = skip_tagged_fields(frame, position)
         found[group or ""] = (error_code, offsets)
     return found
 
 
-def _decode_altered(frame: memoryview, asked: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+@decodes("AlterShareGroupOffsets")
+def decode_altered(frame: memoryview, asked: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Decode an answer's frame, from its correlation id on; an error of the group is each partition's. FrameError."""
     position = skip_tagged_fields(frame, 4) + INT32.size
-    (of_group,) = _INT16.unpack_from(frame, position)
-    _, position = read_compact_string(frame, position + _INT16.size)
-    if of_group:
-        return dict.fromkeys(asked, of_group)
+    (group_code,) = INT16.unpack_from(frame, position)
+    _, position = read_compact_string(frame, position + INT16.size)
+    if group_code:
+        return dict.fromkeys(asked, group_code)
     topics, position = read_unsigned_varint(frame, position)
     found: dict[TopicPartition, int] = {}
     for _ in range(topics - 1):

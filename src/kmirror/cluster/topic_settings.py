@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import islice
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import topic_configs
-from kmirror.cluster.protocol.exchange import Exchange
-from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC, TopicSettings
 
-_TOPIC = 2
-_DYNAMIC_TOPIC_CONFIG = 1
 _TOPICS_AT_ONCE = 200
-#: Later versions tell nothing more of topics.
-_HIGHEST = 4
 
 
 def topic_settings(
@@ -32,23 +26,15 @@ def topic_settings(
     found: dict[str, TopicSettings | int] = {}
     rest = iter(topics)
     while some := list(islice(rest, _TOPICS_AT_ONCE)):
-        request = Exchange(
-            topic_configs.API_KEY,
-            "DescribeConfigs",
-            topic_configs.VERSION,
-            topic_configs.VERSION,
-            partial(topic_configs.request, topics=some, keys=keys),
-            topic_configs.answer,
-        )
-        for topic, code, settings in cluster.ask_any(request, timeout=timeout):
+        for topic, code, settings in cluster.ask_any(topic_configs.exchange(some, keys), timeout=timeout):
             found[topic] = code or settings
     return found
 
 
 def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
-    """Read what topics of a cluster have that do not set it themselves; nothing where the broker does not return it.
+    """Read the settings that topics of a cluster have by default; without those that the broker does not return.
 
-    Any topic tells: of what it sets itself the broker's own key in the same unit.
+    Any topic will do: where it overrides a setting, the default is the broker's key with the same unit.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -56,15 +42,16 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
     from kafka.protocol.admin import DescribeConfigsRequest
 
     resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=_TOPIC, resource_name=topic, configuration_keys=None
+        resource_type=TOPIC, resource_name=topic, configuration_keys=None
     )
-    answer = cluster.ask_any(DescribeConfigsRequest(resources=[resource], include_synonyms=True), highest=_HIGHEST)
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=True)
+    answer = cluster.ask_any(request, highest=topic_configs.VERSION)
     defaults: dict[str, str] = {}
     for result in answer.results:
         for entry in result.configs:
-            told = [(entry.name, entry.config_source, entry.value)]
-            told += [(one.name, one.source, one.value) for one in entry.synonyms or ()]
-            name, _, value = next((one for one in told if one[1] != _DYNAMIC_TOPIC_CONFIG), ("", 0, None))
+            values = [(entry.name, entry.config_source, entry.value)]
+            values += [(one.name, one.source, one.value) for one in entry.synonyms or ()]
+            name, _, value = next((one for one in values if one[1] != DYNAMIC_TOPIC_CONFIG), ("", 0, None))
             if value is not None and name.endswith(entry.name):
                 defaults[entry.name] = value
     return defaults

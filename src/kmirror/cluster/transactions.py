@@ -1,7 +1,7 @@
-"""What coordinators say of transactions (ListTransactions, KIP-664): whose a producer id is.
+"""Find the transactional id of a producer id (ListTransactions, KIP-664).
 
-Every broker is asked, each for those that it coordinates. One that we may not see (DESCRIBE on its transactional id) is
-silently absent, and so is one that hangs: no coordinator knows it any more.
+Every broker is asked for the transactions that it coordinates. One that we may not see (DESCRIBE on its transactional
+id) is silently left out, and so is a hanging one, which no coordinator knows any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHORTEST_S = 0.1
 def transactions_of(
     client: ClusterClient, producer_ids: Collection[int], patience_s: float
 ) -> dict[int, tuple[str, str]]:
-    """Return transactional id and state by producer id, from the brokers that answer in time (seconds).
+    """Return transactional id and state by producer id, from the brokers that answer within `patience_s` seconds.
 
     Raises:
         UnreachableError: no broker answers.

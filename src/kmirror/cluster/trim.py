@@ -1,13 +1,12 @@
-"""Delete records below an offset, also where the topic's cleanup policy forbids it. Blocking.
+"""Delete records below an offset, even if the topic's cleanup policy forbids it. Blocking.
 
-DeleteRecords is refused (44) while a topic's cleanup.policy lacks `delete`. So for the moment `delete` is added, with
-retention.ms and retention.bytes so large that it deletes nothing else; then the settings are restored exactly.
+DeleteRecords is refused (44) while a topic's cleanup.policy lacks `delete`. So `delete` is added temporarily, with
+retention.ms and retention.bytes so large that nothing else is deleted; then the settings are restored exactly.
 
-These large values also say what to restore. Their upper bits are a mark that no one sets by chance, the
-lower ones say what the setting was, and whether the topic had it of its own. So what a crash in the middle leaves is
-known by its mark, on any machine, without any other record: `unfinished_trims` finds it, `restore_settings` repairs it,
-and so does the next `trim_compacted` of that topic. Until then the topic keeps all its records, and is still
-compacted.
+These large values also encode what to restore. Their upper bits are a mark that no one sets by chance, the lower ones
+the previous value, and whether the topic had overridden it. So what a crash leaves behind is recognised by its mark, on
+any machine, without any other record: `unfinished_trims` finds it, `restore_settings` repairs it, and so does the next
+`trim_compacted` of that topic. Until then the topic keeps all its records, and is still compacted.
 
 Needs DELETE on the topic, and for a compacted one ALTER_CONFIGS and DESCRIBE_CONFIGS.
 """
@@ -21,21 +20,20 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
 
-#: DeleteRecords' answer where cleanup.policy lacks `delete`.
+#: DeleteRecords' answer if cleanup.policy lacks `delete`.
 POLICY_VIOLATION = 44
 
-_TOPIC = 2
-_DYNAMIC_TOPIC_CONFIG = 1
 _SET, _DELETE = 0, 1
 _POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
 _COMPACT, _BOTH = "compact", "compact,delete"
 _STEP_S = 0.1
 _TIMEOUT_S = 30.0
 
-# A marked value, from its highest bits: 16 bits "km", 1 bit whether cleanup.policy was the topic's own, 46 bits for the
-# setting: 0 not the topic's own, all ones the largest number there is, else the setting plus two (it may be -1).
+# A marked value, from its highest bits: 16 bits "km", 1 bit whether the topic overrode cleanup.policy, 46 bits for the
+# setting: 0 if not overridden, all ones for the largest possible number, else the setting plus two (it may be -1).
 _VALUE_BITS = 46
 _VALUE_MASK = (1 << _VALUE_BITS) - 1
 _OWN_POLICY = 1 << _VALUE_BITS
@@ -46,21 +44,21 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What became of one partition: its log start now, None with an error code."""
+    """The result for one partition: its log start now, None with an error code."""
 
     error_code: int
     log_start_offset: int | None
 
 
 class _Settings(NamedTuple):
-    """The three settings as the topic itself has them; None where it has the brokers' default."""
+    """The three settings as the topic overrides them; None for the brokers' default."""
 
     policy: str | None
     retention_ms: int | None
     retention_bytes: int | None
 
     def marked(self, topic: str) -> dict[str, str]:
-        """Return the settings for the moment, which tell what they stand for; raises RefusedError."""
+        """Return the temporary settings, which encode these. Raises RefusedError."""
         if self.policy not in {None, _COMPACT}:
             raise RefusedError(
                 f"topic {topic} cannot be trimmed: its {_POLICY} is {self.policy!r}",
@@ -74,7 +72,7 @@ class _Settings(NamedTuple):
         }
 
     def to_restore(self) -> dict[str, str | None]:
-        """Return what to set, and with None what to take away."""
+        """Return the values to set, None for those to remove."""
         time_and_bytes = (self.retention_ms, self.retention_bytes)
         texts = [None if value is None else str(value) for value in time_and_bytes]
         return dict(zip((_POLICY, _TIME, _BYTES), (self.policy, *texts), strict=True))
@@ -83,9 +81,9 @@ class _Settings(NamedTuple):
 def delete_records(
     client: ClusterClient, offsets: Mapping[TopicPartition, int], *, timeout_s: float = _TIMEOUT_S
 ) -> dict[TopicPartition, Trimmed]:
-    """Delete the records below these offsets; a log that starts higher already stays as it is.
+    """Delete the records below these offsets; a log that already starts higher stays as it is.
 
-    Lost answers are asked for again: deleting twice changes nothing. Without a leader in time: an error code.
+    A request without an answer is repeated: deleting twice changes nothing. Without a leader in time: an error code.
 
     Raises:
         UnreachableError: no broker of the cluster answers at all.
@@ -115,17 +113,17 @@ def delete_records(
 
 
 def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Trimmed]:
-    """Delete the records below these offsets whatever the topics' cleanup policy; it is the same again afterwards.
+    """Delete the records below these offsets whatever the topics' cleanup policy, which is restored afterwards.
 
     Raises:
         BrokerError: the settings of a topic may not be read or changed.
-        RefusedError: a setting that could not be restored exactly; nothing was changed.
+        RefusedError: a setting could not be restored exactly; nothing was changed.
         UnreachableError: the cluster does not answer; `unfinished_trims` lists what is left to restore.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     found = delete_records(client, offsets)
     refused = {p: offsets[p] for p, trimmed in found.items() if trimmed.error_code == POLICY_VIOLATION}
-    # a trim that did not end has left its settings, with which nothing is refused
+    # an unfinished trim has left its temporary settings, with which nothing is refused
     unfinished = unfinished_trims(client, {p.topic for p in offsets})
     before = _settings(client, {p.topic for p in refused}.union(unfinished))
     marked = {topic: settings.marked(topic) for topic, settings in before.items()}
@@ -136,7 +134,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
             refused = {p: offset for p, offset in refused.items() if found[p].error_code == POLICY_VIOLATION}
             if time.monotonic() > deadline:
                 break
-            time.sleep(_STEP_S)  # each broker learns of new settings in its own time
+            time.sleep(_STEP_S)  # brokers see new settings one after the other
     except BaseException as error:
         try:
             _restore(client, before)
@@ -148,7 +146,7 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
 
 
 def unfinished_trims(client: ClusterClient, topics: Collection[str]) -> list[str]:
-    """Return those of the topics whose settings are still the ones for the moment of a trim.
+    """Return the topics that still have the temporary settings of a trim.
 
     Raises:
         BrokerError: the settings of a topic may not be read.
@@ -158,9 +156,9 @@ def unfinished_trims(client: ClusterClient, topics: Collection[str]) -> list[str
 
 
 def restore_settings(client: ClusterClient, topics: Collection[str]) -> list[str]:
-    """Restore the settings of those of the topics that a trim left half-way; return them.
+    """Restore the settings of the topics that a trim left unfinished; return them.
 
-    Brokers learn of it in their own time: asked again at once, they may name the same topics.
+    Brokers see it one after the other: called again at once, it may return the same topics.
 
     Raises:
         BrokerError: the settings of a topic may not be read or changed.
@@ -172,11 +170,11 @@ def restore_settings(client: ClusterClient, topics: Collection[str]) -> list[str
 
 
 def _settings(client: ClusterClient, topics: Collection[str]) -> dict[str, _Settings]:
-    """Read what the topics have of their own; what an unfinished trim left is read as what it stands for."""
-    return {topic: _understood(values) for topic, values in _own_values(client, topics).items()}
+    """Read what the topics override; temporary settings of an unfinished trim are decoded."""
+    return {topic: _decoded(values) for topic, values in _own_values(client, topics).items()}
 
 
-def _understood(values: Mapping[str, str]) -> _Settings:
+def _decoded(values: Mapping[str, str]) -> _Settings:
     retention_ms, retention_bytes = values.get(_TIME), values.get(_BYTES)
     if not _is_marked(retention_ms):
         return _Settings(values.get(_POLICY), _number(retention_ms), _number(retention_bytes))
@@ -220,12 +218,12 @@ def _own_values(client: ClusterClient, topics: Collection[str]) -> dict[str, dic
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     keys = [_POLICY, _TIME, _BYTES]
     resources = [
-        resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=keys) for topic in sorted(topics)
+        resource_type(resource_type=TOPIC, resource_name=topic, configuration_keys=keys) for topic in sorted(topics)
     ]
     found = {}
     for result in client.ask_any(DescribeConfigsRequest(resources=resources), highest=4).results:
         require(result.error_code, f"reading the settings of {result.resource_name}", result.error_message)
-        own = (config for config in result.configs if config.config_source == _DYNAMIC_TOPIC_CONFIG)
+        own = (config for config in result.configs if config.config_source == DYNAMIC_TOPIC_CONFIG)
         found[result.resource_name] = {config.name: config.value for config in own if config.value is not None}
     return found
 
@@ -235,14 +233,14 @@ def _restore(client: ClusterClient, settings: Mapping[str, _Settings]) -> None:
 
 
 def _alter(client: ClusterClient, changes: Mapping[str, Mapping[str, str | None]]) -> None:
-    """Set these settings, all of one topic at once; one that is None is the brokers' default again."""
+    """Set these settings, all of one topic at once; None resets one to the brokers' default."""
     from kafka.protocol.admin import IncrementalAlterConfigsRequest
 
     resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
     config_type = resource_type.AlterableConfig
     resources = [
         resource_type(
-            resource_type=_TOPIC,
+            resource_type=TOPIC,
             resource_name=topic,
             configs=[
                 config_type(name=name, config_operation=_DELETE if value is None else _SET, value=value)

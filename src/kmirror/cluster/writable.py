@@ -1,7 +1,7 @@
-"""May we write there? Asked of a partition's leader without writing anything.
+"""Probe whether we may write to partitions, without writing anything.
 
-A batch with a wrong checksum is sent. Without WRITE on the topic the answer is 29, before the broker looks at it;
-with WRITE it is 2 (corrupt).
+We send a batch with a wrong checksum. Without WRITE on the topic the broker answers 29 before it reads the batch; with
+WRITE it answers 2 (corrupt).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ACKS_ALL = -1
 def probe_writable(
     client: ClusterClient, partitions: Collection[TopicPartition], *, timeout: float | None = None
 ) -> dict[TopicPartition, KmirrorError | None]:
-    """Tell of each partition whether we may write to it: None, or why not. Writes nothing.
+    """Return for each partition None if we may write to it, or why not. Writes nothing.
 
     Raises:
         UnreachableError: no broker of the cluster answers.
     """
     if not partitions:
         return {}
-    torn = _torn_batch()
+    corrupt = _corrupt_batch()
     names: dict[bytes, str] = {}
 
     def build(by_topic: dict[str, list[int]], metadata: ClusterMetadata) -> Any:
@@ -44,7 +44,7 @@ def probe_writable(
         for name, indexes in by_topic.items():
             topic_id = metadata.topics[name].topic_id
             names[topic_id] = name
-            data = [partition_type(index=index, records=torn) for index in indexes]
+            data = [partition_type(index=index, records=corrupt) for index in indexes]
             topics.append(topic_type(name=name, topic_id=UUID(bytes=topic_id), partition_data=data))
         return ProduceRequest(transactional_id=None, acks=_ACKS_ALL, timeout_ms=10_000, topic_data=topics)
 
@@ -58,7 +58,7 @@ def probe_writable(
     return {partition: _verdict(client.config, partition, code) for partition, (code, _) in found.items()}
 
 
-def _torn_batch() -> bytes:
+def _corrupt_batch() -> bytes:
     batch = bytearray(make_batch([Record(0, 0, None, None, ())]))
     CRC.pack_into(batch, CRC_POSITION, crc_of(memoryview(batch)) ^ 1)
     return bytes(batch)

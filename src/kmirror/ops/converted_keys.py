@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kmirror.columns import TEXT, Column, Table, one_of
-from kmirror.settings.conversion import Became, KeyFate
+from kmirror.settings.conversion import KeyOutcome, KeyResult
 from kmirror.words import UNKNOWN, one_line
 
 
@@ -15,10 +15,10 @@ class KeyRow:
     """How one key was converted for one mirror; `mirror` is None if it applies to none."""
 
     mirror: str | None
-    fate: KeyFate
+    fate: KeyResult
 
 
-def rows_of(mirror: str | None, fates: Iterable[KeyFate]) -> Iterator[KeyRow]:
+def rows_of(mirror: str | None, fates: Iterable[KeyResult]) -> Iterator[KeyRow]:
     """Yield a row for each fate."""
     return (KeyRow(mirror, fate) for fate in fates)
 
@@ -34,7 +34,7 @@ KEYS: Table[KeyRow] = Table(
             cell=lambda row: row.mirror or UNKNOWN,
         ),
         Column("key", TEXT, "the key as the file has it", lambda row: row.fate.key, "KEY"),
-        Column("became", one_of("became", Became), "what became of it", lambda row: row.fate.became, "BECAME"),
+        Column("became", one_of("became", KeyOutcome), "what became of it", lambda row: row.fate.became, "BECAME"),
         Column(
             "message",
             TEXT,

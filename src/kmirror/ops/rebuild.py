@@ -277,7 +277,7 @@ class TopicRebuilder:
         seen_ms = found.first_source_seen_ms.get(name)
         if name in found.unreadable:
             settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
-        exclude = stored_settings(mirror.settings).properties_left_out
+        exclude = stored_settings(mirror.settings).excluded_properties
         plan = settings_for(settings, None if isinstance(known, int) else known, exclude)
         return replace(plan, first_source_seen_ms=seen_ms)
 

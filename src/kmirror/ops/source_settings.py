@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.context import as_kmirror_error, now_ms

@@ -92,7 +92,7 @@ def refusal_of(key: str, value: str) -> tuple[str, str] | None:
     return _REFUSED.get(key)
 
 
-def meant_client_key(key: str) -> str | None:
+def closest_client_key(key: str) -> str | None:
     """Return the client key that an unknown one was probably meant to be, None where nothing is near."""
     if key in _LIBRDKAFKA:
         return _LIBRDKAFKA[key]

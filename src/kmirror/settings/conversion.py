@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from kmirror.errors import UsageError
 from kmirror.settings.client_keys import is_client_key, refusal_of
-from kmirror.settings.other_tools import AT_CREATION, foreign_key
+from kmirror.settings.other_tools import AT_CREATION, other_tool_key
 from kmirror.settings.table import SETTINGS, canonical, is_setting, setting_of
 
 _DEFAULTS = {setting.key: setting.kind.write(setting.default) for setting in SETTINGS}
@@ -24,7 +24,7 @@ _CONNECTION = (
 _PROVIDERS = frozenset({"env", "file", "dir", ""})
 
 
-class Became(StrEnum):
+class KeyOutcome(StrEnum):
     """Name what became of a key."""
 
     TAKEN = "TAKEN"
@@ -34,11 +34,11 @@ class Became(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFate:
+class KeyResult:
     """Say what became of one key as the file has it: as what it is taken, or why it is not, and what to do."""
 
     key: str
-    became: Became
+    became: KeyOutcome
     said: str
     hint: str | None = None
     #: The properties of the mirror that it is taken as.
@@ -62,17 +62,17 @@ class Conversion:
 
     properties: Mapping[str, str] = field(default_factory=dict)
     at_creation: Mapping[str, str] = field(default_factory=dict)
-    fates: tuple[KeyFate, ...] = ()
+    fates: tuple[KeyResult, ...] = ()
 
     @property
-    def refused(self) -> tuple[KeyFate, ...]:
+    def refused(self) -> tuple[KeyResult, ...]:
         """The keys that stand in the way."""
-        return tuple(fate for fate in self.fates if fate.became is Became.REFUSED)
+        return tuple(fate for fate in self.fates if fate.became is KeyOutcome.REFUSED)
 
     def without(self, keys: Collection[str], why: str) -> Conversion:
         """Return the same without some properties of the mirror, because of something else that counts."""
         fates = tuple(
-            replace(fate, became=Became.NO_MEANING, said=why) if set(fate.properties) & set(keys) else fate
+            replace(fate, became=KeyOutcome.NO_MEANING, said=why) if set(fate.properties) & set(keys) else fate
             for fate in self.fates
         )
         kept = {key: value for key, value in self.properties.items() if key not in keys}
@@ -81,7 +81,7 @@ class Conversion:
     def refusing(self, keys: Collection[str], why: str, hint: str) -> Conversion:
         """Return the same with some properties of the mirror refused."""
         fates = tuple(
-            KeyFate(fate.key, Became.REFUSED, why, hint) if set(fate.properties) & set(keys) else fate
+            KeyResult(fate.key, KeyOutcome.REFUSED, why, hint) if set(fate.properties) & set(keys) else fate
             for fate in self.fates
         )
         return replace(self, fates=fates)
@@ -102,7 +102,9 @@ def convert(given: Iterable[Given]) -> Conversion:
                 continue
             lowest = setting_of(one.key).lowest_of(one.key, before, value) if is_setting(one.key) else None
             if lowest is None:
-                fate = KeyFate(one.written, Became.REFUSED, f"{key}={before} is given already", "keep one of them")
+                fate = KeyResult(
+                    one.written, KeyOutcome.REFUSED, f"{key}={before} is given already", "keep one of them"
+                )
             else:
                 fate = replace(fate, said=f"{key}={lowest}: the shortest of these intervals counts")
                 properties[key] = lowest
@@ -110,55 +112,59 @@ def convert(given: Iterable[Given]) -> Conversion:
     return Conversion(properties, at_creation, tuple(fates))
 
 
-def _fate(given: Given) -> tuple[KeyFate, dict[str, str]]:
+def _fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
     """Return what becomes of a key by itself, and the properties that it gives the mirror."""
     key, value = given.key, given.value.strip()
     if key in AT_CREATION:
-        return KeyFate(given.written, Became.TAKEN, f"{key}={value}, when the mirror is created"), {}
+        return KeyResult(given.written, KeyOutcome.TAKEN, f"{key}={value}, when the mirror is created"), {}
     if is_client_key(key):
         return _client_fate(given)
     if is_setting(key):
         return _setting_fate(given)
-    foreign = foreign_key(key)
+    foreign = other_tool_key(key)
     if foreign is None:
         near = _nearest(key)
         hint = f"did you mean {near}?" if near else "remove it, if the mirror can do without"
-        return KeyFate(given.written, Became.REFUSED, "not a key that is known", hint), {}
-    if foreign.is_met_by(value):
-        return KeyFate(given.written, Became.DEFAULT, f"{value or 'empty'}: {foreign.why}"), {}
+        return KeyResult(given.written, KeyOutcome.REFUSED, "not a key that is known", hint), {}
+    if foreign.accepts(value):
+        return KeyResult(given.written, KeyOutcome.DEFAULT, f"{value or 'empty'}: {foreign.why}"), {}
     if foreign.harmless:
-        return KeyFate(given.written, Became.NO_MEANING, foreign.why), {}
-    return KeyFate(given.written, Became.REFUSED, foreign.why, foreign.instead), {}
+        return KeyResult(given.written, KeyOutcome.NO_MEANING, foreign.why), {}
+    return KeyResult(given.written, KeyOutcome.REFUSED, foreign.why, foreign.instead), {}
 
 
-def _client_fate(given: Given) -> tuple[KeyFate, dict[str, str]]:
+def _client_fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
     key, value = given.key, given.value
     if key.startswith("config.providers"):
         names = {name.strip() for name in value.split(",")} if key == "config.providers" else set()
         if names <= _PROVIDERS:
-            return KeyFate(given.written, Became.DEFAULT, "references to env, file and dir are resolved anyway"), {}
+            return KeyResult(
+                given.written, KeyOutcome.DEFAULT, "references to env, file and dir are resolved anyway"
+            ), {}
         why = f"{', '.join(sorted(names - _PROVIDERS))} is not env, file or dir"
-        return KeyFate(given.written, Became.REFUSED, why, "write secrets as ${env:…}, ${file:…:…} or ${dir:…:…}"), {}
+        return KeyResult(
+            given.written, KeyOutcome.REFUSED, why, "write secrets as ${env:…}, ${file:…:…} or ${dir:…:…}"
+        ), {}
     if key == "isolation.level" and (refused := refusal_of(key, value)):
-        return KeyFate(given.written, Became.REFUSED, *refused), {}
+        return KeyResult(given.written, KeyOutcome.REFUSED, *refused), {}
     if refused := refusal_of(key, value):
-        return KeyFate(given.written, Became.NO_MEANING, refused[0]), {}
+        return KeyResult(given.written, KeyOutcome.NO_MEANING, refused[0]), {}
     if not key.startswith(_CONNECTION):
         why = "only how the source is reached is the client's; the copy itself is kmirror's"
-        return KeyFate(given.written, Became.NO_MEANING, why), {}
+        return KeyResult(given.written, KeyOutcome.NO_MEANING, why), {}
     said = f"the source's {key}{given.note}"
-    return KeyFate(given.written, Became.TAKEN, said, properties=(key,)), {key: value}
+    return KeyResult(given.written, KeyOutcome.TAKEN, said, properties=(key,)), {key: value}
 
 
-def _setting_fate(given: Given) -> tuple[KeyFate, dict[str, str]]:
+def _setting_fate(given: Given) -> tuple[KeyResult, dict[str, str]]:
     try:
         stored = canonical({given.key: given.value}, complete=False)
     except UsageError as error:
-        return KeyFate(given.written, Became.REFUSED, error.message, error.hint), {}
+        return KeyResult(given.written, KeyOutcome.REFUSED, error.message, error.hint), {}
     said = ", ".join(f"{key}={value}" for key, value in stored.items())
     is_default = all(_DEFAULTS[key] == value for key, value in stored.items())
-    became = Became.DEFAULT if is_default else Became.TAKEN
-    return KeyFate(given.written, became, f"{said}{given.note}", properties=tuple(stored)), stored
+    became = KeyOutcome.DEFAULT if is_default else KeyOutcome.TAKEN
+    return KeyResult(given.written, became, f"{said}{given.note}", properties=tuple(stored)), stored
 
 
 def _nearest(key: str) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.errors import UsageError
 from kmirror.settings.client_keys import is_client_key
-from kmirror.settings.conversion import Became, Conversion, Given, KeyFate, convert
+from kmirror.settings.conversion import Conversion, Given, KeyOutcome, KeyResult, convert
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
 
 _NOTE = ": MirrorMaker 2's default, the file does not set it"
@@ -105,20 +105,20 @@ class MirrorMakerFile:
         naming = {one.key: one for one in given if one.key in (_POLICY, _SEPARATOR)}
         found = convert(one for one in given if one.key not in naming)
         prefix, named = self._prefix(flow, naming)
-        enabled = KeyFate(f"{flow.name}.enabled", Became.TAKEN, "this mirror")
+        enabled = KeyResult(f"{flow.name}.enabled", KeyOutcome.TAKEN, "this mirror")
         silent = [
-            KeyFate(key, Became.NO_MEANING, _NOT_EMITTED)
+            KeyResult(key, KeyOutcome.NO_MEANING, _NOT_EMITTED)
             for key in ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled")
             if key not in written
         ]
         fates = (enabled, *found.fates, *named, *silent, *self._left_out(flow))
         return Conversion({**found.properties, **prefix}, found.at_creation, fates)
 
-    def without(self, flow: Flow, why: str) -> Iterator[KeyFate]:
+    def without(self, flow: Flow, why: str) -> Iterator[KeyResult]:
         """Yield what became of the keys of a flow of which no mirror is made."""
         for written in self.properties:
             if written.startswith(f"{flow.name}."):
-                yield KeyFate(written, Became.NO_MEANING, f"{flow.name} is left out: {why}")
+                yield KeyResult(written, KeyOutcome.NO_MEANING, f"{flow.name} is left out: {why}")
 
     def _of(self, flow: Flow, key: str) -> str | None:
         value = self.properties.get(f"{flow.name}.{key}")
@@ -136,18 +136,18 @@ class MirrorMakerFile:
             if written in chosen:
                 yield next(one for _, one in ranked.values() if one.written == written)
 
-    def _left_out(self, flow: Flow) -> Iterator[KeyFate]:
+    def _left_out(self, flow: Flow) -> Iterator[KeyResult]:
         """Yield what became of keys that a more particular key goes before, and of those of clients not needed."""
         chosen = {one.key: one.written for one in self._given(flow)}
         for written in self.properties:
             key, _ = self._meaning(written, flow)
             if key is not None and chosen[key] != written:
-                yield KeyFate(written, Became.NO_MEANING, f"{chosen[key]} goes before it")
+                yield KeyResult(written, KeyOutcome.NO_MEANING, f"{chosen[key]} goes before it")
             elif key is None and written.startswith(f"{flow.source}."):
-                yield KeyFate(written, Became.NO_MEANING, "nothing is written to the source")
+                yield KeyResult(written, KeyOutcome.NO_MEANING, "nothing is written to the source")
             elif key is None and self._is_of_target(written, flow):
-                yield KeyFate(
-                    written, Became.NO_MEANING, "--bootstrap-server and --command-config name the destination"
+                yield KeyResult(
+                    written, KeyOutcome.NO_MEANING, "--bootstrap-server and --command-config name the destination"
                 )
 
     def _is_of_target(self, written: str, flow: Flow) -> bool:
@@ -178,7 +178,7 @@ class MirrorMakerFile:
                 return ("consumer.auto.offset.reset" if inner == "auto.offset.reset" else inner), rank + place
         return key, rank + len(_SOURCE_CLIENTS) // 3
 
-    def _prefix(self, flow: Flow, naming: Mapping[str, Given]) -> tuple[dict[str, str], list[KeyFate]]:
+    def _prefix(self, flow: Flow, naming: Mapping[str, Given]) -> tuple[dict[str, str], list[KeyResult]]:
         """Return the prefix of mirror topics' names, and what became of the keys that say so."""
         policy, separator = naming.get(_POLICY), naming.get(_SEPARATOR)
         name = policy.value.strip() if policy else DEFAULT_POLICY[0]
@@ -188,14 +188,16 @@ class MirrorMakerFile:
             ]
         prefix = f"{flow.source}{separator.value.strip() if separator else '.'}"
         said = f"topic.prefix={prefix}"
-        fates = [KeyFate(one.written, Became.TAKEN, said, properties=("topic.prefix",)) for one in naming.values()]
+        fates = [
+            KeyResult(one.written, KeyOutcome.TAKEN, said, properties=("topic.prefix",)) for one in naming.values()
+        ]
         if policy is None:
-            fates.append(KeyFate(_POLICY, Became.TAKEN, said + _NOTE, properties=("topic.prefix",)))
+            fates.append(KeyResult(_POLICY, KeyOutcome.TAKEN, said + _NOTE, properties=("topic.prefix",)))
         return {"topic.prefix": prefix}, fates
 
 
-def _policy_fate(given: Given, *, is_identity: bool) -> Iterator[KeyFate]:
+def _policy_fate(given: Given, *, is_identity: bool) -> Iterator[KeyResult]:
     if is_identity:
-        yield KeyFate(given.written, Became.DEFAULT, "mirror topics have their sources' names")
+        yield KeyResult(given.written, KeyOutcome.DEFAULT, "mirror topics have their sources' names")
     else:
         yield from convert([given]).fates

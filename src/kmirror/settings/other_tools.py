@@ -18,21 +18,21 @@ _REMOVE = "remove it"
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignKey:
+class OtherToolKey:
     """One key of another tool: why it is no setting, what to do instead, and the values that a mirror meets anyway."""
 
     why: str
     instead: str = _REMOVE
-    met_by: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
     harmless: bool = False
 
-    def is_met_by(self, value: str) -> bool:
+    def accepts(self, value: str) -> bool:
         """Tell whether a value asks for what a mirror does in any case."""
-        return value.strip().lower() in (one.lower() for one in self.met_by)
+        return value.strip().lower() in (one.lower() for one in self.accepted)
 
 
-def _harmless(why: str, keys: str) -> dict[str, ForeignKey]:
-    return dict.fromkeys(keys.split(), ForeignKey(why, harmless=True))
+def _harmless(why: str, keys: str) -> dict[str, OtherToolKey]:
+    return dict.fromkeys(keys.split(), OtherToolKey(why, harmless=True))
 
 
 def _mirror_class(name: str) -> tuple[str, ...]:
@@ -47,53 +47,53 @@ _WORKERS = "there are no Connect workers: `kmirror run` copies on Spark"
 _INTERNAL = "kmirror's own topics, and those it writes for MirrorMaker 2's clients, get the brokers' default"
 _BYTES = "records are copied byte for byte"
 _BYTE_ARRAYS = ("org.apache.kafka.connect.converters.ByteArrayConverter", "")
-_CONVERTED = ForeignKey(_BYTES, "remove it; convert records in a program that reads the mirror topic", _BYTE_ARRAYS)
+_CONVERTED = OtherToolKey(_BYTES, "remove it; convert records in a program that reads the mirror topic", _BYTE_ARRAYS)
 _PATTERNS = "topics, groups and topic settings are chosen by lists of names and regular expressions"
 _BROKERS = "brokers of the destination need no settings: `kmirror run` copies beside them"
 _LOCAL_LOGIN = "the login to the destination is the command's"
 
-FOREIGN: dict[str, ForeignKey] = {
+OTHER_TOOL_KEYS: dict[str, OtherToolKey] = {
     # MirrorMaker 2: which topics, groups and names
-    "replication.policy.class": ForeignKey(
+    "replication.policy.class": OtherToolKey(
         "a mirror topic's name is topic.prefix and the source topic's name",
         "remove it, and set topic.prefix for names other than the source's",
         IDENTITY_POLICY,
     ),
-    "replication.policy.separator": ForeignKey(
+    "replication.policy.separator": OtherToolKey(
         "a mirror topic's name is topic.prefix and the source topic's name",
         "remove it, and set topic.prefix with the separator at its end",
     ),
-    "topic.filter.class": ForeignKey(
+    "topic.filter.class": OtherToolKey(
         _PATTERNS, "remove it, and set topics.include and topics.exclude", _mirror_class("DefaultTopicFilter")
     ),
-    "group.filter.class": ForeignKey(
+    "group.filter.class": OtherToolKey(
         _PATTERNS, "remove it, and set groups.include and groups.exclude", _mirror_class("DefaultGroupFilter")
     ),
-    "config.property.filter.class": ForeignKey(
+    "config.property.filter.class": OtherToolKey(
         _PATTERNS, "remove it, and set topic.properties.exclude", _mirror_class("DefaultConfigPropertyFilter")
     ),
-    "forwarding.admin.class": ForeignKey(
+    "forwarding.admin.class": OtherToolKey(
         "topics, settings and ACLs are changed by Kafka's own requests",
         "remove it; where another system creates topics, create them there and use `kmirror add --adopt`",
         ("org.apache.kafka.clients.admin.ForwardingAdmin",),
     ),
-    "refresh.topics.enabled": ForeignKey(
+    "refresh.topics.enabled": OtherToolKey(
         "topics that match a regular expression are taken when they appear",
         "remove it, and list plain names in topics.include: nothing is discovered then",
         ("true",),
     ),
-    "refresh.groups.enabled": ForeignKey(
+    "refresh.groups.enabled": OtherToolKey(
         "groups are looked up at each sync", "remove it, and list the groups in groups.include", ("true",)
     ),
     **_harmless("groups are looked up at each sync of offsets", "refresh.groups.interval.seconds"),
-    "use.defaults.from": ForeignKey(
+    "use.defaults.from": OtherToolKey(
         "settings that a source topic does not set itself are not copied, except those that decide which records stay",
         "remove it, and set them on the source topics",
         ("target",),
     ),
     # MirrorMaker 2: what is written besides
     **_harmless("offsets are the same on both clusters: nothing has to be translated", "offset.lag.max"),
-    "offset-syncs.topic.location": ForeignKey(
+    "offset-syncs.topic.location": OtherToolKey(
         "kmirror writes nothing to the source", "remove it, or write target", ("target",), harmless=True
     ),
     **_harmless(
@@ -106,7 +106,7 @@ FOREIGN: dict[str, ForeignKey] = {
         "MirrorMaker 2's own topics have a dot in their names", "replication.policy.internal.topic.separator.enabled"
     ),
     # MirrorMaker 2: Connect's connectors and workers
-    "enabled": ForeignKey("a mirror that exists is enabled", "remove it, and use `kmirror pause`", ("true",)),
+    "enabled": OtherToolKey("a mirror that exists is enabled", "remove it, and use `kmirror pause`", ("true",)),
     **_harmless("a mirror has the name that it is created with", "name"),
     **_harmless(
         _WORKERS,
@@ -128,14 +128,14 @@ FOREIGN: dict[str, ForeignKey] = {
     **_harmless("metrics are served by `kmirror run --http`", "metric.names.formats"),
     "key.converter": _CONVERTED,
     "value.converter": _CONVERTED,
-    "errors.tolerance": ForeignKey("a mirror leaves out no record", _REMOVE, ("none",)),
+    "errors.tolerance": OtherToolKey("a mirror leaves out no record", _REMOVE, ("none",)),
     # Confluent: direction
-    "link.mode": ForeignKey(
+    "link.mode": OtherToolKey(
         "a mirror is made at the destination, and one mirror is one direction",
         "create the mirror at the destination, without link.mode; for both directions one on each cluster",
         ("DESTINATION",),
     ),
-    "connection.mode": ForeignKey(
+    "connection.mode": OtherToolKey(
         "kmirror connects to the source",
         "remove it, and run kmirror where it reaches both clusters",
         ("OUTBOUND",),
@@ -159,7 +159,7 @@ FOREIGN: dict[str, ForeignKey] = {
             "mirror.failed.retry.max.backoff.ms",
             "mirror.failed.retry.max.attempts",
         ),
-        ForeignKey(
+        OtherToolKey(
             "a FAILED partition is inspected again for as long as the engine runs",
             "remove it; retry.timeout.ms says how long transient errors are retried before",
             harmless=True,
@@ -168,56 +168,56 @@ FOREIGN: dict[str, ForeignKey] = {
 }
 
 #: Families of keys, by what they begin with; a longer beginning goes before a shorter one.
-FAMILIES: dict[str, ForeignKey] = {
-    "transforms": ForeignKey(_BYTES, "remove it; change records in a program that writes to another topic", ("",)),
-    "predicates": ForeignKey(_BYTES, "remove it; choose records in a program that writes to another topic", ("",)),
-    "key.converter.": ForeignKey(_BYTES, harmless=True),
-    "value.converter.": ForeignKey(_BYTES, harmless=True),
-    "header.converter.": ForeignKey(_BYTES, harmless=True),
-    "errors.": ForeignKey("nothing is converted, so no record can fail to be", harmless=True),
-    "topic.creation.": ForeignKey("mirror topics are created like their sources", harmless=True),
-    "offset.storage.": ForeignKey(_WORKERS, harmless=True),
-    "status.storage.": ForeignKey(_WORKERS, harmless=True),
-    "config.storage.": ForeignKey(_WORKERS, harmless=True),
-    "listeners.": ForeignKey(_WORKERS, harmless=True),
-    "admin.listeners.": ForeignKey(_WORKERS, harmless=True),
-    "rest.": ForeignKey(_WORKERS, harmless=True),
-    "inter.worker.": ForeignKey(_WORKERS, harmless=True),
-    "metrics.": ForeignKey("metrics are served by `kmirror run --http`", harmless=True),
-    "producer.": ForeignKey("records are appended by kmirror's own requests", harmless=True),
-    "consumer.": ForeignKey("a mirror has one connection to its source", "write it without consumer."),
-    "admin.": ForeignKey("a mirror has one connection to its source", "write it without admin."),
-    "offset-syncs.": ForeignKey(_INTERNAL, harmless=True),
-    "local.": ForeignKey(_LOCAL_LOGIN, "give it with --command-config, under the key without local."),
-    "password.encoder.": ForeignKey(
+FAMILIES: dict[str, OtherToolKey] = {
+    "transforms": OtherToolKey(_BYTES, "remove it; change records in a program that writes to another topic", ("",)),
+    "predicates": OtherToolKey(_BYTES, "remove it; choose records in a program that writes to another topic", ("",)),
+    "key.converter.": OtherToolKey(_BYTES, harmless=True),
+    "value.converter.": OtherToolKey(_BYTES, harmless=True),
+    "header.converter.": OtherToolKey(_BYTES, harmless=True),
+    "errors.": OtherToolKey("nothing is converted, so no record can fail to be", harmless=True),
+    "topic.creation.": OtherToolKey("mirror topics are created like their sources", harmless=True),
+    "offset.storage.": OtherToolKey(_WORKERS, harmless=True),
+    "status.storage.": OtherToolKey(_WORKERS, harmless=True),
+    "config.storage.": OtherToolKey(_WORKERS, harmless=True),
+    "listeners.": OtherToolKey(_WORKERS, harmless=True),
+    "admin.listeners.": OtherToolKey(_WORKERS, harmless=True),
+    "rest.": OtherToolKey(_WORKERS, harmless=True),
+    "inter.worker.": OtherToolKey(_WORKERS, harmless=True),
+    "metrics.": OtherToolKey("metrics are served by `kmirror run --http`", harmless=True),
+    "producer.": OtherToolKey("records are appended by kmirror's own requests", harmless=True),
+    "consumer.": OtherToolKey("a mirror has one connection to its source", "write it without consumer."),
+    "admin.": OtherToolKey("a mirror has one connection to its source", "write it without admin."),
+    "offset-syncs.": OtherToolKey(_INTERNAL, harmless=True),
+    "local.": OtherToolKey(_LOCAL_LOGIN, "give it with --command-config, under the key without local."),
+    "password.encoder.": OtherToolKey(
         "secrets are references, resolved where they are used", "write ${env:NAME} or ${file:PATH:KEY}", harmless=True
     ),
-    "confluent.": ForeignKey("it belongs to Confluent Server's brokers", harmless=True),
-    "mirror.": ForeignKey(_BROKERS, harmless=True),
+    "confluent.": OtherToolKey("it belongs to Confluent Server's brokers", harmless=True),
+    "mirror.": OtherToolKey(_BROKERS, harmless=True),
 }
 
 #: What `create` does once with keys of cluster links; no settings, because they are about one moment.
 SOURCE_CLUSTER_ID, DESTINATION_CLUSTER_ID, PAUSED = "source.cluster.id", "dest.cluster.id", "cluster.link.paused"
 _AT_CREATION = {
-    SOURCE_CLUSTER_ID: ForeignKey("the mirror keeps the cluster id of its source", "it is given when it is created"),
-    DESTINATION_CLUSTER_ID: ForeignKey("it is checked when a mirror is created", "give --expect-cluster-id"),
-    PAUSED: ForeignKey("a mirror is paused by commands", "use `kmirror pause` and `kmirror resume`"),
+    SOURCE_CLUSTER_ID: OtherToolKey("the mirror keeps the cluster id of its source", "it is given when it is created"),
+    DESTINATION_CLUSTER_ID: OtherToolKey("it is checked when a mirror is created", "give --expect-cluster-id"),
+    PAUSED: OtherToolKey("a mirror is paused by commands", "use `kmirror pause` and `kmirror resume`"),
 }
 AT_CREATION = frozenset(_AT_CREATION)
 
 
-def foreign_key(key: str) -> ForeignKey | None:
+def other_tool_key(key: str) -> OtherToolKey | None:
     """Return the row of another tool's key, None where none is known."""
-    found = FOREIGN.get(key) or _AT_CREATION.get(key)
+    found = OTHER_TOOL_KEYS.get(key) or _AT_CREATION.get(key)
     if found is not None:
         return found
     families = sorted((begin for begin in FAMILIES if key.startswith(begin)), key=len)
     return FAMILIES[families[-1]] if families else None
 
 
-def nearest_foreign_key(key: str) -> str | None:
+def nearest_other_tool_key(key: str) -> str | None:
     """Return the key that a mistyped one was probably meant to be, None where nothing is near."""
-    return _nearest(key, FOREIGN)
+    return _nearest(key, OTHER_TOOL_KEYS)
 
 
 def _nearest(key: str, known: Iterable[str]) -> str | None:

@@ -90,7 +90,7 @@ class TopicSelector:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedNames:
     """Select what `include` does not match, and what `exclude` does."""
 
     include: TopicSelector = TopicSelector((".*",))

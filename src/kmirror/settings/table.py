@@ -18,10 +18,10 @@ from typing import Any
 
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
-from kmirror.settings.client_keys import is_client_key, meant_client_key, refusal_of
+from kmirror.settings.client_keys import closest_client_key, is_client_key, refusal_of
 from kmirror.settings.durations import parse_timestamp
-from kmirror.settings.other_tools import foreign_key, nearest_foreign_key
-from kmirror.settings.patterns import LeftOut, TopicSelector, split_patterns
+from kmirror.settings.other_tools import nearest_other_tool_key, other_tool_key
+from kmirror.settings.patterns import ExcludedNames, TopicSelector, split_patterns
 from kmirror.settings.topic_filters import TopicFilters, group_patterns
 
 _LONGEST_PREFIX = 100
@@ -52,7 +52,7 @@ class StartFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """One way to read a value: `read(key, text)` returns it or raises UsageError; `write` is its opposite."""
 
     name: str
@@ -78,7 +78,7 @@ class Setting:
 
     key: str
     attribute: str
-    kind: Kind
+    kind: ValueType
     default: Any
     help: str
     changeable: bool
@@ -90,12 +90,12 @@ class Setting:
         return min((one, other), key=int) if counts else None
 
 
-def _row(key: str, kind: Kind, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
+def _row(key: str, kind: ValueType, default: Any, help: str, *aliases: Alias, changeable: bool = True) -> Any:  # noqa: A002
     metadata = {"key": key, "kind": kind, "help": help, "aliases": aliases, "changeable": changeable}
     return field(default=default, metadata=metadata)
 
 
-def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
+def _integer(lowest: int, highest: int, unit: str = "") -> ValueType:
     def read(key: str, text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", text) or not lowest <= int(text) <= highest:
             raise UsageError(
@@ -104,10 +104,10 @@ def _integer(lowest: int, highest: int, unit: str = "") -> Kind:
             )
         return int(text)
 
-    return Kind("int", f"{lowest} – {highest}", read)
+    return ValueType("int", f"{lowest} – {highest}", read)
 
 
-def _auto_or(kind: Kind) -> Kind:
+def _auto_or(kind: ValueType) -> ValueType:
     def read(key: str, text: str) -> Any:
         if text.lower() == "auto":
             return None
@@ -119,10 +119,10 @@ def _auto_or(kind: Kind) -> Kind:
     def write(value: Any) -> str:
         return "auto" if value is None else kind.write(value)
 
-    return Kind(kind.name, f"auto, {kind.allowed}", read, write)
+    return ValueType(kind.name, f"auto, {kind.allowed}", read, write)
 
 
-def _byte_rate(lowest: int, highest: int) -> Kind:
+def _byte_rate(lowest: int, highest: int) -> ValueType:
     def read(key: str, text: str) -> int:
         if not re.fullmatch("[0-9]{1,18}", text) or (int(text) and not lowest <= int(text) <= highest):
             raise UsageError(
@@ -131,7 +131,7 @@ def _byte_rate(lowest: int, highest: int) -> Kind:
             )
         return int(text)
 
-    return Kind("int", f"0, {lowest} – {highest}", read)
+    return ValueType("int", f"0, {lowest} – {highest}", read)
 
 
 def parse_start_from(key: str, text: str) -> StartFrom:
@@ -171,32 +171,32 @@ def _start_offset_spec(key: str, text: str) -> str:
         raise UsageError(f"invalid value {key}={text}", hint) from None
 
 
-def _boolean() -> Kind:
+def _boolean() -> ValueType:
     def read(key: str, text: str) -> bool:
         if text.lower() not in {"true", "false"}:
             raise UsageError(f"invalid value {key}={text}", "use true or false")
         return text.lower() == "true"
 
-    return Kind("boolean", "true | false", read, lambda value: str(value).lower())
+    return ValueType("boolean", "true | false", read, lambda value: str(value).lower())
 
 
-def _choice(*words: str) -> Kind:
+def _choice(*words: str) -> ValueType:
     def read(key: str, text: str) -> str:
         if text.lower() not in words:
             raise UsageError(f"invalid value {key}={text}", f"use one of: {', '.join(words)}")
         return text.lower()
 
-    return Kind("word", " | ".join(words), read)
+    return ValueType("word", " | ".join(words), read)
 
 
-def _patterns() -> Kind:
+def _patterns() -> ValueType:
     def read(key: str, text: str) -> TopicSelector:
         return TopicSelector(tuple(dict.fromkeys(split_patterns(text, key))) if text else ())
 
-    return Kind("list", "comma-separated names and regular expressions", read)
+    return ValueType("list", "comma-separated names and regular expressions", read)
 
 
-def _topic_prefix() -> Kind:
+def _topic_prefix() -> ValueType:
     def read(key: str, text: str) -> str:
         if not re.fullmatch("[A-Za-z0-9._-]*", text) or len(text) > _LONGEST_PREFIX:
             raise UsageError(
@@ -205,10 +205,10 @@ def _topic_prefix() -> Kind:
             )
         return text
 
-    return Kind("string", f"at most {_LONGEST_PREFIX} topic name characters", read)
+    return ValueType("string", f"at most {_LONGEST_PREFIX} topic name characters", read)
 
 
-def _alias() -> Kind:
+def _alias() -> ValueType:
     def read(key: str, text: str) -> str:
         if not re.fullmatch(f"[A-Za-z0-9._-]{{1,{_LONGEST_PREFIX}}}", text):
             raise UsageError(
@@ -217,7 +217,7 @@ def _alias() -> Kind:
             )
         return text
 
-    return Kind("string", f"1 – {_LONGEST_PREFIX} topic name characters", read)
+    return ValueType("string", f"1 – {_LONGEST_PREFIX} topic name characters", read)
 
 
 def _replication_factor(key: str, text: str) -> int:
@@ -268,7 +268,7 @@ class Settings:
     )
     auto_create_mirror_topics_filters: TopicFilters = _row(  # noqa: RUF009 - the row is a field
         "auto.create.mirror.topics.filters",
-        Kind("JSON", '{"topicFilters":[…]}', TopicFilters.parse),
+        ValueType("JSON", '{"topicFilters":[…]}', TopicFilters.parse),
         TopicFilters(),
         "Source topics to mirror, in Confluent's topicFilters format. Cleared when auto creation is disabled.",
     )
@@ -282,7 +282,7 @@ class Settings:
     )
     start_from: StartFrom = _row(  # noqa: RUF009 - the row is a field
         "start.from",
-        Kind("start", "earliest | latest | timestamp:T", parse_start_from),
+        ValueType("start", "earliest | latest | timestamp:T", parse_start_from),
         StartFrom(),
         "Where to start copying a topic. Resolved once, when the topic is added.",
         Alias("mirror.start.offset.spec", _start_offset_spec),
@@ -290,7 +290,7 @@ class Settings:
     )
     replication_factor: int = _row(
         "replication.factor",
-        Kind("int", "1 – 32767, or -1", _replication_factor),
+        ValueType("int", "1 – 32767, or -1", _replication_factor),
         -1,
         "Replication factor of topics that kmirror creates. -1: the destination brokers' default.",
     )
@@ -486,7 +486,7 @@ class Settings:
     )
     acls_include: AclFilters = _row(  # noqa: RUF009 - the row is a field
         "acls.include",
-        Kind("list", 'rules such as TOPIC;orders-.*;READ, or {"aclFilters":[…]}', parse_acl_filters),
+        ValueType("list", 'rules such as TOPIC;orders-.*;READ, or {"aclFilters":[…]}', parse_acl_filters),
         AclFilters(),
         "ACLs to sync: rules as in Kafka's cluster mirroring (type;name;operation;permission;principal), or Confluent's"
         " JSON. Empty: all.",
@@ -548,9 +548,9 @@ class Settings:
         return self.groups_include.matches(group) and not self.groups_exclude.matches(group)
 
     @property
-    def properties_left_out(self) -> LeftOut:
+    def excluded_properties(self) -> ExcludedNames:
         """What selects the topic settings that are not taken over."""
-        return LeftOut(self.topic_properties_include, self.topic_properties_exclude)
+        return ExcludedNames(self.topic_properties_include, self.topic_properties_exclude)
 
     @property
     def group_prefix(self) -> str:
@@ -597,8 +597,8 @@ def split(properties: Mapping[str, str], *, complete: bool = True) -> tuple[dict
 
 def _is_met(key: str, value: str) -> bool:
     """Tell whether another tool's key asks for what a mirror does in any case."""
-    foreign = foreign_key(key)
-    return foreign is not None and foreign.is_met_by(value)
+    foreign = other_tool_key(key)
+    return foreign is not None and foreign.accepts(value)
 
 
 def _expanded(raw: Mapping[str, str]) -> Mapping[str, str]:
@@ -698,10 +698,10 @@ def setting_of(key: str) -> Setting:
         return _BY_KEY[key]
     if key in _ALIASES:
         return _ALIASES[key][0]
-    if foreign := foreign_key(key):
+    if foreign := other_tool_key(key):
         raise UsageError(f"{key} is no setting of a mirror: {foreign.why}", foreign.instead)
     near = get_close_matches(key.lower().replace("_", "."), [*_BY_KEY, *_ALIASES], n=1, cutoff=0.75)
-    meant = near[0] if near else meant_client_key(key) or nearest_foreign_key(key)
+    meant = near[0] if near else closest_client_key(key) or nearest_other_tool_key(key)
     raise UsageError(
         f"unknown setting {key}",
         f"did you mean {meant}?" if meant else f"use one of: {', '.join(_BY_KEY)}; or a Kafka client property",

@@ -117,7 +117,7 @@ class StateStore:
 
     @property
     def _login(self) -> ClientConfig:
-        return RENEWED.current(self._client.config).as_files_are()
+        return RENEWED.current(self._client.config).with_current_stores()
 
     def raise_if_hopeless(self) -> None:
         """Raise UnreachableError when waiting for librdkafka cannot help.

@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kmirror.cluster.protocol.topic_setting import TopicSetting, TopicSettings
-from kmirror.settings.patterns import LeftOut, TopicSelector
+from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
+from kmirror.settings.patterns import ExcludedNames, TopicSelector
 from kmirror.state.records import TopicRecord
 
 _ENDLESS = str((1 << 63) - 1)
@@ -113,7 +113,7 @@ class ComparedSetting:
 
 
 def settings_for(
-    source: TopicSettings, known: Collection[str] | None, exclude: LeftOut | TopicSelector = _NOTHING
+    source: TopicSettings, known: Collection[str] | None, exclude: ExcludedNames | TopicSelector = _NOTHING
 ) -> SettingsPlan:
     """Return the settings of a new mirror topic.
 
@@ -205,7 +205,7 @@ def settings_made(plan: SettingsPlan, present: TopicSettings | None = None) -> d
 
 
 def sync_settings(
-    topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: LeftOut | TopicSelector = _NOTHING
+    topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: ExcludedNames | TopicSelector = _NOTHING
 ) -> SettingsSync:
     """Return the changes that make a mirror topic follow its source's settings; `present` are its own settings."""
     plan = settings_for(source, present, exclude)
@@ -262,7 +262,7 @@ def compare_settings(
     topic: TopicRecord,
     source: TopicSettings | None,
     present: TopicSettings,
-    exclude: LeftOut | TopicSelector = _NOTHING,
+    exclude: ExcludedNames | TopicSelector = _NOTHING,
     *,
     is_synced: bool = True,
 ) -> list[ComparedSetting]:
@@ -314,7 +314,7 @@ def _state_of(
     here: TopicSetting | None,
     plan: SettingsPlan,
     sync: SettingsSync,
-    exclude: LeftOut | TopicSelector,
+    exclude: ExcludedNames | TopicSelector,
     *,
     is_synced: bool,
 ) -> tuple[SettingState, str]:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-#: Any principal, any host, any name: how ACLs write it.
+#: How ACLs write any principal, any host, any name.
 EVERYONE = "User:*"
 ANY_HOST = "*"
 ANY_NAME = "*"
 
 
 class ResourceType(StrEnum):
-    """Name what an ACL is about."""
+    """The type of resource of an ACL."""
 
     TOPIC = "TOPIC"
     GROUP = "GROUP"
@@ -24,14 +24,14 @@ class ResourceType(StrEnum):
 
 
 class PatternType(StrEnum):
-    """Name how an ACL's resource name is to be read."""
+    """Whether an ACL's resource name is a whole name or a prefix."""
 
     LITERAL = "LITERAL"
     PREFIXED = "PREFIXED"
 
 
 class Operation(StrEnum):
-    """Name what an ACL permits or forbids."""
+    """What an ACL permits or forbids."""
 
     ALL = "ALL"
     READ = "READ"
@@ -49,12 +49,12 @@ class Operation(StrEnum):
     TWO_PHASE_COMMIT = "TWO_PHASE_COMMIT"
 
 
-#: As the wire has them: AclOperation counts from 0 (UNKNOWN) and 1 (ANY) on.
+#: Kafka's AclOperation codes; 0 is UNKNOWN, 1 ANY.
 OPERATION_CODES: Mapping[Operation, int] = {operation: code for code, operation in enumerate(Operation, 2)}
 
 
 class Permission(StrEnum):
-    """Say whether an ACL permits or forbids."""
+    """Whether an ACL permits or forbids."""
 
     DENY = "DENY"
     ALLOW = "ALLOW"
@@ -72,7 +72,7 @@ class AclBinding(NamedTuple):
     permission: Permission
 
     def covers(self, resource_type: ResourceType, name: str) -> bool:
-        """Tell whether it is about a resource, by its name, a prefix or `*` (KIP-290)."""
+        """Return whether it applies to a resource, by its name, a prefix or `*` (KIP-290)."""
         if self.resource_type is not resource_type:
             return False
         if self.pattern_type is PatternType.PREFIXED:

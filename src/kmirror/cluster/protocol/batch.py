@@ -1,4 +1,4 @@
-"""Record batches of format version 2, walked and guarded in place, without copying their records.
+"""Record batches of format version 2, read and changed in place, without copying their records.
 
 The layout, big-endian (KIP-98), each position derived from the one before::
 
@@ -47,7 +47,7 @@ BASE_OFFSET = struct.Struct(">q")
 
 
 class CorruptBatchError(KmirrorError):
-    """Bytes that are not a whole, sound record batch. Carries the offset at which reading stopped."""
+    """Bytes that are not a whole, valid record batch; `offset` is where reading stopped."""
 
     def __init__(self, offset: int, detail: str) -> None:
         super().__init__(f"the batch at offset {offset} is corrupt: {detail}")
@@ -57,7 +57,7 @@ class CorruptBatchError(KmirrorError):
 
 
 class OversizedBatchError(CorruptBatchError):
-    """A batch that takes more memory than allowed when it is opened; nothing says that it is broken."""
+    """A batch that takes more memory than allowed when it is decompressed; it may be valid."""
 
     def __init__(self, offset: int, detail: str) -> None:
         super().__init__(offset, detail)
@@ -67,11 +67,11 @@ class OversizedBatchError(CorruptBatchError):
 
 
 class UnsupportedFormatError(KmirrorError):
-    """A batch of a message format or codec that cannot be carried or compared."""
+    """A batch of a message format or codec that cannot be copied or compared."""
 
 
 class BatchHeader(NamedTuple):
-    """Describe one batch: its fields by Kafka's names, and its position in the buffer it was read from."""
+    """The header of one batch: its fields by Kafka's names, and its position in the buffer it was read from."""
 
     position: int
     size_in_bytes: int
@@ -105,7 +105,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """True when every record shows the batch's maximum timestamp."""
+        """True when every record has the batch's maximum timestamp."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
@@ -121,12 +121,12 @@ class BatchHeader(NamedTuple):
 
 
 def batch_headers(data: memoryview) -> Iterator[BatchHeader]:
-    """Walk the whole batches in `data`; a batch cut off at the end is left out.
+    """Yield the headers of the whole batches in `data`; a batch cut off at the end is left out.
 
-    Old message formats (magic below 2) are yielded with what they have: offset, size and magic.
+    Of old message formats (magic below 2) only offset, size and magic are set.
 
     Raises:
-        CorruptBatchError: a length that cannot be.
+        CorruptBatchError: an impossible length.
     """
     position, end = 0, len(data)
     while end - position > MAGIC_POSITION:
@@ -170,8 +170,8 @@ def crc_of(batch: memoryview) -> int:
     return int(crc32c(batch[ATTRIBUTES_POSITION:]))
 
 
-def guard(batch: memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Make `batch` ready to append: base offset 0, our producer fields, the CRC that belongs to them. In place."""
+def set_producer(batch: memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Make `batch` ready to append, in place: base offset 0, our producer fields, and the CRC that they require."""
     BASE_OFFSET.pack_into(batch, 0, 0)
     PRODUCER.pack_into(batch, PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
     CRC.pack_into(batch, CRC_POSITION, crc32c(batch[ATTRIBUTES_POSITION:]))

@@ -1,4 +1,4 @@
-"""Kafka's error codes, by name, and what they mean for a request that may be asked again."""
+"""Kafka's error codes, by name, and which of them are worth a retry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """Name the protocol error codes that kmirror tells apart."""
+    """The protocol error codes that kmirror handles."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -54,7 +54,7 @@ class Code(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
 
 
-#: The leader is elsewhere or not ready: look it up and ask again.
+#: The leader has moved or is not ready: look it up and retry.
 LEADER_MOVED = frozenset(
     {
         Code.UNKNOWN_TOPIC_OR_PARTITION,

@@ -1,17 +1,17 @@
-"""Fetch, from version 12 on: incremental sessions (KIP-227) and diverging epochs (KIP-595). No I/O here.
+"""The Fetch request, from version 12 on: incremental sessions (KIP-227) and diverging epochs (KIP-595).
 
 Version 13 names topics by id (KIP-516, brokers from 3.1 on), version 12 by name; else they are the same. A name does
-not tell a topic from another one that was created in its place: who fetches by name has to ask for its id besides.
+not distinguish a topic from one that was created in its place: a fetch by name needs a request for its id besides.
 
-A request may name our rack (KIP-392). The leader then answers, instead of records, with the replica to fetch from where
-one is nearer; a follower serves what it knows to be replicated.
+A request may name our rack (KIP-392). If a replica is nearer, the leader answers with that replica instead of records;
+a follower serves what it knows to be replicated.
 
-A session is what we and one broker agree that we want: a request names only what changed since the one before, an
-answer only what has something to tell. Sentinels of the answer become None. What an error code means here:
+In a session both sides remember the partitions: a request names only what changed since the one before, an answer only
+partitions with news. Sentinels of the answer become None. What an error code means here:
 
-* 1 OFFSET_OUT_OF_RANGE: start and watermark are −1; ask ListOffsets. From a follower: perhaps it has not got so far.
-* 6, 74, 75: the leader moved, or one of us has old metadata.
-* 100 UNKNOWN_TOPIC_ID: no topic of this id (any more); 103: the id belongs to another name.
+* 1 OFFSET_OUT_OF_RANGE: start and watermark are −1; ask ListOffsets. From a follower: it may be behind.
+* 6, 74, 75: the leader moved, or one side has stale metadata.
+* 100 UNKNOWN_TOPIC_ID: no topic with this id (any more); 103: the id belongs to another name.
 * at the top level 70, 71: the broker forgot the session; start a new one. 106: a topic's id changed; likewise.
 """
 
@@ -24,8 +24,12 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import (
+    INT32,
+    NO_TAGS,
     FrameError,
     compact_string,
+    decodes,
+    framed,
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
@@ -49,12 +53,10 @@ _ANSWER_HEAD = struct.Struct(">ihi")
 _ANSWER_PARTITION = struct.Struct(">ihqqq")
 _ABORTED = struct.Struct(">qq")
 _EPOCH_END = struct.Struct(">iq")
-_INT32 = struct.Struct(">i")
-_NO_TAGS = b"\x00"
 
 
 class FetchKey(NamedTuple):
-    """Name a partition: by its topic's id, and by its name, which is what brokers before 3.1 are told."""
+    """A partition: its topic's id, and its topic's name, which brokers before 3.1 need."""
 
     topic_id: bytes
     partition: int
@@ -62,7 +64,7 @@ class FetchKey(NamedTuple):
 
 
 class FetchPosition(NamedTuple):
-    """Say from where to fetch a partition; leader epochs are None where they are not known."""
+    """Where to fetch a partition from; leader epochs are None where they are not known."""
 
     fetch_offset: int
     last_fetched_epoch: int | None
@@ -71,7 +73,7 @@ class FetchPosition(NamedTuple):
 
 
 class AbortedTransaction(NamedTuple):
-    """Name a producer whose records from `first_offset` to its next ABORT marker are not to be shown."""
+    """A producer whose records from `first_offset` to its next ABORT marker must not be shown."""
 
     producer_id: int
     first_offset: int
@@ -89,7 +91,7 @@ class FetchedPartition:
     aborted_transactions: tuple[AbortedTransaction, ...]
     records: memoryview
     diverging_epoch: tuple[int, int] | None
-    #: The replica that a leader wants the partition to be fetched from; None in the normal case.
+    #: The replica that the leader wants us to fetch from; None in the normal case.
     preferred_read_replica: int | None = None
 
 
@@ -103,11 +105,11 @@ class FetchAnswer:
 
 
 class FetchSession:
-    """Keep one session with one broker: builds requests, reads answers.
+    """One session with one broker: builds requests, reads answers.
 
-    `want` and `forget` say what has changed; a request names those changes only. After an answer whose top-level error
-    is not 0 the next request starts a new session by itself, and names everything. Brokers hold a limited number of
-    sessions; with `incremental` false each request stands alone and the broker keeps nothing.
+    `want` and `forget` record changes; a request names those changes only. After an answer whose top-level error is not
+    0, the next request starts a new session and names everything. Brokers hold a limited number of sessions; with
+    `incremental` false each request is independent and the broker keeps nothing.
     """
 
     def __init__(self, client_id: str, version: int, *, incremental: bool = True) -> None:
@@ -118,11 +120,11 @@ class FetchSession:
         self._session_id = 0
         self._session_epoch = self._first_epoch
         self._wanted: dict[FetchKey, FetchPosition] = {}
-        # dictionaries, not sets: requests name partitions in the order in which they were wanted or forgotten
+        # dictionaries, not sets: a request names partitions in the order of the calls
         self._changed: dict[FetchKey, None] = {}
         self._forgotten: dict[FetchKey, None] = {}
         self._known: set[FetchKey] = set()
-        #: By what brokers call them, topics' ids and names.
+        #: Topic ids and names, by what an answer calls a topic: its id, or its encoded name.
         self._topics: dict[bytes, tuple[bytes, str]] = {}
 
     def __len__(self) -> int:
@@ -174,24 +176,21 @@ class FetchSession:
         for key in self._forgotten:
             gone.setdefault(self._named(key), []).append(key.partition)
         isolation = _READ_COMMITTED if read_committed else 0
-        out = bytearray(4)
-        out += request_header(API_KEY, self._version, correlation_id, self._client_id)
+        out = bytearray(request_header(API_KEY, self._version, correlation_id, self._client_id))
         out += _REQUEST_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, self._session_id, self._session_epoch)
         out += unsigned_varint(len(by_topic) + 1)
         for topic, partitions in by_topic.items():
-            out += topic + unsigned_varint(counts[topic] + 1) + partitions + _NO_TAGS
+            out += topic + unsigned_varint(counts[topic] + 1) + partitions + NO_TAGS
         out += unsigned_varint(len(gone) + 1)
         for topic, indexes in gone.items():
             out += topic + unsigned_varint(len(indexes) + 1)
-            out += struct.pack(f">{len(indexes)}i", *indexes) + _NO_TAGS
-        rack_id = rack.encode()
-        out += unsigned_varint(len(rack_id) + 1) + rack_id + _NO_TAGS
-        struct.pack_into(">i", out, 0, len(out) - 4)
+            out += struct.pack(f">{len(indexes)}i", *indexes) + NO_TAGS
+        out += compact_string(rack) + NO_TAGS
         self._known.update(keys)
         self._known.difference_update(self._forgotten)
         self._changed = {}
         self._forgotten = {}
-        return bytes(out)
+        return framed(out)
 
     def _named(self, key: FetchKey) -> bytes:
         """Encode a topic as a request names it."""
@@ -203,10 +202,7 @@ class FetchSession:
         Raises:
             FrameError: not such an answer.
         """
-        try:
-            answer, session_id = decode_answer(frame, self._topics, by_name=self.by_name)
-        except (struct.error, IndexError):
-            raise FrameError("a Fetch answer ends too early") from None
+        answer, session_id = decode_answer(frame, self._topics, by_name=self.by_name)
         if answer.error_code or session_id == 0:
             self.reset()
         else:
@@ -215,10 +211,15 @@ class FetchSession:
         return answer
 
 
+@decodes("Fetch")
 def decode_answer(
     frame: memoryview, known: Mapping[bytes, tuple[bytes, str]], *, by_name: bool
 ) -> tuple[FetchAnswer, int]:
-    """Decode one frame into the answer and its session id; `known` are ids and names by what brokers call topics."""
+    """Decode one frame into the answer and its session id; `known` has ids and names by what answers call topics.
+
+    Raises:
+        FrameError: not such an answer.
+    """
     position = skip_tagged_fields(frame, 4)
     throttle_time_ms, error_code, session_id = _ANSWER_HEAD.unpack_from(frame, position)
     position += _ANSWER_HEAD.size
@@ -247,8 +248,8 @@ def _partition(frame: memoryview, position: int, topic_id: bytes, topic: str) ->
     for _ in range(count - 1):
         aborted.append(AbortedTransaction(*_ABORTED.unpack_from(frame, position)))
         position = skip_tagged_fields(frame, position + _ABORTED.size)
-    (preferred,) = _INT32.unpack_from(frame, position)
-    position += _INT32.size
+    (preferred,) = INT32.unpack_from(frame, position)
+    position += INT32.size
     length, position = read_unsigned_varint(frame, position)
     end = position + max(length - 1, 0)
     if end > len(frame):

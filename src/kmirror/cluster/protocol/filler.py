@@ -1,8 +1,8 @@
-"""Records that stand for offsets below a log's start until they are deleted: fast, and known again for certain.
+"""Filler: records that take the offsets below a log's start until they are deleted; fast, and recognised for certain.
 
 A log that starts at N > 0 is made by appending N offsets of filler and deleting them. Every record has the same key, so
-that compacted topics take it, and no value. 100,000 of them make a batch of some 70 KB. Consumers that read before the
-trim see them, so none may read then.
+that compacted topics accept it, and no value. 100,000 of them make a batch of some 70 KB. Consumers that read before
+the trim see them, so none may read then.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FILLER_RECORDS = 100_000
 FILLER_KEY = b"kmirror.filler.5b1d0c7e8a"
 
 _CODEC = "zstd"
-#: A larger batch is none of ours.
+#: A larger batch is not filler.
 _LARGEST_BATCH = 128 << 10
 _CRC = struct.Struct(">I")
-#: The first delta that takes one byte more.
+#: The first deltas that take one more byte.
 _WIDER = (64, 8192)
 #: Record attributes, timestamp delta.
 _HEAD = b"\x00\x00"
 #: The key, no value, no headers.
 _TAIL = varint(len(FILLER_KEY)) + FILLER_KEY + varint(-1) + b"\x00"
-#: A record with an offset delta of one byte: its length, which takes one byte too, and what it counts.
+#: The size of a record with an offset delta of one byte, its length field of one byte included.
 _SHORTEST = 1 + len(_HEAD) + 1 + len(_TAIL)
 
 
@@ -59,7 +59,7 @@ def filler_batch(count: int, timestamp_ms: int, *, base_offset: int = 0) -> byte
 
 
 def is_filler(batch: memoryview) -> bool:
-    """Tell for certain whether `batch`, one whole stored batch, is filler: by every byte of its records."""
+    """Return whether `batch`, one whole stored batch, is filler; every byte of its records is compared."""
     if not BATCH_OVERHEAD < len(batch) <= _LARGEST_BATCH or batch[MAGIC_POSITION] != 2:
         return False
     fields = HEADER.unpack_from(batch)
@@ -69,7 +69,7 @@ def is_filler(batch: memoryview) -> bool:
     if last_offset_delta != count - 1:
         return False
     expected = _records(count)
-    records = bytearray(len(expected))  # an application's batch may grow to anything; this takes no more
+    records = bytearray(len(expected))  # an application's batch may expand to any size; this takes no more
     try:
         size = cramjam.zstd.decompress_into(batch[BATCH_OVERHEAD:], records)
     except cramjam.DecompressionError:
@@ -78,7 +78,7 @@ def is_filler(batch: memoryview) -> bool:
 
 
 def begins_with_filler(records: memoryview) -> bool:
-    """Tell whether fetched records begin with filler: their topic is a mirror whose log start is not ready yet."""
+    """Return whether fetched records begin with filler: their topic is a mirror whose log start is not ready yet."""
     if len(records) <= BATCH_OVERHEAD:
         return False
     size = LOG_OVERHEAD + PREFIX.unpack_from(records)[1]
@@ -86,7 +86,7 @@ def begins_with_filler(records: memoryview) -> bool:
 
 
 def _records(count: int) -> memoryview:
-    """Return the section of so many records: what a smaller batch has, a larger one begins with."""
+    """Return the record section of this many records: a larger batch begins with the records of a smaller one."""
     size = count * _SHORTEST + sum(max(0, count - first) for first in _WIDER)
     return memoryview(_all_records())[:size]
 

@@ -11,11 +11,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 
 
 class GroupKind(StrEnum):
-    """Name what kind of group it is: `CONSUMER` for all that commit offsets, Kafka Streams' too."""
+    """The kind of a group: `CONSUMER` for all that commit offsets, Kafka Streams included."""
 
     CONSUMER = "consumer"
     SHARE = "share"
-    #: Something else under the classic protocol, such as Connect's workers.
+    #: Other users of the classic protocol, such as Connect's workers.
     OTHER = "other"
 
 
@@ -29,7 +29,7 @@ class ListedGroup:
 
 
 class Committed(NamedTuple):
-    """What a group has committed for a partition; share groups have no metadata."""
+    """The offset that a group has committed for a partition; share groups have no metadata."""
 
     offset: int
     metadata: str = ""

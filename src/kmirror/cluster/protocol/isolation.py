@@ -1,12 +1,12 @@
-"""Tell which batches of one read_committed Fetch answer an application is shown (KIP-98). No I/O.
+"""Find out which batches of one read_committed Fetch answer an application is shown (KIP-98).
 
 Brokers return everything up to the last stable offset, markers and batches of aborted transactions included, together
-with a list of aborted transactions: producer id and first offset each. The reader sorts them out:
+with a list of aborted transactions, with producer id and first offset. The client has to filter:
 
-* the list is in no order, and may name transactions that begin after the answer's bytes;
-* a producer is in an aborted transaction from its first offset on, until its ABORT marker; it may commit others before
-  and after in the same answer;
-* compaction may leave a marker's batch without its record. Its transaction had no record left then, and is over.
+* the list is unordered, and may name transactions that begin after the answer's bytes;
+* a producer is in an aborted transaction from its first offset until its ABORT marker; it may commit others before and
+  after in the same answer;
+* compaction may leave a marker's batch without its record. Then its transaction has no records left, and has ended.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _CONTROL_KEY = struct.Struct(">hh")
 _ABORT = 0
 
 
-class Kind(Enum):
-    """Say what a batch is to an application."""
+class BatchKind(Enum):
+    """What a batch is to an application."""
 
     #: Records that it is shown.
     DATA = "data"
     #: Records that it is not shown: their transaction was aborted.
     ABORTED = "aborted"
-    #: A marker; no application is ever shown one.
+    #: A marker, which is never shown.
     CONTROL = "control"
 
 
 class Isolation:
-    """Sort out one partition's part of one answer; ask batch after batch, in offset order.
+    """Classify the batches of one partition in one answer; call `kind` for each, in offset order.
 
-    Plain batches, neither transactional nor markers, are always DATA and need not be asked for.
+    Plain batches, neither transactional nor markers, are always DATA and may be left out.
     """
 
     __slots__ = ("_aborted", "_coming")
@@ -56,26 +56,26 @@ class Isolation:
         self._coming = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
         self._aborted: set[int] = set()
 
-    def kind(self, batch: memoryview) -> Kind:
-        """Tell what `batch`, one whole stored batch, is.
+    def kind(self, batch: memoryview) -> BatchKind:
+        """Return what `batch`, one whole stored batch, is.
 
         Raises:
             CorruptBatchError: a marker that cannot be read.
         """
         if batch[MAGIC_POSITION] < 2:
-            return Kind.DATA  # transactions came with format 2
+            return BatchKind.DATA  # transactions came with format 2
         if len(batch) < BATCH_OVERHEAD:
             raise CorruptBatchError(PREFIX.unpack_from(batch)[0], "it ends in the middle of its header")
         base_offset, _, _, _, _, attributes, last_delta, _, _, producer_id, _, _, count = HEADER.unpack_from(batch)
         if not attributes & _SPECIAL:
-            return Kind.DATA
+            return BatchKind.DATA
         while self._coming and self._coming[-1].first_offset <= base_offset + last_delta:
             self._aborted.add(self._coming.pop().producer_id)
         if attributes & CONTROL:
             if count == 0 or _marker_type(batch, base_offset) == _ABORT:
                 self._aborted.discard(producer_id)
-            return Kind.CONTROL
-        return Kind.ABORTED if producer_id in self._aborted else Kind.DATA
+            return BatchKind.CONTROL
+        return BatchKind.ABORTED if producer_id in self._aborted else BatchKind.DATA
 
 
 def _marker_type(batch: memoryview, base_offset: int) -> int:

@@ -1,8 +1,8 @@
-"""ListOffsets: the offsets of many partitions by their ends, starts or times. No I/O here.
+"""The ListOffsets request: the offsets of many partitions by their ends, starts or times.
 
 With timestamp −1 and replica id −2 a leader answers with its log end, not the high watermark, to any client. The leader
-epoch given with each partition makes it refuse (74, 75) where another broker is the leader, or it is not yet.
-What else an error code means here: 6, 3: the leader is elsewhere; 78: it was just elected; 29: DESCRIBE on the topic is
+epoch given with each partition makes a broker refuse (74, 75) if another one is the leader, or it is not yet.
+What else an error code means here: 6, 3: the leader has moved; 78: it was just elected; 29: DESCRIBE on the topic is
 not granted.
 """
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT32,
-    FrameError,
+    NO_TAGS,
+    Exchange,
     compact_string,
+    decodes,
+    framed,
     read_compact_string,
     read_unsigned_varint,
     request_header,
@@ -25,10 +29,10 @@ from kmirror.cluster.protocol.wire import (
 )
 
 API_KEY = 2
-#: The first flexible version, which all brokers from 2.5 on speak; from 10 on a time-out is said for tiered storage.
+#: The first flexible version, which all brokers from 2.5 on know; from 10 on it has a time-out, for tiered storage.
 LOWEST_VERSION = 6
 HIGHEST_VERSION = 10
-#: MAX_TIMESTAMP is known from here on; before, a wrong offset is found.
+#: The first version with MAX_TIMESTAMP; earlier ones return a wrong offset.
 MAX_TIMESTAMP_VERSION = 7
 _TIMEOUT_VERSION = 10
 
@@ -38,7 +42,7 @@ LATEST = -1
 MAX_TIMESTAMP = -3
 
 CONSUMER = -1
-#: What brokers allow to tools that are no replica: to see the log end instead of the high watermark.
+#: For tools: a leader answers with the log end instead of the high watermark.
 DEBUGGING_REPLICA = -2
 READ_COMMITTED = 1
 _ANY_EPOCH = -1
@@ -46,7 +50,6 @@ _ANY_EPOCH = -1
 _HEAD = struct.Struct(">ib")
 _PARTITION = struct.Struct(">iiqB")
 _PARTITION_ANSWER = struct.Struct(">ihqqi")
-_NO_TAGS = b"\x00"
 
 
 class OffsetAnswer(NamedTuple):
@@ -71,7 +74,7 @@ def request(
     isolation_level: int = 0,
     timeout_ms: int = 0,
 ) -> bytes:
-    """Encode one framed request for partitions led by one broker: by each its current leader epoch and a timestamp.
+    """Encode one framed request for partitions led by one broker, each with its current leader epoch and a timestamp.
 
     An epoch of None is any. A timestamp is EARLIEST, LATEST, MAX_TIMESTAMP, or epoch milliseconds.
     """
@@ -79,33 +82,34 @@ def request(
     for (topic, partition), (known, timestamp) in wanted.items():
         leader_epoch = _ANY_EPOCH if known is None else known
         by_topic.setdefault(topic, bytearray()).extend(_PARTITION.pack(partition, leader_epoch, timestamp, 0))
-    out = bytearray(4)
-    out += request_header(API_KEY, version, correlation_id, client_id)
+    out = bytearray(request_header(API_KEY, version, correlation_id, client_id))
     out += _HEAD.pack(replica_id, isolation_level) + unsigned_varint(len(by_topic) + 1)
     for topic, partitions in by_topic.items():
-        out += compact_string(topic) + unsigned_varint(len(partitions) // _PARTITION.size + 1) + partitions + _NO_TAGS
+        out += compact_string(topic) + unsigned_varint(len(partitions) // _PARTITION.size + 1) + partitions + NO_TAGS
     if version >= _TIMEOUT_VERSION:
         out += INT32.pack(timeout_ms)
-    out += _NO_TAGS
-    INT32.pack_into(out, 0, len(out) - 4)
-    return bytes(out)
+    return framed(out + NO_TAGS)
 
 
+def exchange(
+    wanted: Mapping[TopicPartition, tuple[int | None, int]], replica_id: int, isolation_level: int, timeout_ms: int
+) -> Exchange:
+    """Return the request for partitions led by one broker, in a version that has what is wanted."""
+    by_time = any(timestamp == MAX_TIMESTAMP for _, timestamp in wanted.values())
+    lowest = MAX_TIMESTAMP_VERSION if by_time else LOWEST_VERSION
+    encode = partial(
+        request, wanted=wanted, replica_id=replica_id, isolation_level=isolation_level, timeout_ms=timeout_ms
+    )
+    return Exchange(API_KEY, "ListOffsets", lowest, HIGHEST_VERSION, encode, answer)
+
+
+@decodes("ListOffsets")
 def answer(frame: memoryview, version: int) -> tuple[dict[TopicPartition, OffsetAnswer], int]:
-    """Decode one frame (from its correlation id on), and for how many milliseconds the broker asks for silence.
-
-    All versions are alike.
+    """Decode one frame (from its correlation id on) into offsets and the throttle in milliseconds; versions are alike.
 
     Raises:
         FrameError: not such an answer.
     """
-    try:
-        return _decode(frame)
-    except struct.error:
-        raise FrameError("a ListOffsets answer ends too early") from None
-
-
-def _decode(frame: memoryview) -> tuple[dict[TopicPartition, OffsetAnswer], int]:
     found: dict[TopicPartition, OffsetAnswer] = {}
     position = skip_tagged_fields(frame, 4)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)

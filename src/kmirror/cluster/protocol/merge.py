@@ -1,11 +1,11 @@
-"""Put neighbouring small batches into one: a request takes one batch of a partition, and brokers append one by one.
+"""Merge adjacent small batches into one: a request takes one batch of a partition, and brokers append one by one.
 
 Records keep their offsets, timestamps, keys, values and headers. Their bodies are not decoded: only the varints of
-length, timestamp delta and offset delta are written anew. Compressed batches are decompressed, put together and
-compressed once, where that costs less than sending each by itself: not with gzip.
+length, timestamp delta and offset delta are rewritten. Compressed batches are decompressed, joined and compressed once,
+where that costs less than sending each by itself: not with gzip.
 
-What is put together is plain and dense, without a break in the offsets, of one leader epoch and one codec, and has a
-right checksum. Anything else ends a merged batch, and is left to who asked.
+Only plain, dense batches are merged, without a gap between their offsets, of one leader epoch and one codec, each with
+a correct checksum. Anything else ends a merged batch, and is left to the caller.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.records import compress, decompress
 from kmirror.cluster.protocol.varint import read_varint, varint
 
-#: A batch with more records than this, or more bytes, costs less by itself: those of one that is compressed, which has
-#: to be compressed again, and those of one that is not.
+#: A batch with more records or bytes than this costs less by itself. The first two limits are for compressed batches,
+#: which have to be compressed again, the others for plain ones.
 FEW_RECORDS = 20
 FEW_BYTES = 8 << 10
 FEW_PLAIN_RECORDS = 40
 FEW_PLAIN_BYTES = 32 << 10
-#: A merged batch takes so many bytes before it is compressed: larger ones are no faster.
+#: The size in bytes of a merged batch before it is compressed: larger ones are no faster.
 MERGED_BYTES = 256 << 10
 
 _NO_PRODUCER = (-1, -1, -1)
 _NO_HEADER = bytes(BATCH_OVERHEAD)
 _MERGED_CODECS = frozenset(COMPRESSION_TYPES.index(codec) for codec in ("none", "snappy", "lz4", "zstd"))
-#: What a batch's length counts without any record.
+#: A batch's length field if it had no records.
 _NO_RECORDS = BATCH_OVERHEAD - LOG_OVERHEAD
-#: A batch's header without producer fields, and what its records begin with.
+#: A batch's header without producer fields, and the first bytes of its records.
 _HEADER_AND_START = struct.Struct(">qiibIhiqq14xi5s")
-#: A record's start: its length in two bytes, as in most; no attributes and no timestamp delta; its offset delta, which
-#: takes one byte in a batch of less than 64 records.
+#: How most records start: a length of two bytes, no attributes, no timestamp delta, and an offset delta of one byte
+#: (in a batch of less than 64 records).
 _START = struct.Struct(">HHB")
 _START_BYTES = 5
 _TWO_BYTES = range(1 << 6, 1 << 13)
-#: By a batch's length, how its records begin if it has a single one with a length of two bytes, and nothing unusual.
+#: By a batch's length: how its records start if it has a single usual one with a length of two bytes.
 _SINGLES = {_NO_RECORDS + 2 + length: varint(length) + b"\0\0\0" for length in _TWO_BYTES}
 
 
 class Merged(NamedTuple):
-    """One batch made of several: its own to write to, without producer fields and checksum; set them by `guard`.
+    """One batch made of several, in memory of its own; `set_producer` sets its producer fields and checksum.
 
-    It is made of so many `batches`, and `end` is where the first one lies that is not in it.
+    `batches` is how many were merged, `end` the position of the first one that was not.
     """
 
     next_offset: int
@@ -66,16 +66,16 @@ class Merged(NamedTuple):
 
 
 def is_small(record_count: int, length: int, attributes: int) -> bool:
-    """Tell whether a batch with this header costs less when it is put together with others."""
+    """Return whether a batch with this header costs less when it is merged with others."""
     if attributes:
         return 0 < record_count <= FEW_RECORDS and length <= FEW_BYTES
     return 0 < record_count <= FEW_PLAIN_RECORDS and length <= FEW_PLAIN_BYTES
 
 
 def merge(batches: memoryview, position: int, base_offset: int) -> Merged | None:
-    """Put the batches from `position` on into one, the first of which begins with `base_offset`.
+    """Merge the batches from `position` on, the first of which has this `base_offset`; None if no two can be merged.
 
-    None where no two of them can be; they are left as they are.
+    The batches themselves are not changed.
     """
     unpack, last = _HEADER_AND_START.unpack_from, len(batches) - BATCH_OVERHEAD - _START_BYTES
     if position > last:
@@ -153,9 +153,9 @@ def _move(
     later: int,
     add: Callable[[bytes | memoryview], None],
 ) -> bool:
-    """Add the records of a section with deltas for another batch; tell whether they fill it, one at each offset.
+    """Add the records of a section with deltas for the merged batch; return whether there is one at each offset.
 
-    `offset` is the first one's delta there, and `later` what timestamps are after that batch's base.
+    `offset` is the first one's delta in the merged batch, `later` what to add to timestamp deltas there.
     """
     unpack, same_time = _START.unpack_from, b"\0" + varint(later)
     try:

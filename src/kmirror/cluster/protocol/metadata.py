@@ -1,4 +1,4 @@
-"""What a cluster says about itself: brokers, topics, partitions and their leaders; the Metadata request. No I/O here.
+"""The Metadata request: brokers, topics, partitions and their leaders.
 
 Engines ask for thousands of partitions again and again: this takes a tenth of the time of a general decoder.
 """
@@ -8,15 +8,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.wire import (
+    INT16,
     INT32,
+    NO_TAGS,
     NO_TOPIC_ID,
+    Exchange,
     FrameError,
     compact_string,
+    decodes,
     format_topic_id,
+    framed,
     read_compact_string,
     read_unsigned_varint,
     request_header,
@@ -28,15 +34,15 @@ API_KEY = 3
 #: The first flexible version. From 12 on topics may be asked for by id; what comes after that is not needed.
 LOWEST_VERSION = 9
 HIGHEST_VERSION = 12
-#: From here on topics have ids; up to here the cluster's authorized operations are asked for here.
-_TOPIC_IDS = _CLUSTER_OPERATIONS = 10
+#: Topics have ids from this version on. Every broker that is fetched from by name and has topic ids knows it.
+FIRST_VERSION_WITH_TOPIC_IDS = 10
+#: The last version that asks for the cluster's authorized operations.
+_CLUSTER_OPERATIONS = 10
 
-_INT16 = struct.Struct(">h")
 _PARTITION = struct.Struct(">hiii")
-_NO_TAGS = b"\x00"
-#: What is said of topics is remembered when it is longer.
-_WORTH_BYTES = 16 << 10
-#: Lists of integers by what their length is encoded as: one more than their count, and 0 for none.
+#: An answer about topics is cached if it is longer than this.
+_CACHED_BYTES = 16 << 10
+#: Lists of integers by their encoded length, which is one more than their count, and 0 for null.
 _LISTS = tuple(struct.Struct(f">{max(0, count - 1)}i") for count in range(16))
 
 
@@ -59,6 +65,15 @@ class Broker:
     port: int
 
 
+class LeaderAddress(NamedTuple):
+    """Where a partition's leader listens, and the id of its topic."""
+
+    node_id: int
+    host: str
+    port: int
+    topic_id: bytes
+
+
 class PartitionMetadata(NamedTuple):
     """One partition's leader, None while there is none, and its replicas."""
 
@@ -72,7 +87,7 @@ class PartitionMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic. `error_code` is 0, or why the broker says nothing more of it; `topic_id` is 16 bytes."""
+    """One topic. `error_code` is 0, or why the broker returns nothing more about it; `topic_id` is 16 bytes."""
 
     name: str
     error_code: int
@@ -96,50 +111,54 @@ class ClusterMetadata:
     topics: Mapping[str, TopicMetadata]
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
-        """Return what is known of a partition that has a leader we can reach, else None."""
+        """Return a partition that has a leader among the brokers, else None."""
         topic = self.topics.get(partition.topic)
         found = topic.partitions.get(partition.partition) if topic else None
         return found if found and found.leader_id in self.brokers else None
 
+    def leader_address(self, partition: TopicPartition) -> LeaderAddress | None:
+        """Return where the leader of a partition listens, None where it has none."""
+        leader = self.leader(partition)
+        if leader is None or leader.leader_id is None:
+            return None
+        broker = self.brokers[leader.leader_id]
+        return LeaderAddress(broker.node_id, broker.host, broker.port, self.topics[partition.topic].topic_id)
+
 
 def request(correlation_id: int, version: int, client_id: str, topics: Collection[str] | None) -> bytes:
-    """Encode one framed request for topics by name, for none, or for all (None); none is created by it."""
-    out = bytearray(4)
-    out += request_header(API_KEY, version, correlation_id, client_id)
+    """Encode one framed request for topics by name, for none, or for all (None); it creates no topic."""
+    out = bytearray(request_header(API_KEY, version, correlation_id, client_id))
     out += unsigned_varint(0 if topics is None else len(topics) + 1)
-    topic_id = NO_TOPIC_ID if version >= _TOPIC_IDS else b""
+    topic_id = NO_TOPIC_ID if version >= FIRST_VERSION_WITH_TOPIC_IDS else b""
     for topic in topics or ():
-        out += topic_id + compact_string(topic) + _NO_TAGS
+        out += topic_id + compact_string(topic) + NO_TAGS
     # no creation of topics; no authorized operations of topics, and before version 11 none of the cluster
-    out += bytes(3 if version <= _CLUSTER_OPERATIONS else 2) + _NO_TAGS
-    INT32.pack_into(out, 0, len(out) - 4)
-    return bytes(out)
+    out += bytes(3 if version <= _CLUSTER_OPERATIONS else 2) + NO_TAGS
+    return framed(out)
 
 
 @dataclass(slots=True)
-class Topics:
-    """What an answer said of many topics: as long as a cluster says the same of them, it is taken apart only once."""
+class TopicsCache:
+    """The last long list of topics: while a cluster returns the same bytes for them, they are decoded only once."""
 
-    #: Its version, and its bytes from the topics on.
-    said: bytes = b""
+    #: The answer's version, and its bytes from the topics on.
+    encoded: bytes = b""
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
 
 
-def answer(frame: memoryview, version: int, before: Topics | None = None) -> tuple[ClusterMetadata, int]:
-    """Decode one frame (from its correlation id on), and for how many milliseconds the broker asks for silence.
+def exchange(topics: Collection[str] | None, cache: TopicsCache | None = None) -> Exchange:
+    """Return the request for topics by name, for none, or for all (None)."""
+    decode = partial(answer, cache=cache)
+    return Exchange(API_KEY, "Metadata", LOWEST_VERSION, HIGHEST_VERSION, partial(request, topics=topics), decode)
 
-    `before` is what another answer said of topics; it is replaced where this one says something else of many.
+
+@decodes("Metadata")
+def answer(frame: memoryview, version: int, cache: TopicsCache | None = None) -> tuple[ClusterMetadata, int]:
+    """Decode one frame (from its correlation id on) into the metadata and the throttle in milliseconds.
 
     Raises:
         FrameError: not such an answer.
     """
-    try:
-        return _decode(frame, version, before)
-    except (struct.error, IndexError):
-        raise FrameError("a Metadata answer ends too early") from None
-
-
-def _decode(frame: memoryview, version: int, before: Topics | None) -> tuple[ClusterMetadata, int]:
     position = skip_tagged_fields(frame, 4)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)
     count, position = read_unsigned_varint(frame, position + 4)
@@ -153,27 +172,27 @@ def _decode(frame: memoryview, version: int, before: Topics | None) -> tuple[Clu
         brokers[node_id] = Broker(node_id, host or "", port)
     cluster_id, position = read_compact_string(frame, position)
     (controller,) = INT32.unpack_from(frame, position)
-    topics = _topics(frame, position + 4, version, before)
+    topics = _topics(frame, position + 4, version, cache)
     return ClusterMetadata(cluster_id, controller if controller >= 0 else None, brokers, topics), throttle_time_ms
 
 
-def _topics(frame: memoryview, position: int, version: int, before: Topics | None) -> Mapping[str, TopicMetadata]:
-    said = bytes([version]) + frame[position:] if len(frame) - position >= _WORTH_BYTES else b""
-    if said and before is not None and said == before.said:
-        return before.topics
+def _topics(frame: memoryview, position: int, version: int, cache: TopicsCache | None) -> Mapping[str, TopicMetadata]:
+    encoded = bytes([version]) + frame[position:] if len(frame) - position >= _CACHED_BYTES else b""
+    if encoded and cache is not None and encoded == cache.encoded:
+        return cache.topics
     count, position = read_unsigned_varint(frame, position)
     topics = {}
     for _ in range(count - 1):
-        topic, position = _topic(frame, position, has_id=version >= _TOPIC_IDS)
+        topic, position = _topic(frame, position, has_id=version >= FIRST_VERSION_WITH_TOPIC_IDS)
         topics[topic.name] = topic
-    if said and before is not None:
-        before.said, before.topics = said, topics
+    if encoded and cache is not None:
+        cache.encoded, cache.topics = encoded, topics
     return topics
 
 
 def _topic(frame: memoryview, position: int, *, has_id: bool) -> tuple[TopicMetadata, int]:
-    (code,) = _INT16.unpack_from(frame, position)
-    name, position = read_compact_string(frame, position + _INT16.size)
+    (code,) = INT16.unpack_from(frame, position)
+    name, position = read_compact_string(frame, position + INT16.size)
     topic_id = NO_TOPIC_ID
     if has_id:
         topic_id, position = bytes(frame[position : position + len(NO_TOPIC_ID)]), position + len(NO_TOPIC_ID)
@@ -199,7 +218,7 @@ def _nodes(frame: memoryview, position: int) -> tuple[tuple[int, ...], int]:
     if count < len(_LISTS):
         return _LISTS[count].unpack_from(frame, position + 1), position + 1 + _LISTS[count].size
     count, position = read_unsigned_varint(frame, position)
-    # a count that lies is found before anything is made of it
+    # a count is checked before any memory is taken for it
     if position + (size := INT32.size * (count - 1)) > len(frame):
         raise FrameError("a list in a Metadata answer is longer than the answer")
     return struct.unpack_from(f">{count - 1}i", frame, position), position + size

@@ -1,4 +1,4 @@
-"""Messages of the formats 0 and 1, which brokers before 0.11 wrote and later ones still keep and hand out.
+"""Messages of the formats 0 and 1, which brokers before 0.11 wrote and later ones still store and return.
 
 A stored message, big-endian, each position derived from the one before::
 
@@ -32,7 +32,7 @@ from kmirror.cluster.protocol.batch import (
 from kmirror.cluster.protocol.records import SectionTooLargeError, decompress
 from kmirror.errors import Reason
 
-#: The timestamp of messages that have none, as consumers are shown it.
+#: The timestamp that consumers are shown for messages without one.
 NO_TIMESTAMP = -1
 
 _PREFIX = struct.Struct(">qiIbb")
@@ -42,7 +42,7 @@ _ATTRIBUTES_POSITION = 17
 _LZ4_DESCRIPTOR_POSITION = 4
 _LZ4_CONTENT_SIZE = 0x08
 _HIGHEST_CODEC = 3
-#: A wrapper of more takes far more memory than its bytes; Kafka's clients wrap what fits into some KB.
+#: A wrapper with more takes far more memory than its bytes; Kafka's clients wrap what fits into some KB.
 _MOST_MESSAGES = 1_000_000
 
 
@@ -71,7 +71,7 @@ def read_messages(stored: memoryview) -> tuple[str, list[Message]]:
     """Read one stored message, unwrapped; return its codec's name and the messages, at least one, in offset order.
 
     Raises:
-        CorruptBatchError: a checksum does not fit, or the content cannot be read.
+        CorruptBatchError: a checksum is wrong, or the content cannot be read.
         OversizedBatchError: its messages take more memory than allowed.
         UnsupportedFormatError: a codec that these formats do not have.
     """
@@ -163,7 +163,7 @@ def _unwrap(outer: _Stored, inner: list[_Stored]) -> list[Message]:
 
 
 def _with_right_checksum(frame: memoryview) -> memoryview:
-    """Return an lz4 frame with the header checksum it should have: format 0 computes it over wrong bytes (KIP-57)."""
+    """Return an lz4 frame with the correct header checksum: format 0 computes it over the wrong bytes (KIP-57)."""
     flags = frame[_LZ4_DESCRIPTOR_POSITION]
     end = _LZ4_DESCRIPTOR_POSITION + 2 + (8 if flags & _LZ4_CONTENT_SIZE else 0)
     repaired = bytearray(frame)

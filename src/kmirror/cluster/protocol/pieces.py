@@ -1,19 +1,18 @@
-"""Turn one stored batch into what has to be appended so that a copy shows the same records at the same offsets.
+"""Split one stored batch into pieces to append, so that a copy shows the same records at the same offsets.
 
-A batch that brokers take has records at consecutive offsets, is no marker and belongs to no transaction. Stored batches
-need not be like that:
+A batch that brokers accept has records at consecutive offsets, and is neither a marker nor part of a transaction.
+Stored batches may differ:
 
-* compaction takes records out, or all of them, and leaves the offsets they had (`record_count` below
+* compaction removes records, or all of them, and leaves the offsets they had (`record_count` below
   `last_offset_delta + 1`);
 * markers, and records of aborted transactions, are never shown but take offsets;
-* with LogAppendTime all records show the batch's maximum timestamp, whatever they store themselves;
-* a batch that waits for its tombstones to be removed has its delete horizon in place of the base timestamp (KIP-534);
+* with LogAppendTime all records have the batch's maximum timestamp, whatever they store themselves;
+* a batch with tombstones to be removed has its delete horizon instead of the base timestamp (KIP-534);
 * records may be of an older message format.
 
-So a batch becomes `Run`s, batches as brokers take them, and `Hole`s, offsets to be filled with something invisible.
-What can stay as it is stays: a dense batch is changed in its header alone, in place. Otherwise records are cut out of
-their section and put together again, with other offset deltas; keys, values, headers and visible timestamps keep their
-bytes, nothing is decoded.
+So a batch becomes `Run`s, batches that brokers accept, and `Hole`s, offsets to be filled with something invisible. A
+dense batch is changed only in its header, in place. Otherwise records are cut out of their section and joined again,
+with other offset deltas; keys, values, headers and visible timestamps keep their bytes, nothing is decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from kmirror.cluster.protocol.batch import (
     OversizedBatchError,
     UnsupportedFormatError,
     crc_of,
-    guard,
+    set_producer,
 )
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.records import SectionTooLargeError, compress, decompress, field
@@ -48,9 +47,9 @@ from kmirror.cluster.protocol.varint import int64, read_varint, varint
 from kmirror.errors import Reason
 from kmirror.words import counted
 
-#: Records of one batch shrink alike only roughly; a part that would just fit is aimed this much smaller.
+#: Safety factor for the size of a part: not all records of a batch compress equally well.
 _CAUTION = 0.9
-#: So many records are taken apart at once: a batch may have millions, and each takes far more room than its bytes.
+#: Number of records split at once: a batch may have millions, and each takes far more memory than its bytes.
 _ROWS_AT_ONCE = 100_000
 #: A record's attributes, and a timestamp equal to the base timestamp.
 _NO_DELTA = b"\x00\x00"
@@ -63,9 +62,9 @@ _CRC = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A dense batch: format 2, its own to write to, with a right CRC, plain, CreateTime, the codec it had.
+    """A dense batch of format 2 in writable memory: correct CRC, not transactional, CreateTime, the codec it had.
 
-    `data` begins with `base_offset`; producer fields are to be set by `batch.guard`.
+    `data` begins with `base_offset`; `batch.set_producer` sets its producer fields.
     """
 
     base_offset: int
@@ -76,14 +75,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets at which no consumer is shown anything."""
+    """Offsets at which consumers are shown nothing."""
 
     base_offset: int
     next_offset: int
 
 
 class _Row(NamedTuple):
-    """One record: what is written before its offset delta, and what after it."""
+    """One record: its bytes before the offset delta, and after it."""
 
     offset: int
     timestamp: int
@@ -99,24 +98,24 @@ class _Style(NamedTuple):
     leader_epoch: int
 
 
-def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int) -> list[Run | Hole]:
+def pieces(batch: memoryview, *, start: int, visible: bool = True, max_bytes: int) -> list[Run | Hole]:
     """Cover the offsets from `start` to the end of `batch`, one whole stored batch of any format, without a gap.
 
-    `start` may lie before the batch (what is between is a hole), or inside (what is below is left out).
-    `shown` is False for what no application is shown: markers, and batches of aborted transactions.
-    A run takes at most `max_bytes`, but for a single record that is larger.
-    `batch` is written to where it can be; its bytes are then a run's.
+    `start` may be before the batch (the offsets between are a hole), or inside (records below it are left out).
+    `visible` is False for batches that applications are never shown: markers, and batches of aborted transactions.
+    A run takes at most `max_bytes`, unless a single record is larger.
+    If `batch` is writable it may be changed, and its memory used for a run.
 
     Raises:
-        CorruptBatchError: a checksum does not fit, or the content cannot be read.
-        OversizedBatchError: it has to be taken apart, and is too large for that.
-        UnsupportedFormatError: a message format or codec that cannot be carried.
+        CorruptBatchError: a checksum is wrong, or the content cannot be read.
+        OversizedBatchError: it has to be split, and is too large for that.
+        UnsupportedFormatError: a message format or codec that cannot be copied.
     """
     if len(batch) <= MAGIC_POSITION:
         raise CorruptBatchError(start, "it ends in the middle of its header")
     magic = batch[MAGIC_POSITION]
     if magic < 2:
-        return _old_pieces(batch, start, shown, max_bytes)
+        return _old_pieces(batch, start, visible, max_bytes)
     if magic > 2:
         base_offset, _ = PREFIX.unpack_from(batch)
         raise _unsupported(base_offset, f"message format {magic}")
@@ -136,7 +135,7 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
         raise CorruptBatchError(base, f"it is a marker that takes {counted(last_delta + 1, 'offset')}")
     if start >= next_offset:
         return []
-    if not shown or attributes & CONTROL or count == 0:
+    if not visible or attributes & CONTROL or count == 0:
         return [Hole(start, next_offset)]
     codec = attributes & COMPRESSION_MASK
     if codec >= len(COMPRESSION_TYPES):
@@ -159,7 +158,7 @@ def pieces(batch: memoryview, *, start: int, shown: bool = True, max_bytes: int)
 
 
 def _next_offset(base_offset: int, last_delta: int) -> int:
-    """Return the offset after a batch, or after an old message. Raises CorruptBatchError where no log has such ones."""
+    """Return the offset after a batch, or after an old message. Raises CorruptBatchError for impossible offsets."""
     if not 0 <= base_offset < _OFFSETS - last_delta:
         raise CorruptBatchError(base_offset, "no log has such an offset")
     return base_offset + last_delta + 1
@@ -174,16 +173,16 @@ def _unsupported(offset: int, what: str) -> UnsupportedFormatError:
 
 
 def _plain(batch: memoryview, base_offset: int, attributes: int) -> memoryview:
-    """Set a dense batch's attributes and take out its producer, in place where it is writable."""
+    """Set a dense batch's attributes and remove its producer, in place if it is writable."""
     data = memoryview(bytearray(batch)) if batch.readonly else batch
     struct.pack_into(">h", data, ATTRIBUTES_POSITION, attributes)
-    guard(data, *_NO_PRODUCER)
+    set_producer(data, *_NO_PRODUCER)
     struct.pack_into(">q", data, 0, base_offset)
     return data
 
 
 def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: int) -> Iterator[_Row]:
-    """Cut a record section into its records; raises ValueError, IndexError."""
+    """Split a record section into its records. Raises ValueError, IndexError."""
     position, size, previous = 0, len(body), -1
     for _ in range(count):
         length, position = read_varint(body, position)
@@ -204,12 +203,12 @@ def _rows(body: bytes, base: int, last_delta: int, count: int, base_timestamp: i
         raise ValueError("bytes are left after the last record")
 
 
-def _old_pieces(batch: memoryview, start: int, shown: bool, max_bytes: int) -> list[Run | Hole]:
+def _old_pieces(batch: memoryview, start: int, visible: bool, max_bytes: int) -> list[Run | Hole]:
     codec, messages = read_messages(batch)
     next_offset = _next_offset(PREFIX.unpack_from(batch)[0], 0)
     if start >= next_offset:
         return []
-    if not shown:
+    if not visible:
         return [Hole(start, next_offset)]
     style = _Style(codec, messages[0].timestamp, -1)
     rows = (
@@ -253,7 +252,7 @@ def _cover_part(rows: list[_Row], start: int, style: _Style, max_bytes: int) -> 
 
 
 def _runs(rows: list[_Row], style: _Style, max_bytes: int) -> Iterator[Run]:
-    """Make one batch of records at consecutive offsets, or as many as it takes."""
+    """Make one batch of records at consecutive offsets, or several to keep within `max_bytes`."""
     run = _run(rows, style)
     made = len(run.data)
     if made <= max_bytes or len(rows) == 1:

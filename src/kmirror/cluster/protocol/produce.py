@@ -1,12 +1,12 @@
-"""Produce, one batch per partition, encoded as a list of buffers so that no batch is ever copied. No I/O here.
+"""The Produce request, one batch per partition, encoded as a list of buffers so that no batch is ever copied.
 
-Version 13 names topics by id (brokers from 4.1 on), those from 9 to 12 by name. What an error code means here:
+Version 13 names topics by id (brokers from 4.1 on), versions 9 to 12 by name. What an error code means here:
 
 * 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then.
 * 45: the log end is not where this batch's sequence number says. Nothing was written.
 * 47: a higher epoch of our producer id exists: another writer fenced us.
-* 7, 20: written at the leader, perhaps not everywhere: look at the log end.
-* 100: no topic of this id (any more).
+* 7, 20: written at the leader, perhaps not replicated: read the log end.
+* 100: no topic with this id (any more).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.wire import (
+    INT32,
+    NO_TAGS,
     Buffer,
-    FrameError,
     compact_string,
+    decodes,
     read_compact_string,
     read_unsigned_varint,
     request_header,
@@ -34,25 +36,23 @@ HIGHEST_VERSION = 13
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 ACKS_ALL = -1
-#: Brokers hand out producer ids from 0 up. To append by offset, take one of these, where theirs will never get
-#: to, and always the same for a partition.
+#: Brokers assign producer ids from 0 up. To append by offset, use an id from here up, which brokers never reach, and
+#: always the same one for a partition.
 FIRST_OWN_PRODUCER_ID = 1 << 62
 
 _HEAD = struct.Struct(">Bhi")
 _PARTITION_ANSWER = struct.Struct(">ihqqq")
-#: The same with an end that has nothing to tell.
+#: The same, and the three bytes after it where there is no error.
 _PLAIN_ANSWER = struct.Struct(">ihqqq3s")
-_NO_TAGS = b"\x00"
 _topic_of = itemgetter(0)
 #: No record errors, no message, no tagged fields: how almost every partition's answer ends.
-_NOTHING_TO_TELL = b"\x01\x00\x00"
-_INT32 = struct.Struct(">i")
-#: Length, correlation id and throttle; and of what else there is, a byte each.
+_NO_ERRORS = b"\x01\x00\x00"
+#: Length, correlation id and throttle; a byte for each of the other fields.
 _LEAST_ANSWER_BYTES = 16
 
 
 class Append(NamedTuple):
-    """One batch for one partition; `batch` has been made ready by `batch.guard`."""
+    """One batch for one partition; `batch.set_producer` has been applied to it."""
 
     topic: str
     topic_id: bytes
@@ -73,13 +73,13 @@ class AppendAnswer(NamedTuple):
 def request(
     correlation_id: int, version: int, client_id: str, appends: Sequence[Append], *, acks: int, timeout_ms: int
 ) -> list[Buffer]:
-    """Encode one framed request. `appends` has at most one batch per partition, and topics in one piece."""
+    """Encode one framed request. `appends` has at most one batch per partition, and is grouped by topic."""
     groups = [list(group) for _, group in groupby(appends, _topic_of)]
     prefix = request_header(API_KEY, version, correlation_id, client_id)
     prefix += _HEAD.pack(0, acks, timeout_ms) + unsigned_varint(len(groups) + 1)
     buffers: list[Buffer] = [b""]
     size = 0
-    pack = _INT32.pack
+    pack = INT32.pack
     for group in groups:
         topic, topic_id, _, _ = group[0]
         name = topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else compact_string(topic)
@@ -89,32 +89,26 @@ def request(
             prefix += pack(partition) + unsigned_varint(length + 1)
             buffers += (prefix, batch)
             size += len(prefix) + length
-            prefix = _NO_TAGS
-        prefix += _NO_TAGS
-    prefix += _NO_TAGS
+            prefix = NO_TAGS
+        prefix += NO_TAGS
+    prefix += NO_TAGS
     buffers.append(prefix)
-    buffers[0] = _INT32.pack(size + len(prefix))
+    buffers[0] = INT32.pack(size + len(prefix))
     return buffers
 
 
 def least_answer_bytes(partitions: int) -> int:
-    """Return how many bytes the answer for so many partitions has at least, framed."""
+    """Return the smallest size in bytes of a framed answer for this many partitions."""
     return _LEAST_ANSWER_BYTES + partitions * _PLAIN_ANSWER.size
 
 
+@decodes("Produce")
 def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
     """Decode one frame (from its correlation id on) into the partitions' answers and the throttle in milliseconds.
 
     Raises:
         FrameError: not such an answer.
     """
-    try:
-        return _decode(frame, version)
-    except struct.error:
-        raise FrameError("a Produce answer ends too early") from None
-
-
-def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
     position = skip_tagged_fields(frame, 4)
     topics, position = read_unsigned_varint(frame, position)
     answers: list[AppendAnswer] = []
@@ -128,14 +122,14 @@ def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
         count, position = read_unsigned_varint(frame, position)
         end = position + _PLAIN_ANSWER.size * (count - 1)
         plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if position < end < len(frame) else []
-        if all(rest == _NOTHING_TO_TELL for _, _, _, _, _, rest in plain):
+        if all(rest == _NO_ERRORS for _, _, _, _, _, rest in plain):
             make, name = tuple.__new__, topic or ""
             answers += [make(AppendAnswer, (name, index, code, base, None)) for index, code, base, _, _, _ in plain]
             count, position = count - len(plain), end if plain else position
         for _ in range(count - 1):
             index, code, base_offset, _, _ = _PARTITION_ANSWER.unpack_from(frame, position)
             position += _PARTITION_ANSWER.size
-            if frame[position : position + 3] == _NOTHING_TO_TELL:
+            if frame[position : position + 3] == _NO_ERRORS:
                 position += 3
                 answers.append(AppendAnswer(topic or "", index, code, base_offset, None))
                 continue
@@ -148,5 +142,5 @@ def _decode(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
             position = skip_tagged_fields(frame, position)
             answers.append(AppendAnswer(topic or "", index, code, base_offset, detail or message))
         position = skip_tagged_fields(frame, position)
-    (throttle_time_ms,) = struct.unpack_from(">i", frame, position)
+    (throttle_time_ms,) = INT32.unpack_from(frame, position)
     return answers, throttle_time_ms

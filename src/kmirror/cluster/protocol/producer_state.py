@@ -1,4 +1,4 @@
-"""What a leader remembers of one producer, as DescribeProducers tells it (KIP-664)."""
+"""The state of a producer at a partition's leader, as DescribeProducers returns it (KIP-664)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What a leader remembers of one producer."""
+    """What a leader remembers about one producer."""
 
     producer_id: int
     producer_epoch: int

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Quota(NamedTuple):
-    """One value of one quota: whose it is, by user and client id, and what it limits.
+    """One value of one client quota.
 
-    `entity` are pairs of type and name in the order of the types; a name of "" is the default of its type.
+    `entity` has pairs of type (user, client-id, ip) and name, sorted; the name "" is the default of its type.
     """
 
     entity: tuple[tuple[str, str], ...]
@@ -17,7 +17,7 @@ class Quota(NamedTuple):
 
     @property
     def place(self) -> tuple[tuple[tuple[str, str], ...], str]:
-        """What it limits, whatever its value."""
+        """The entity and the key, without the value."""
         return self.entity, self.key
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The records inside a batch: read, and written where a batch has to be made.
+"""Read and write the records inside a batch.
 
 Each record is ``length varint | attributes i8 | timestamp delta varint | offset delta varint | key | value | headers``
 (zig-zag varints, −1 length for null), the whole section compressed by the batch's codec.
@@ -26,29 +26,29 @@ from kmirror.cluster.protocol.batch import (
 )
 from kmirror.cluster.protocol.varint import int64, read_varint, varint
 
-#: The largest record section that is decompressed: a batch of a few KB may stand for gigabytes. No record that brokers
-#: take by default is a hundredth of this.
+#: The largest record section that is decompressed: a batch of a few KB may expand to gigabytes. No record that brokers
+#: accept by default is a hundredth of this.
 MAX_SECTION_BYTES = 256 << 20
-#: A header without content takes two bytes here, and a hundred times as much when it is read.
+#: An empty header takes two bytes in a batch, and a hundred times as much in memory.
 _MOST_HEADERS = 1_000_000
-#: Brokers take headers whose names are not UTF-8; such bytes come back as they were.
+#: Brokers accept header names that are not UTF-8; their bytes survive a round trip this way.
 _ANY_BYTES = "surrogateescape"
-#: Most sections become no more than so many times as large; where one does, there is another attempt with more room.
+#: Sections rarely expand more than this; if one does, decompression is tried again with more room.
 _USUAL_RATIO = 8
 _LEAST_ROOM = 64 << 10
 _MORE_ROOM = 8
-#: How cramjam says that there is no room left.
+#: cramjam's message when the output buffer is too small.
 _NO_ROOM = "failed to write whole buffer"
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = 16
-#: How Java's client begins a frame: version 1, independent blocks of up to 64 KB, no checksums; and how each ends.
+#: The first and last bytes of a frame of the Java client: version 1, independent blocks of up to 64 KB, no checksums.
 _LZ4_START = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_END = bytes(4)
 _LZ4_BLOCK_BYTES = 64 << 10
-#: A block's length, with this bit set where its bytes are stored as they are.
+#: A block's length, with this bit set if its bytes are stored uncompressed.
 _LZ4_BLOCK_LENGTH = struct.Struct("<I")
 _LZ4_STORED = 1 << 31
-#: What a frame of one block takes beside it.
+#: The size of a frame of one block without the block's bytes.
 _LZ4_OVERHEAD = len(_LZ4_START) + _LZ4_BLOCK_LENGTH.size + len(_LZ4_END)
 
 
@@ -64,7 +64,7 @@ class Record:
 
 
 class SectionTooLargeError(ValueError):
-    """A compressed record section that would become larger than allowed."""
+    """A compressed record section that would expand beyond the limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
@@ -74,10 +74,10 @@ class SectionTooLargeError(ValueError):
 
 
 def decompress(data: memoryview, compression_type: str, limit: int = MAX_SECTION_BYTES) -> memoryview:
-    """Undo a batch's codec, up to `limit` bytes. Snappy is read raw and in Java's (xerial) framing.
+    """Decompress a record section, up to `limit` bytes. Snappy is read raw and in Java's (xerial) framing.
 
     Raises:
-        SectionTooLargeError: it becomes larger than `limit`.
+        SectionTooLargeError: it expands beyond `limit`.
         ValueError: an unknown codec, or bytes that are not of this codec.
     """
     try:
@@ -99,7 +99,7 @@ def decompress(data: memoryview, compression_type: str, limit: int = MAX_SECTION
 
 
 def _in_room(decompress_into: Callable[[memoryview, bytearray], int], data: memoryview, limit: int) -> memoryview:
-    """Decompress into as much room as it takes, never more than `limit`."""
+    """Decompress into a buffer that grows as needed, never beyond `limit`."""
     size = min(limit, max(_LEAST_ROOM, len(data) * _USUAL_RATIO))
     while True:
         room = bytearray(size)
@@ -115,7 +115,7 @@ def _in_room(decompress_into: Callable[[memoryview, bytearray], int], data: memo
 
 
 def compress(data: bytes, compression_type: str) -> bytes:
-    """Apply a batch's codec, in the framing that Kafka's Java client reads."""
+    """Compress a record section, in the framing that Kafka's Java client reads."""
     match compression_type:
         case "none":
             return data
@@ -133,7 +133,7 @@ def compress(data: bytes, compression_type: str) -> bytes:
 
 
 def _lz4(data: memoryview, limit: int) -> memoryview:
-    """Undo lz4; a frame of one block, as Java's client writes it, in a third of the time that any frame takes."""
+    """Decompress lz4; a frame of one block, as the Java client writes it, in a third of the general time."""
     if len(data) > _LZ4_OVERHEAD and data[: len(_LZ4_START)] == _LZ4_START and data[-4:] == _LZ4_END:
         (length,) = _LZ4_BLOCK_LENGTH.unpack_from(data, len(_LZ4_START))
         if length & ~_LZ4_STORED == len(data) - _LZ4_OVERHEAD:
@@ -146,7 +146,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
 
 
 def _lz4_frame(data: bytes) -> bytes:
-    """Make a frame as Java's client does: at the quickest level, and without checksums of its own."""
+    """Make a frame as the Java client does: at the fastest level, without lz4's checksums."""
     frame = [_LZ4_START]
     for position in range(0, len(data), _LZ4_BLOCK_BYTES):
         block = data[position : position + _LZ4_BLOCK_BYTES]
@@ -174,7 +174,7 @@ def _snappy(data: memoryview, limit: int) -> bytes:
 
 
 def _snappy_block(data: memoryview, room: int, limit: int) -> bytes:
-    """Decompress one block, which begins with how large it becomes."""
+    """Decompress one block, which begins with its decompressed size."""
     if cramjam.snappy.decompress_raw_len(data) > room:
         raise SectionTooLargeError(limit)
     return bytes(cramjam.snappy.decompress_raw(data))

@@ -16,7 +16,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
     Raises:
         ValueError: it has more than ten bytes.
-        IndexError: the data ends in its midst.
+        IndexError: the data ends in the middle of it.
     """
     value = shift = 0
     while True:
@@ -25,7 +25,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if shift == 63:
-                value &= _MASK  # the tenth byte has room for more, which Java drops
+                value &= _MASK  # the tenth byte has room for more bits, which Java drops
             return (value >> 1) ^ -(value & 1), position
         shift += 7
         if shift == 7 * _LONGEST:
@@ -33,7 +33,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """Encode a number of 64 bits; of a larger one those 64 bits, as Java counts."""
+    """Encode a number of 64 bits; only the lower 64 bits of a larger one, as Java does."""
     if 0 <= value < _TABLE_SIZE:
         return _TABLE[value]
     value = int64(value)
@@ -41,9 +41,9 @@ def varint(value: int) -> bytes:
 
 
 def int64(value: int) -> int:
-    """Return what Java's long is where a sum or a difference of two of them overflows."""
+    """Wrap a number to 64 bits, as Java's long does on overflow."""
     return ((value + _SIGN) & _MASK) - _SIGN
 
 
-#: Offset deltas and lengths are small as a rule.
+#: Most offset deltas and lengths are small.
 _TABLE = tuple(unsigned_varint(value << 1) for value in range(_TABLE_SIZE))

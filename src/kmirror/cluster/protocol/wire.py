@@ -8,21 +8,68 @@ from __future__ import annotations
 
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from kmirror.errors import KmirrorError
 
 Buffer = bytes | bytearray | memoryview
 
+INT16 = struct.Struct(">h")
 INT32 = struct.Struct(">i")
-
-_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
-
+#: A structure without tagged fields ends with this.
+NO_TAGS = b"\x00"
 #: The topic id of a topic that has none.
 NO_TOPIC_ID = bytes(16)
 
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class FrameError(KmirrorError):
-    """An answer that cannot be read; the connection it came from is of no more use."""
+    """A response that cannot be read; the connection it came from is of no more use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request encoded by hand: its name, the versions that its codec knows, and the codec.
+
+    `encode` takes a correlation id, a version and a client id, and returns a framed request; `decode` takes the
+    answer's frame (from its correlation id on) and the version, and returns its content and its throttle time in
+    milliseconds. It raises FrameError for anything else.
+    """
+
+    api_key: int
+    name: str
+    lowest: int
+    highest: int
+    encode: Callable[[int, int, str], bytes]
+    decode: Callable[[memoryview, int], tuple[Any, int]]
+
+
+def decodes(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a decoder raise FrameError, with the name of the request, where an answer ends too early."""
+
+    def decorated(decode: Callable[P, R]) -> Callable[P, R]:
+        @wraps(decode)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return decode(*args, **kwargs)
+            except (struct.error, IndexError):
+                raise FrameError(f"a {name} answer ends too early") from None
+
+        return checked
+
+    return decorated
+
+
+def framed(body: bytes | bytearray) -> bytes:
+    """Put a request's length before it."""
+    return INT32.pack(len(body)) + body
 
 
 def unsigned_varint(value: int) -> bytes:
@@ -84,18 +131,6 @@ def read_compact_string(data: Buffer, position: int) -> tuple[str | None, int]:
         raise FrameError("a string in a broker's answer is not UTF-8") from None
 
 
-def skip_tagged_fields(data: Buffer, position: int) -> int:
-    """Return the position after the tagged fields that start at `position`."""
-    count, position = read_unsigned_varint(data, position)
-    for _ in range(count):
-        _, position = read_unsigned_varint(data, position)
-        size, position = read_unsigned_varint(data, position)
-        position += size
-    if position > len(data):
-        raise FrameError("a tagged field in a broker's answer is longer than the answer")
-    return position
-
-
 def tagged_fields(data: Buffer, position: int) -> tuple[dict[int, Buffer], int]:
     """Return the tagged fields that start at `position` by tag, and the position after them."""
     count, position = read_unsigned_varint(data, position)
@@ -108,6 +143,18 @@ def tagged_fields(data: Buffer, position: int) -> tuple[dict[int, Buffer], int]:
         fields[tag] = data[position : position + size]
         position += size
     return fields, position
+
+
+def skip_tagged_fields(data: Buffer, position: int) -> int:
+    """Return the position after the tagged fields that start at `position`."""
+    count, position = read_unsigned_varint(data, position)
+    for _ in range(count):
+        _, position = read_unsigned_varint(data, position)
+        size, position = read_unsigned_varint(data, position)
+        position += size
+    if position > len(data):
+        raise FrameError("a tagged field in a broker's answer is longer than the answer")
+    return position
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:

@@ -23,7 +23,7 @@ from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource, for_librdkafka
 from kmirror.errors import UnreachableError, UsageError
-from kmirror.settings.client_keys import is_client_key, meant_client_key
+from kmirror.settings.client_keys import closest_client_key, is_client_key
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -76,7 +76,7 @@ class ClientConfig:
         """Tell whether connections are encrypted."""
         return self.security_protocol in {"SSL", "SASL_SSL"}
 
-    def as_files_are(self) -> ClientConfig:
+    def with_current_stores(self) -> ClientConfig:
         """Return it with what its stores hold now; unchanged where that cannot be used, as while a file is written."""
         stamps = file_stamps(self.tls_properties)
         if stamps == self.tls_stamps:
@@ -97,7 +97,7 @@ class ClientConfig:
             return self
         return now
 
-    def with_password_as_it_is(self) -> ClientConfig:
+    def with_current_password(self) -> ClientConfig:
         """Return it with the user name and password that its references stand for now; unchanged if they cannot be."""
         if not self.login_properties:
             return self
@@ -116,7 +116,7 @@ class ClientConfig:
         Raises:
             UsageError: the certificates or the key cannot be used.
         """
-        return self.as_files_are()._context() if self.uses_tls else None
+        return self.with_current_stores()._context() if self.uses_tls else None
 
     def _context(self) -> ssl.SSLContext:
         try:
@@ -164,7 +164,7 @@ class ClientConfig:
         Stores are read as they are now. librdkafka escapes SCRAM user names itself, and wants its numbers within its
         own limits.
         """
-        tls = self.as_files_are()
+        tls = self.with_current_stores()
         config: dict[str, object] = {
             "bootstrap.servers": ",".join(
                 f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap_servers
@@ -248,7 +248,7 @@ def check_client_keys(properties: Mapping[str, str]) -> None:
         UsageError: names the key and the one that was probably meant.
     """
     for key in properties:
-        if not is_client_key(key) and (meant := meant_client_key(key)):
+        if not is_client_key(key) and (meant := closest_client_key(key)):
             raise UsageError(f"unknown client property {key}", f"did you mean {meant}?")
 
 

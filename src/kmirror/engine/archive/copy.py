@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.producer_expiration import producer_expiration_ms
 from kmirror.cluster.protocol.batch import (
     COMPRESSION_MASK,
     COMPRESSION_TYPES,
@@ -154,7 +153,7 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
 def _expiration_ms(client: ClusterClient) -> int:
     """Return after how long brokers forget a producer id; 0 if unknown for one."""
     nodes = list(client.metadata([]).brokers)
-    expirations = producer_expiration_ms(client, nodes)
+    expirations = client.producer_expiration_ms(nodes)
     return min((expirations.get(node, 0) for node in nodes), default=0)
 
 

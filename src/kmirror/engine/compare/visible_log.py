@@ -31,7 +31,7 @@ from kmirror.cluster.protocol.batch import (
 )
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.records import Record, read_records
@@ -112,7 +112,7 @@ def visible_batches(
             if crc != header.crc:
                 detail = f"its checksum is {crc:08x}, its header says {header.crc:08x}"
                 raise CorruptBatchError(header.base_offset, detail)
-            if isolation.kind(whole) is Kind.DATA:
+            if isolation.kind(whole) is BatchKind.DATA:
                 codec = header.attributes & COMPRESSION_MASK
                 if codec >= len(COMPRESSION_TYPES):
                     raise _unknown(header.base_offset, header, f"the unknown compression type {codec}")

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
-from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import epoch_ms, now, now_ms
 from kmirror.engine.control.balance import SAMPLE_SECONDS, Balance, Position
 from kmirror.engine.control.counters import Counters
@@ -587,7 +587,7 @@ class MirrorEngine:
         """Read what lanes and operators write."""
         feed = Replica(self.mirror)
         with ClusterClient(self._destination_config) as client:
-            tail = Tail(client, STATE_PARTITION, read_committed=True)
+            tail = PartitionFollower(client, STATE_PARTITION, read_committed=True)
             while not self._stop_threads.is_set():
                 try:
                     answer = tail.poll(_POLL_MS)

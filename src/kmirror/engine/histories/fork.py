@@ -27,7 +27,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.protocol.isolation import Kind
+from kmirror.cluster.protocol.isolation import BatchKind
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.stretches import Ends, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
@@ -136,7 +136,7 @@ def _statements(batches: Iterable[StoredBatch], low: int, high: int, twins: Coll
     for batch in batches:
         if batch.next_offset <= low or batch.base_offset >= high:
             continue
-        if batch.kind is not Kind.DATA:
+        if batch.kind is not BatchKind.DATA:
             yield _Statement(max(batch.base_offset, low), min(batch.next_offset, high), None)
         elif batch.base_offset in twins:
             yield _Statement(batch.base_offset, batch.next_offset, _TWIN, batch.header.record_count)

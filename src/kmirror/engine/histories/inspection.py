@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, ProducersAnswer
-from kmirror.cluster.producer_expiration import producer_expiration_ms
 from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
@@ -236,7 +235,7 @@ class Inspector:
 
     def _expiration(self, node_id: int) -> int | None:
         if node_id not in self._expiration_ms:
-            self._expiration_ms[node_id] = producer_expiration_ms(self._destination, [node_id]).get(node_id)
+            self._expiration_ms[node_id] = self._destination.producer_expiration_ms([node_id]).get(node_id)
         return self._expiration_ms[node_id]
 
 

@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.batch import (
     crc_of,
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.records import Record, read_records
@@ -86,7 +86,7 @@ class StoredBatch:
 
     __slots__ = ("_records", "base_offset", "data", "header", "kind", "next_offset", "side")
 
-    def __init__(self, side: Side, data: memoryview, header: BatchHeader, kind: Kind) -> None:
+    def __init__(self, side: Side, data: memoryview, header: BatchHeader, kind: BatchKind) -> None:
         self.side: Side = side
         self.data = data
         self.header = header
@@ -102,7 +102,7 @@ class StoredBatch:
 
     @property
     def shows_records(self) -> bool:
-        return self.kind is Kind.DATA and self.header.record_count > 0
+        return self.kind is BatchKind.DATA and self.header.record_count > 0
 
     @property
     def is_foreign(self) -> bool:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.filler import is_filler
-from kmirror.cluster.protocol.isolation import Kind
+from kmirror.cluster.protocol.isolation import BatchKind
 from kmirror.cluster.protocol.records import Record
 from kmirror.engine.histories.judge import TailMatch
 from kmirror.engine.histories.stretches import (
@@ -125,7 +125,7 @@ def _silent(batches: Iterable[StoredBatch], low: int, high: int) -> dict[int, St
     return {
         offset: batch
         for batch in batches
-        if batch.kind is not Kind.DATA
+        if batch.kind is not BatchKind.DATA
         for offset in range(max(batch.base_offset, low), min(batch.next_offset, high))
     }
 

@@ -24,12 +24,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, make_batch
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.cluster.tail import Tail
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.counts import Counts
 from kmirror.engine.lane.pages import Pages
@@ -101,7 +101,7 @@ class LaneControl:
         self._stop = threading.Event()
         self._host = socket.gethostname()
         self._engine_seen = now()
-        self._tail = Tail(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
+        self._tail = PartitionFollower(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
         #: The keys of records for this lane; all others are skipped.
         kinds = (("engine", spec.mirror), *((kind, spec.mirror, spec.lane) for kind in ("change", "progress")))
         self._keys = frozenset(encode_key(key) for key in kinds)

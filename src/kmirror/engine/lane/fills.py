@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from kmirror.cluster.connection import Stream
-from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import MAX_MARKERS
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
@@ -94,7 +94,7 @@ class Fills:
             self._begin_transactions()
             return
         at = now()
-        steps: dict[int, tuple[list[tuple[PartitionCopy, Ask]], list[tuple[PartitionCopy, Look]]]] = {}
+        steps: dict[int, tuple[list[tuple[PartitionCopy, WriteMarkers]], list[tuple[PartitionCopy, ReadLeader]]]] = {}
         room: dict[int, int] = defaultdict(lambda: MAX_MARKERS)
         for partition in list(self._waiting):
             node_id = partition.destination_node
@@ -107,7 +107,7 @@ class Fills:
             if step is None:
                 continue
             asks, looks = steps.setdefault(node_id, ([], []))
-            if isinstance(step, Ask):
+            if isinstance(step, WriteMarkers):
                 asks.append((partition, step))
                 room[node_id] -= step.count
                 # it comes last in the next request, so that a large gap does not delay other partitions for long
@@ -155,8 +155,8 @@ class Fills:
     def _send(
         self,
         node_id: int,
-        asks: list[tuple[PartitionCopy, Ask]],
-        looks: list[tuple[PartitionCopy, Look]],
+        asks: list[tuple[PartitionCopy, WriteMarkers]],
+        looks: list[tuple[PartitionCopy, ReadLeader]],
         at: float,
     ) -> None:
         link = self._work.fills[node_id]

@@ -8,7 +8,7 @@ rejected because the coordinator epoch increases with every gap.
 from __future__ import annotations
 
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fill_plan import Ask, Done, Failed, FillPlan, Look, Obstacle
+from kmirror.cluster.protocol.fill_plan import Done, Failed, FillPlan, Obstacle, ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.markers import TRANSACTION_COORDINATOR_FENCED
 from kmirror.engine.histories.judge import Fail, Trouble
 from kmirror.engine.lane.intake import Gap, Intake
@@ -36,7 +36,7 @@ class GapFilling:
         """Take a coordinator epoch higher than all that an inspection found."""
         self._coordinator_epoch = max(self._coordinator_epoch, unused_coordinator_epoch)
 
-    def next_step(self, gap: Gap) -> Ask | Look:
+    def next_step(self, gap: Gap) -> WriteMarkers | ReadLeader:
         """Return the next request for the gap at the head of the queue; call `sent` when it is sent."""
         if self._plan is None:
             self._intake.head_is_taken = True
@@ -47,7 +47,7 @@ class GapFilling:
                 coordinator_epoch=self._coordinator_epoch,
             )
         step = self._plan.step
-        assert isinstance(step, Ask | Look), f"the plan has ended: {self._plan!r}"
+        assert isinstance(step, WriteMarkers | ReadLeader), f"the plan has ended: {self._plan!r}"
         return step
 
     def sent(self) -> None:
@@ -75,7 +75,7 @@ class GapFilling:
             return Trouble(Reason.DESTINATION_UNREACHABLE, what)
         if self._plan is not None:
             # all was acknowledged, so it is replicated and nothing is in flight: the log end says everything
-            self._plan.looked(None, log_end, log_end)
+            self._plan.leader_read(None, log_end, log_end)
         return self._outcome()
 
     def _outcome(self) -> Filled:

@@ -35,11 +35,11 @@ from kmirror.cluster.protocol.batch import (
     SEQUENCE_MASK,
     TRANSACTIONAL,
     CorruptBatchError,
-    guard,
+    set_producer,
 )
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.merge import FEW_PLAIN_RECORDS, is_small, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
@@ -192,7 +192,7 @@ class Intake:
         queue, queued_bytes = self.queue, self.queued_bytes
         make = tuple.__new__
         unpack, set_base_offset = HEADER.unpack_from, BASE_OFFSET.pack_into
-        set_producer, set_crc = PRODUCER.pack_into, CRC.pack_into
+        pack_producer, pack_crc = PRODUCER.pack_into, CRC.pack_into
         isolation: Isolation | None = None
         few = FEW_PLAIN_RECORDS if self.merges else -1
         while end - position > MAGIC_POSITION:
@@ -208,7 +208,7 @@ class Intake:
                     and is_small(count, length, attributes)
                     and (merged := merge(records, position, expected))
                 ):
-                    guard(merged.data, producer_id, producer_epoch, (expected - filled) & SEQUENCE_MASK)
+                    set_producer(merged.data, producer_id, producer_epoch, (expected - filled) & SEQUENCE_MASK)
                     self._counts.batches_merged += merged.batches
                     frame.pending += 1
                     queue.append(GuardedBatch(expected, *merged[:4], frame))
@@ -225,14 +225,14 @@ class Intake:
                     and length >= BATCH_OVERHEAD - LOG_OVERHEAD
                     and crc32c(checked := records[position + ATTRIBUTES_POSITION : following]) == crc
                 ):
-                    set_producer(
+                    pack_producer(
                         records,
                         position + PRODUCER_POSITION,
                         producer_id,
                         producer_epoch,
                         (base - filled) & SEQUENCE_MASK,
                     )
-                    set_crc(records, position + CRC_POSITION, crc32c(checked))
+                    pack_crc(records, position + CRC_POSITION, crc32c(checked))
                     set_base_offset(records, position, 0)
                     expected = base + count
                     epoch = leader_epoch
@@ -271,8 +271,8 @@ class Intake:
     def _take_apart(self, stored: memoryview, isolation: Isolation) -> Sequence[Run | Hole] | Fail:
         """Take apart one batch that cannot be sent unchanged."""
         try:
-            shown = isolation.kind(stored) is Kind.DATA
-            return pieces(stored, start=self.next_offset, shown=shown, max_bytes=max(len(stored), _RUN_BYTES))
+            visible = isolation.kind(stored) is BatchKind.DATA
+            return pieces(stored, start=self.next_offset, visible=visible, max_bytes=max(len(stored), _RUN_BYTES))
         except KmirrorError as error:
             return self._refuse(error)
 
@@ -288,7 +288,7 @@ class Intake:
 
     def _queue_run(self, run: Run, leader_epoch: int | None, frame: Frame) -> None:
         sequence = (run.base_offset - self._filled_offsets) & SEQUENCE_MASK
-        guard(run.data, self._producer_id, self._producer_epoch, sequence)
+        set_producer(run.data, self._producer_id, self._producer_epoch, sequence)
         frame.pending += 1
         self.queue.append(
             GuardedBatch(run.base_offset, run.next_offset, run.max_timestamp, leader_epoch, run.data, frame)

@@ -15,7 +15,7 @@ from typing import Literal
 from kmirror.cluster.connection import Stream
 from kmirror.cluster.protocol import list_offsets, markers, produce
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchKey, FetchSession
-from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import INT32, NO_TOPIC_ID, FrameError
 from kmirror.engine.lane.intake import GuardedBatch
@@ -143,7 +143,7 @@ class FillLink:
         self._marker_version = marker_version
         self._log_end_version = log_end_version
 
-    def ask(self, steps: list[tuple[PartitionCopy, Ask]], client_id: str, at: float) -> bytes:
+    def ask(self, steps: list[tuple[PartitionCopy, WriteMarkers]], client_id: str, at: float) -> bytes:
         """Encode one request for markers of several partitions, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
         fills = [
@@ -160,7 +160,7 @@ class FillLink:
         self._note(correlation_id, at, [copy for copy, _ in steps], is_log_end=False)
         return markers.request(correlation_id, self._marker_version, client_id, fills)
 
-    def look(self, steps: list[tuple[PartitionCopy, Look]], client_id: str, at: float) -> bytes:
+    def look(self, steps: list[tuple[PartitionCopy, ReadLeader]], client_id: str, at: float) -> bytes:
         """Encode one request for the log ends of several partitions, and note that it is in flight."""
         correlation_id = self.stream.connection.next_correlation_id()
         copies = [copy for copy, _ in steps]

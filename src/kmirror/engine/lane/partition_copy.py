@@ -18,7 +18,7 @@ from collections import deque
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchPosition
-from kmirror.cluster.protocol.fill_plan import Ask, Look
+from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import begins_with_filler
 from kmirror.cluster.protocol.produce import Append
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID
@@ -439,7 +439,7 @@ class PartitionCopy:
             return None
         return gap
 
-    def next_fill_step(self) -> Ask | Look | None:
+    def next_fill_step(self) -> WriteMarkers | ReadLeader | None:
         """Return the next request for the gap at the head of the queue, if any; call `fill.sent` when it is sent."""
         gap = self.gap_to_fill()
         return self.fill.next_step(gap) if gap is not None else None

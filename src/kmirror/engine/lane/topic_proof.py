@@ -4,6 +4,10 @@ Brokers before 3.1 are asked for topics by name, and answer for a topic that was
 the same: neither offsets nor leader epochs reveal that, once it has as many records. So each fetch is followed, on the
 same connection, by a request for the ids of the topics that the response is expected to name, and if it names others,
 by a request for theirs. Data of another topic becomes the error that a fetch by id would have returned.
+
+A broker answers the requests of one connection in turn. So if Metadata returns the same id before and after a fetch by
+name, the records in between are of that topic: an id is never used twice. A leader that has a new topic's log has
+dropped the old topic's metadata first, and so never returns the old id then.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kmirror.cluster.protocol import topic_ids
+from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition
 from kmirror.cluster.protocol.wire import INT32
@@ -53,7 +57,9 @@ class TopicProof:
             self._outdated.discard(correlation_id)
             return None
         asked = self._asked.pop(correlation_id)
-        self._ids |= dict.fromkeys(asked) | topic_ids.answer(view)
+        found, _ = metadata.answer(view, metadata.FIRST_VERSION_WITH_TOPIC_IDS)
+        ids = {topic.name: None if topic.error_code else topic.topic_id for topic in found.topics.values()}
+        self._ids |= dict.fromkeys(asked) | ids
         return self._proven()
 
     def hold(self, answer: FetchAnswer, view: memoryview) -> tuple[ProvenAnswer | None, list[bytes]]:
@@ -70,7 +76,8 @@ class TopicProof:
             return []
         correlation_id = self._next_correlation_id()
         self._asked[correlation_id] = topics
-        return [topic_ids.request(correlation_id, self._client_id, sorted(topics))]
+        version = metadata.FIRST_VERSION_WITH_TOPIC_IDS
+        return [metadata.request(correlation_id, version, self._client_id, sorted(topics))]
 
     def _proven(self) -> ProvenAnswer | None:
         if self._held is None or not _topics(self._held[0]) <= self._ids.keys():

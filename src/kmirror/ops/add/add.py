@@ -179,7 +179,7 @@ def _facts(
         if isinstance(one, int):
             plans[name] = one
             continue
-        plan = settings_for(one, None if isinstance(known, int) else known, work.settings.properties_left_out)
+        plan = settings_for(one, None if isinstance(known, int) else known, work.settings.excluded_properties)
         plans[name] = replace(plan, first_source_seen_ms=told.first_source_seen_ms.get(name))
     return Facts(
         state,

@@ -12,7 +12,13 @@ from contextlib import closing
 
 from kmirror.cluster.acl_commands import Grant, admin_options, grant_line
 from kmirror.cluster.acls import describe_acls
-from kmirror.cluster.authorized import OPERATIONS, cluster_operations, lacking_on_groups, lacks, missing_rights
+from kmirror.cluster.authorized import (
+    OPERATIONS,
+    cluster_operations,
+    groups_lacking,
+    missing_operations,
+    missing_rights,
+)
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups import visible_groups
 from kmirror.cluster.protocol.acl_binding import AclBinding
@@ -137,7 +143,7 @@ def _check_rights(sheet: Sheet, client: ClusterClient) -> frozenset[int] | None:
     operations: frozenset[int] | None = None
     with sheet.catching(DESTINATION, "rights on cluster"):
         operations = cluster_operations(client)
-        missing = lacks(operations, _NEEDED_ON_CLUSTER)
+        missing = missing_operations(operations, _NEEDED_ON_CLUSTER)
         if missing:
             said = f"we lack {', '.join(missing)}; it is enough to have it on the topics that are to be created"
             sheet.warn(DESTINATION, "rights on cluster", said, grant_line(client.config, ("CREATE",), "--cluster"))
@@ -364,7 +370,7 @@ def _check_source_groups(sheet: Sheet, client: ClusterClient, settings: Settings
 
 def _check_groups(sheet: Sheet, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
     some = groups[:_GROUPS_ASKED]
-    lacking = lacking_on_groups(client, some, needed)
+    lacking = groups_lacking(client, some, needed)
     if lacking:
         names = " ".join(f"--group {shlex.quote(group)}" for group in lacking[:_TOPICS_IN_HINT])
         sheet.add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmirror.cluster.acl_commands import grant_line, login_principal
 from kmirror.cluster.acls import NoAuthorizerError, describe_acls
-from kmirror.cluster.authorized import cluster_operations, lacks
+from kmirror.cluster.authorized import cluster_operations, missing_operations
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
@@ -53,7 +53,7 @@ def check_clients(sheet: Sheet, source: ClusterClient, destination: ClusterClien
             many = counted(len(quotas_to_take(source, destination)), "quota")
             sheet.add(SOURCE, "quotas", True, f"{many} to sync, as sync.quotas.enabled says", "")
         with sheet.catching(DESTINATION, "quotas"):
-            lacking = lacks(cluster_operations(destination), ("ALTER_CONFIGS",))
+            lacking = missing_operations(cluster_operations(destination), ("ALTER_CONFIGS",))
             if not lacking:  # which implies the right to see them
                 describe_quotas(destination)
             said = "we lack ALTER_CONFIGS on the cluster: quotas cannot be set" if lacking else "quotas can be set"

@@ -92,7 +92,7 @@ class SettingsSyncJob:
                 # what was known before of the settings behind it stays
                 there = as_first_source(there, topic)
                 seen_ms = topic.first_source_seen_ms
-            sync = sync_settings(topic, there, present, view.settings.properties_left_out)
+            sync = sync_settings(topic, there, present, view.settings.excluded_properties)
             after = sync.record
             if after != topic or _is_stale(topic.first_source_seen_ms, seen_ms):
                 after = replace(after, first_source_seen_ms=seen_ms)

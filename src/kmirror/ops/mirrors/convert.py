@@ -17,7 +17,7 @@ from kmirror.ops.converted_keys import KeyRow, rows_of
 from kmirror.ops.mirrors.create import check_name, create
 from kmirror.ops.results import ErrorInfo, Outcome, TopicResult, VerbResult
 from kmirror.settings.cluster_links import link_conversion
-from kmirror.settings.conversion import Became, Conversion, KeyFate
+from kmirror.settings.conversion import Conversion, KeyOutcome, KeyResult
 from kmirror.settings.mirrormaker import Flow, MirrorMakerFile
 from kmirror.settings.table import is_setting, setting_of
 from kmirror.words import counted
@@ -152,7 +152,7 @@ def _rest(file: MirrorMakerFile, flows: Iterable[Flow], found: Mapping[str, Conv
     fates = [fate for flow in flows if flow.why_not is not None for fate in file.without(flow, flow.why_not)]
     told = {fate.key for one in found.values() for fate in one.fates} | {fate.key for fate in fates}
     fates += [
-        KeyFate(key, Became.NO_MEANING, "it is about clusters, or flows, of which no mirror is made")
+        KeyResult(key, KeyOutcome.NO_MEANING, "it is about clusters, or flows, of which no mirror is made")
         for key in file.properties
         if key not in told
     ]

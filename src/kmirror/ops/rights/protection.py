@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.acl_commands import admin_options, grant_line, login_principal
 from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls, kafka_acls_line
-from kmirror.cluster.authorized import cluster_operations, lacks, missing_rights
+from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.principal_probe import Standing, find_standing
+from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal
 from kmirror.cluster.protocol.acl_binding import AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
@@ -67,7 +67,7 @@ class Protection:
 class Known:
     """Remember how we stand, which takes a moment to find out and seldom changes; one for each job or command."""
 
-    standing: Standing | None = None
+    standing: PrincipalProbe | None = None
     asked: frozenset[str] = frozenset()
 
 
@@ -83,7 +83,7 @@ def survey(
     to_alter = grant_line(client.config, ("ALTER", "DESCRIBE"), "--cluster")
     try:
         acls = describe_acls(client)
-        if "ALTER" in lacks(cluster_operations(client), ("ALTER",)):
+        if "ALTER" in missing_operations(cluster_operations(client), ("ALTER",)):
             login = login_principal(client.config)
             own = OwnPrincipals(frozenset({login} if login else ()))
             return AclSurvey(
@@ -92,7 +92,7 @@ def survey(
         login = login_principal(client.config)
         candidates = writers_of(acls, topics) if login is None else frozenset[str]()
         if known.standing is None or not candidates <= known.asked:
-            known.standing, known.asked = find_standing(client, acls, candidates), candidates
+            known.standing, known.asked = probe_principal(client, acls, candidates), candidates
     except NoAuthorizerError:
         return AclSurvey(detected_only=f"{cluster} has no authorizer", hint="set authorizer.class.name on its brokers")
     except KmirrorError as error:

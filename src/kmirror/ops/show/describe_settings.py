@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import code_name
-from kmirror.cluster.protocol.topic_setting import TopicSettings
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topic_settings import topic_settings
 from kmirror.columns import TEXT, Column, Table, one_of
@@ -127,7 +127,7 @@ def _rows(
         topic,
         None if isinstance(there, int) else there,
         here,
-        settings.properties_left_out,
+        settings.excluded_properties,
         is_synced=settings.sync_topic_configs_enabled,
     )
     for one in compared:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.fence import Fenced
+from kmirror.cluster.fence import FenceResult
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import read_batch_at
@@ -63,7 +63,7 @@ class StopLook:
         """Return what the source says; waits for it, but never long."""
         return self._question.answer()
 
-    def found(self, ends: Mapping[TopicPartition, Fenced]) -> dict[TopicPartition, AtStop]:
+    def found(self, ends: Mapping[TopicPartition, FenceResult]) -> dict[TopicPartition, AtStop]:
         """Return what is known of partitions whose logs end there, and note their last mirrored offsets."""
         at = now_ms()
         failures = {

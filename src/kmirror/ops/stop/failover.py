@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.acl_commands import grant_line
-from kmirror.cluster.authorized import cluster_operations, lacks, missing_rights
+from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.fence import log_ends
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
@@ -236,4 +236,4 @@ def _would_stop(
 def _may_fence(destination: Destination) -> bool:
     """Tell whether markers may be written, by what brokers say of our rights on the cluster (KIP-430)."""
     operations = cluster_operations(destination.client)
-    return any(not lacks(operations, [operation]) for operation in _TO_FENCE)
+    return any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)

@@ -98,7 +98,7 @@ def fence_writers(work: StopWork) -> str:
             "--fence-with-record fences it at the cost of one visible record per partition"
         )
     work.log_ends = found
-    return "writers fenced" if any(end.is_shut_out for end in found.values()) else "ends read"
+    return "writers fenced" if any(end.is_fenced for end in found.values()) else "ends read"
 
 
 def _writer(work: StopWork, topic: TopicRecord, place: TopicPartition) -> Writer | None:

@@ -83,7 +83,7 @@ class FirstSource:
         found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
         if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.unreadable:
             return None
-        exclude = stored_settings(self._mirror.settings).properties_left_out
+        exclude = stored_settings(self._mirror.settings).excluded_properties
         plan = settings_for(found, None, exclude)
         return replace(topic, deferred=dict(plan.deferred), inherited=plan.inherited)
 

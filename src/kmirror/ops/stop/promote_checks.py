@@ -79,7 +79,7 @@ def _compare_settings(
     with source_client(mirror.source) as source:
         there = topic_settings(source, [topic.source_topic for topic in topics])
     here = topic_settings(destination.client, [topic.topic for topic in topics])
-    left_out = stored_settings(mirror.settings).properties_left_out
+    left_out = stored_settings(mirror.settings).excluded_properties
     trouble, is_recorded = {}, True
     for topic in topics:
         wanted, present = there.get(topic.source_topic, 0), here.get(topic.topic, 0)

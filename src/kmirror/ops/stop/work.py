@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kmirror.cluster.fence import Fenced
+from kmirror.cluster.fence import FenceResult
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.context import Destination
@@ -73,7 +73,7 @@ class StopWork:
     must_fence: bool = False
     look: StopLook = field(init=False)
     #: Log ends that were not recorded before.
-    log_ends: Mapping[TopicPartition, Fenced] = field(default_factory=dict)
+    log_ends: Mapping[TopicPartition, FenceResult] = field(default_factory=dict)
     first_source: FirstSource = field(init=False)
     source: SourceEnds = field(init=False)
     at_stop: Mapping[TopicPartition, AtStop] = field(default_factory=dict)

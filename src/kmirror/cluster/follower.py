@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.fetch import (
     FetchPosition,
     FetchSession,
 )
-from kmirror.cluster.protocol.isolation import Isolation, Kind
+from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.records import Record, read_records
 from kmirror.cluster.protocol.wire import FrameError
@@ -27,17 +27,17 @@ _GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class TailAnswer:
-    """What one poll brought. `reached_end`: there was nothing after these records when the leader answered."""
+class PollResult:
+    """The records of one poll. `reached_end`: there was nothing after them when the leader answered."""
 
     records: list[Record]
     reached_end: bool
 
 
-class Tail:
-    """Read the records of one partition in order, from `look_back` before its end, or from its start with None.
+class PartitionFollower:
+    """Read the records of one partition in order, from `look_back` before its end, or from its start if None.
 
-    With `read_committed` records of aborted and open transactions are left out.
+    With `read_committed`, records of aborted and open transactions are left out.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Tail:
             self._connection.close()
         self._connection = self._session = None
 
-    def poll(self, max_wait_ms: int) -> TailAnswer:
-        """Wait at most this long for new records.
+    def poll(self, max_wait_ms: int) -> PollResult:
+        """Wait at most `max_wait_ms` for new records.
 
         Raises:
             KmirrorError, OutcomeUnknown: nothing was read; poll again.
@@ -75,7 +75,7 @@ class Tail:
             self.close()
             raise
 
-    def _poll(self, max_wait_ms: int) -> TailAnswer:
+    def _poll(self, max_wait_ms: int) -> PollResult:
         if self._connection is None or self._session is None or self._connection.must_be_replaced:
             self.close()
             self._connection = self._open()
@@ -94,7 +94,7 @@ class Tail:
         if answer.error_code:
             raise BrokerError(answer.error_code, code_name(answer.error_code), f"following {self._partition}")
         if not answer.partitions:
-            return TailAnswer([], reached_end=True)
+            return PollResult([], reached_end=True)
         part = next((part for part in answer.partitions if part.key == self._key), None)
         if part is None:
             raise FrameError(f"{connection.address} responded for different partitions")
@@ -105,19 +105,18 @@ class Tail:
         records: list[Record] = []
         isolation = Isolation(part.aborted_transactions)
         for header in batch_headers(part.records):
-            if isolation.kind(part.records[header.position : header.position + header.size_in_bytes]) is Kind.DATA:
+            if isolation.kind(part.records[header.position : header.position + header.size_in_bytes]) is BatchKind.DATA:
                 records += (r for r in read_records(part.records, header) if r.offset >= offset)
             self._offset = header.next_offset
         end = part.last_stable_offset if self._read_committed else part.high_watermark
-        return TailAnswer(records, end is None or (self._offset or 0) >= end)
+        return PollResult(records, end is None or (self._offset or 0) >= end)
 
     def _open(self) -> Connection:
-        metadata = self._client.metadata([self._partition.topic])
-        leader = metadata.leader(self._partition)
-        if leader is None or leader.leader_id is None:
-            raise OutcomeUnknown(f"{self._partition} has no leader")
         topic, partition = self._partition
-        self._key = FetchKey(metadata.topics[topic].topic_id, partition, topic)
+        leader = self._client.metadata([topic]).leader_address(self._partition)
+        if leader is None:
+            raise OutcomeUnknown(f"{self._partition} has no leader")
+        self._key = FetchKey(leader.topic_id, partition, topic)
         if self._offset is None:
             start = self._client.list_offsets({self._partition: EARLIEST})[self._partition]
             end = self._client.list_offsets({self._partition: LATEST})[self._partition]
@@ -125,5 +124,4 @@ class Tail:
                 code = start.error_code or end.error_code
                 raise BrokerError(code, code_name(code), f"looking up {self._partition}")
             self._offset = start.offset if self._look_back is None else max(start.offset, end.offset - self._look_back)
-        broker = metadata.brokers[leader.leader_id]
-        return Connection.open(broker.host, broker.port, self._client.config)
+        return Connection.open(leader.host, leader.port, self._client.config)
