@@ -1,8 +1,8 @@
-"""Whether a mirror topic was deleted by its owner: nothing is left to stop then, or to forget.
+"""Whether a mirror topic was deleted by its owner: then there is nothing to stop or to keep.
 
-One broker is not enough to tell: one that is cut off from the controllers, or behind them, does not know topics that
-exist, and shows deleted ones under their old id. `ClusterClient.metadata` asks all brokers about a name that one does
-not know; what is done because a topic is gone also takes their word about its id.
+One broker's answer is not enough: one that is cut off from the controllers, or behind them, does not know existing
+topics, and shows deleted ones with their old id. `ClusterClient.metadata` asks all brokers about a name that one does
+not know; `gone_topics`, for actions that rely on the deletion, also asks them about the id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kmirror.state.records import TopicRecord
 
 
 def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
-    """Return whether the destination topic was deleted, whatever now has its name; a forbidden one is not gone."""
+    """Return whether the mirror topic was deleted, even if another one has its name; a forbidden topic is not gone."""
     if topic.destination_topic_id is None or found is None:
         return False
     if found.error_code:
@@ -30,7 +30,7 @@ def is_gone(topic: TopicRecord, found: TopicMetadata | None) -> bool:
 def gone_topics(
     client: ClusterClient, topics: Iterable[TopicRecord], found: Mapping[str, TopicMetadata]
 ) -> frozenset[str]:
-    """Return which mirror topics of the destination were deleted; `found` is what `client.metadata` said of them.
+    """Return which mirror topics of the destination were deleted; `found` is `client.metadata`'s answer for them.
 
     Raises:
         UnreachableError: no broker answers.
@@ -39,13 +39,13 @@ def gone_topics(
     binary = {name: parse_topic_id(topic_id) for name, topic_id in ids.items() if topic_id is not None}
     try:
         codes = client.topic_errors(binary.values())
-    except UnsupportedVersionError:  # brokers before Kafka 3.1: only what they say of the name is known
+    except UnsupportedVersionError:  # brokers before Kafka 3.1 answer by name only
         return frozenset(binary)
     return frozenset(name for name, topic_id in binary.items() if codes.get(topic_id) == Code.UNKNOWN_TOPIC_ID)
 
 
 def not_described(topic: TopicMetadata) -> KmirrorError:
-    """Return the error of a topic of which the destination does not say whether it exists."""
+    """Return the error for a topic whose existence the destination does not report."""
     why = f"the destination does not describe {topic.name}: {code_name(topic.error_code)}"
     if topic.error_code != Code.BROKER_NOT_AVAILABLE:
         return KmirrorError(why)

@@ -40,6 +40,7 @@ from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, R
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
 from kmirror.state.writer import NotConfirmed, Writer, decide_and_write, was_written
+from kmirror.words import at_time
 
 HEARTBEAT_S = 1.0
 #: How long to wait for the next heartbeat before an engine may count as dead, and how often to check.
@@ -392,49 +393,34 @@ def has_ended(found: EngineRecord) -> bool | None:
     return False if found.boot_id and (found.host, found.boot_id) == (here.host, here.boot_id) else None
 
 
-def _in_charge(found: EngineRecord) -> RefusedError:
+def _process_of(found: EngineRecord) -> str:
     spark = f", Spark application {found.application_id}" if found.application_id else ""
+    return f"process {found.pid} on {found.host}{spark}"
+
+
+def _in_charge(found: EngineRecord) -> RefusedError:
     age = (_now_ms() - found.last_seen_ms) / 1000
+    since = f"in charge of mirror {found.mirror!r}: {_process_of(found)}, since {at_time(found.since_ms)}"
     if found.held_by_command:
-        return FencedByCommandError(
-            f"a command is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}, "
-            f"since {_clock(found.since_ms)}",
-            "try again when it has ended",
-            Reason.FENCED,
-        )
+        return FencedByCommandError(f"a command is {since}", "try again when it has ended", Reason.FENCED)
     return RefusedError(
-        f"an engine is in charge of mirror {found.mirror!r}: process {found.pid} on {found.host}{spark}, "
-        f"since {_clock(found.since_ms)}, last heartbeat {max(age, 0.0):.1f} s ago",
+        f"an engine is {since}, last heartbeat {max(age, 0.0):.1f} s ago",
         "wait for it to end with --standby, or replace it with --take-over",
         Reason.FENCED,
     )
 
 
 def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
+    lost = f"this engine is no longer in charge of mirror {mirror!r}:"
     if found is None:
-        return RefusedError(
-            f"this engine is no longer in charge of mirror {mirror!r}: its lease is gone",
-            "`kmirror list` shows whether the mirror still exists",
-            Reason.FENCED,
-        )
+        hint = "`kmirror list` shows whether the mirror still exists"
+        return RefusedError(f"{lost} its lease is gone", hint, Reason.FENCED)
+    when = f"took over at {at_time(found.since_ms)}"
     if found.held_by_command:
-        return FencedByCommandError(
-            f"this engine is no longer in charge of mirror {mirror!r}: a command, process {found.pid} on {found.host}, "
-            f"took over at {_clock(found.since_ms)}",
-            "`kmirror list` shows whether an engine copies it",
-            Reason.FENCED,
-        )
-    spark = f", Spark application {found.application_id}" if found.application_id else ""
-    return RefusedError(
-        f"this engine is no longer in charge of mirror {mirror!r}: process {found.pid} on {found.host}{spark} "
-        f"took over at {_clock(found.since_ms)}",
-        "no action is needed if that was intended; `kmirror list` shows the engine in charge",
-        Reason.FENCED,
-    )
-
-
-def _clock(time_ms: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ms / 1000))
+        hint = "`kmirror list` shows whether an engine copies it"
+        return FencedByCommandError(f"{lost} a command, {_process_of(found)}, {when}", hint, Reason.FENCED)
+    hint = "no action is needed if that was intended; `kmirror list` shows the engine in charge"
+    return RefusedError(f"{lost} {_process_of(found)} {when}", hint, Reason.FENCED)
 
 
 def _now_ms() -> int:

@@ -42,17 +42,18 @@ class AclIndex:
 
     def allowed(self, resource: Resource, operation: Operation) -> set[tuple[str, str]]:
         """Return the principals, with hosts, that may do the operation."""
-        some = self._on(resource, operation)
+        some = self.on(resource, operation)
         allowed = {(one.principal, one.host) for one in some if one.permission is Permission.ALLOW}
         return {(principal, host) for principal, host in allowed if not _is_denied(some, principal, host)}
 
     def allows(self, resource: Resource, operation: Operation, principal: str, host: str) -> bool:
         """Return whether a principal may do the operation from a host (`*`: from any host)."""
-        some = self._on(resource, operation)
+        some = self.on(resource, operation)
         is_allowed = any(_meets(one, principal, host) for one in some if one.permission is Permission.ALLOW)
         return is_allowed and not _is_denied(some, principal, host)
 
-    def _on(self, resource: Resource, operation: Operation) -> list[AclBinding]:
+    def on(self, resource: Resource, operation: Operation) -> list[AclBinding]:
+        """Return the ACLs that allow or deny an operation on a resource, by its name, a prefix or `*`."""
         known = self._known.get((resource, operation))
         if known is None:
             literal = resource.pattern_type is PatternType.LITERAL

@@ -14,7 +14,6 @@ super user, to whom no ACL applies.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,10 +28,10 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.state.rights_records import SHARED
+from kmirror.sync.acl_index import AclIndex, Resource
 
 #: Operations that do not change a topic: allowed while it is mirrored.
 READING = frozenset({Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})
-WRITING = frozenset({Operation.WRITE, Operation.ALL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +54,13 @@ class Enforcement:
     open_by: tuple[AclBinding, ...] = ()
 
 
-class WriteAcls:
-    """Find the ACLs that allow or deny writing to a topic, for many topics."""
-
-    def __init__(self, acls: Iterable[AclBinding]) -> None:
-        self._by_name: defaultdict[str, list[AclBinding]] = defaultdict(list)
-        self._wide: list[AclBinding] = []
-        for one in acls:
-            if one.resource_type is ResourceType.TOPIC and one.operation in WRITING:
-                is_wide = one.pattern_type is PatternType.PREFIXED or one.resource_name == ANY_NAME
-                (self._wide if is_wide else self._by_name[one.resource_name]).append(one)
-
-    def on(self, topic: str) -> list[AclBinding]:
-        """Return those on a topic, by its name, a prefix or `*`."""
-        wide = (one for one in self._wide if one.covers(ResourceType.TOPIC, topic))
-        return [*self._by_name.get(topic, ()), *wide]
-
-
-def enforcement(acls: WriteAcls, topic: str, own: OwnPrincipals, ours: Collection[AclBinding]) -> Enforcement:
+def enforcement(acls: AclIndex, topic: str, own: OwnPrincipals, ours: Collection[AclBinding]) -> Enforcement:
     """Return the denials that make every other principal's produce to a topic fail.
 
     `ours` are denials that kmirror created for it: they do not count as others'.
     """
-    others = [one for one in acls.on(topic) if one not in ours]
+    found = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
+    others = [one for one in found if one not in ours]
     allows = [one for one in others if one.permission is Permission.ALLOW]
     denied = {one.principal for one in others if one.permission is Permission.DENY and one.host == ANY_HOST}
     if EVERYONE in denied:
@@ -89,17 +72,11 @@ def enforcement(acls: WriteAcls, topic: str, own: OwnPrincipals, ours: Collectio
     return Enforcement(frozenset(denial(topic, principal) for principal in writers), open_by)
 
 
-def writers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[str]:
-    """Return the principals, `User:*` left out, that an ALLOW lets write to any of the topics."""
-    names = list(topics)
-    return frozenset(
-        one.principal
-        for one in acls
-        if one.permission is Permission.ALLOW
-        and one.operation in WRITING
-        and one.principal != EVERYONE
-        and any(one.covers(ResourceType.TOPIC, name) for name in names)
-    )
+def producers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[str]:
+    """Return the principals, including `User:*`, that an ALLOW lets write to any of the topics."""
+    index = AclIndex(acls)
+    found = (one for topic in topics for one in index.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE))
+    return frozenset(one.principal for one in found if one.permission is Permission.ALLOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,10 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.sync.acls import OwnPrincipals, Wanted, WriteAcls
+from kmirror.sync.acls import OwnPrincipals, Wanted
 
 #: Operations that do not change a cluster: allowed while topics are mirrored.
 _HARMLESS = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.IDEMPOTENT_WRITE})
-
-
-def producers_of(acls: Iterable[AclBinding], topics: Iterable[str]) -> frozenset[str]:
-    """Return the principals, including `User:*`, that an ALLOW lets write to any of the topics."""
-    writing = WriteAcls(acls)
-    return frozenset(one.principal for topic in topics for one in writing.on(topic) if _allows(one))
 
 
 def on_transactional_ids(

@@ -23,7 +23,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.own_rights import OWN_IDS_GRANT, OWN_TOPICS_GRANT
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
-from kmirror.sync.acls import writers_of
+from kmirror.sync.acls import producers_of
 from kmirror.sync.mirrormaker import own_topics
 from kmirror.words import counted
 
@@ -122,7 +122,7 @@ def protection_view(
     ground = survey(client, topics, Known())
     if ground.detected_only is not None:
         said = f"detected only: {ground.detected_only}"
-        writers = sorted(writers_of(ground.acls, topics) - ground.own.principals)
+        writers = sorted(producers_of(ground.acls, topics) - {EVERYONE} - ground.own.principals)
         everyone = any(one.principal == EVERYONE for one in ground.acls)
         if ground.acls and topics and not everyone:
             named = ", ".join(writers[:_MOST_WRITERS]) + (" …" if len(writers) > _MOST_WRITERS else "")

@@ -14,6 +14,7 @@ from kmirror.ops.report.charts import Health, Span, spans_of
 from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.results import TopicResult, is_current
 from kmirror.ops.show.tables import PartitionRow, TopicState
+from kmirror.ops.show.totals import totals
 from kmirror.ops.stop.report import totals_of, totals_told
 from kmirror.settings.durations import format_duration
 from kmirror.state.events import Event
@@ -281,8 +282,8 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
         by_topic.setdefault(row.topic, []).append(row)
     found = []
     for topic, rows in by_topic.items():
-        living = [row for row in rows if row.state is not PartitionState.STOPPED]
-        known = [row.lag for row in living if row.lag is not None]
+        sums = totals(rows)
+        time_lags = [row.time_lag_ms for row in rows if row.state is not PartitionState.STOPPED]
         found.append(
             TopicSummary(
                 topic,
@@ -290,9 +291,9 @@ def topics_of(facts: ReportFacts) -> list[TopicSummary]:
                 tuple(dict.fromkeys(str(row.reason) for row in rows if row.reason is not None)),
                 len(rows),
                 sum(row.failed for row in rows),
-                sum(known) if known else None,
-                len(living) - len(known),
-                max((row.time_lag_ms for row in living if row.time_lag_ms is not None), default=None),
+                sums.lag,
+                sums.unknown_lags,
+                max((one for one in time_lags if one is not None), default=None),
                 tuple(row.last_mirrored_offset for row in rows if row.last_mirrored_offset is not None),
                 TopicLoss.of(stops.get(topic, ()), skipped[topic]),
                 tuple(rows),

@@ -33,8 +33,8 @@ from kmirror.ops.rights.seen_acls import remember_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import SyncPlan, joined, sync_plan, wanted_acls
-from kmirror.sync.client_acls import on_cluster, on_transactional_ids, producers_of
+from kmirror.sync.acls import SyncPlan, joined, producers_of, sync_plan, wanted_acls
+from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted
 

@@ -21,7 +21,7 @@ from kmirror.cluster.acls import NoAuthorizerError, await_acls, create_acls, del
 from kmirror.cluster.authorized import cluster_operations, missing_operations, missing_rights
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.principal_probe import PrincipalProbe, probe_principal
-from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.producer_state import ProducerState
 from kmirror.errors import KmirrorError, Reason, RefusedError
@@ -29,7 +29,8 @@ from kmirror.ops.context import Destination, change
 from kmirror.state.records import PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acls import OwnPrincipals, WriteAcls, enforcement, writers_of
+from kmirror.sync.acl_index import AclIndex
+from kmirror.sync.acls import OwnPrincipals, enforcement, producers_of
 
 _PAUSE_S = 0.2
 NO_AUTHORIZER = "the destination has no authorizer"
@@ -44,7 +45,7 @@ class AclSurvey:
     """
 
     acls: frozenset[AclBinding] = frozenset()
-    writing: WriteAcls = field(default_factory=lambda: WriteAcls(()))
+    writing: AclIndex = field(default_factory=lambda: AclIndex(()))
     own: OwnPrincipals = field(default_factory=lambda: OwnPrincipals(frozenset()))
     detected_only: str | None = None
     hint: str | None = None
@@ -87,10 +88,10 @@ def survey(
             login = login_principal(client.config)
             own = OwnPrincipals(frozenset({login} if login else ()))
             return AclSurvey(
-                acls, WriteAcls(acls), own, "kmirror may not change ACLs: it lacks ALTER on the cluster", to_alter
+                acls, AclIndex(acls), own, "kmirror may not change ACLs: it lacks ALTER on the cluster", to_alter
             )
         login = login_principal(client.config)
-        candidates = writers_of(acls, topics) if login is None else frozenset[str]()
+        candidates = producers_of(acls, topics) - {EVERYONE} if login is None else frozenset[str]()
         if known.standing is None or not candidates <= known.asked:
             known.standing, known.asked = probe_principal(client, acls, candidates), candidates
     except NoAuthorizerError:
@@ -104,12 +105,12 @@ def survey(
     if known.standing.everyone_may:
         return AclSurvey(
             acls,
-            WriteAcls(acls),
+            AclIndex(acls),
             own,
             f"{OPEN_BY_DEFAULT} on {cluster}: an ACL on a topic would lock out its readers",
             "set it to false once every client has the ACLs it needs; kmirror then protects topics automatically",
         )
-    return AclSurvey(acls, WriteAcls(acls), own)
+    return AclSurvey(acls, AclIndex(acls), own)
 
 
 def judge(
