@@ -261,7 +261,7 @@ def test_an_engine_fenced_by_one_that_did_not_take_over_goes_on(store: StateStor
 def test_an_engine_whose_mirror_was_deleted_is_told(
     store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kmirror.state.lease._BELIEVED_GONE_S", 2.0)
+    monkeypatch.setattr("kmirror.state.lease._ASSUMED_DELETED_S", 2.0)
     lease = Lease.acquire(store, name, ME)
     writer = Writer(state_store(config), "engine", name)
     writer.open(Deadline(30))
