@@ -8,16 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import TopicPartition, newest
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
+from kmirror.errors import Reason
 from kmirror.ops.gone import gone_topics
+from kmirror.ops.results import Outcome, TopicResult
+from kmirror.ops.stop.promote_readiness import after_the_stop
+from kmirror.ops.stop.source_ends import SourceQuestion
+from kmirror.ops.stop.work import Stopping
 from kmirror.sandbox.cluster import Broker, SandboxCluster
-from kmirror.state.records import DesiredState, TopicOrigin, TopicRecord
+from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from tests.support.clusters import freeze, unique_topic
+from tests.support.mirrors import produce
 from tests.support.waiting import wait_until
 
 
@@ -31,10 +39,10 @@ def controller(cluster: SandboxCluster) -> int:
     return int(json.loads(stored.read_text(encoding="utf-8"))["leaderId"])
 
 
-def create(broker: Broker, topic: str) -> None:
-    """Create a topic whose only replica is on this broker."""
+def create(broker: Broker, topic: str, *others: Broker) -> None:
+    """Create a topic of one partition, led by this broker, with replicas on others."""
     admin = AdminClient({"bootstrap.servers": f"{broker.host}:{broker.port}"})
-    new = NewTopic(topic, 1, replica_assignment=[[broker.node_id]])
+    new = NewTopic(topic, 1, replica_assignment=[[broker.node_id, *(one.node_id for one in others)]])
     admin.create_topics([new], request_timeout=60)[topic].result(70)
 
 
@@ -83,6 +91,53 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         topic_id = asked.metadata([topic]).topics[topic].topic_id
         assert asked.topic_errors([topic_id]) == {topic_id: 0}
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
+
+
+def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_brokers: SandboxCluster) -> None:
+    topic = unique_topic()
+    place = TopicPartition(topic, 0)
+    create(three_brokers.brokers[0], topic, *three_brokers.brokers[1:])
+    produce(three_brokers, topic, ["1", "2", "3"])
+    with client(three_brokers.brokers[0]) as asked:
+        wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
+        partition = asked.metadata([topic]).topics[topic].partitions[0]
+    stale, *others = sorted(three_brokers.brokers, key=lambda broker: broker.node_id != partition.leader_id)
+    freeze(three_brokers, stale.node_id)
+    with client(others[0]) as asked:
+        wait_until(lambda: stale.node_id not in asked.metadata([topic]).brokers)
+        wait_until(lambda: asked.metadata([topic]).leader(place) is not None)
+        elsewhere = ",".join(f"{broker.host}:{broker.port}" for broker in others)
+        producer = Producer({"bootstrap.servers": elsewhere})
+        producer.produce(topic, "4")
+        assert producer.flush(60) == 0
+        newer = asked.metadata([topic])
+    for broker in others:
+        freeze(three_brokers, broker.node_id)
+    three_brokers.signal(stale.node_id, signal.SIGCONT)
+    mirror = MirrorRecord("m", {"bootstrap.servers": f"{stale.host}:{stale.port}"}, {}, None, "x", 0)
+    try:
+        with client(stale) as asked:
+            # it answers as the leader that it was
+            assert asked.list_offsets({place: LATEST})[place].offset == 3
+            older, silent = asked.newest_metadata([topic])
+            assert silent == {broker.node_id for broker in others}
+            assert older.has_replica_on(place, silent)
+            # who knows better is believed
+            assert newest([older, newer]).leader(place) == newer.leader(place) == newest([newer, older]).leader(place)
+            rows = [TopicResult(topic, 0, Outcome.DONE, last_mirrored_offset=3)]
+            one = record(topic, older.topics[topic].topic_id)
+            found, warnings = after_the_stop(asked, {topic: one}, Stopping(rows, ends={place: 3}))
+            assert (found, len(warnings)) == (rows, 1)
+            question = SourceQuestion(mirror, [one], {})
+            assert question.answer().ends == {}
+            question.close()
+    finally:
+        for broker in others:
+            three_brokers.signal(broker.node_id, signal.SIGCONT)
+    with client(stale) as asked:
+        wait_until(lambda: asked.newest_metadata([topic])[1] == frozenset())
+        found, warnings = after_the_stop(asked, {topic: one}, Stopping(rows, ends={place: 3}))
+        assert [(row.reason, row.lag, warnings) for row in found] == [(Reason.SOURCE_WRITTEN_AFTER_STOP, 1, [])]
 
 
 def test_an_older_topic_of_the_name_on_a_stale_broker_does_not_make_the_mirror_topic_gone(

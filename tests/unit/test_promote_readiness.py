@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from kmirror.cluster.client import ClusterClient, OffsetAnswer
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.context import Destination, now_ms
@@ -51,6 +51,13 @@ class Ends:
         self.client = self
         self.config = client_config(MIRROR.source)
         self.remembered = State.of([MIRROR, TOPIC])
+        #: Brokers that do not answer; partition 1 has a replica on broker 2.
+        self.silent: frozenset[int] = frozenset()
+
+    def newest_metadata(self, topics: Iterable[str], **_: Any) -> tuple[ClusterMetadata, frozenset[int]]:
+        partitions = {p: PartitionMetadata(p, 0, 1, 0, (1, 2)[: p + 1], (1,)) for p in range(2)}
+        topic = TopicMetadata("t", 0, bytes(16), False, partitions)
+        return ClusterMetadata("A", 1, {1: Broker(1, "a", 1)}, dict.fromkeys(topics, topic)), self.silent
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int], *, read_committed: bool = False, **_: Any
@@ -62,7 +69,7 @@ class Ends:
         return self.remembered
 
 
-def missing_operations(
+def lacks(
     source: Ends, destination: Ends, *rows: ProgressRow, mirror: MirrorRecord = UNKNOWN_SOURCE, idle_ms: int | None = 0
 ) -> tuple[int | None, str | None]:
     """Return the lag and what is missing of the topic."""
@@ -75,30 +82,28 @@ def missing_operations(
 
 
 def test_a_topic_that_lacks_nothing_is_ready() -> None:
-    assert missing_operations(Ends(10, 10), Ends(10, 10)) == (0, None)
+    assert lacks(Ends(10, 10), Ends(10, 10)) == (0, None)
 
 
 def test_records_are_counted_and_an_open_transaction_is_named() -> None:
-    assert missing_operations(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
-    lag, what = missing_operations(Ends(12, 12, stable=10), Ends(10, 10))
+    assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
+    lag, what = lacks(Ends(12, 12, stable=10), Ends(10, 10))
     assert (lag, what) == (0, "a transaction is open")
 
 
 @pytest.mark.parametrize(("source", "destination"), [(Ends(10, None), Ends(10, 10)), (Ends(10, 10), Ends(10, None))])
 def test_what_no_leader_tells_the_end_of_is_unknown_and_not_complete(source: Ends, destination: Ends) -> None:
-    lag, what = missing_operations(source, destination)
+    lag, what = lacks(source, destination)
     assert lag is None
     assert "no leader or no known end offset" in str(what)
 
 
 def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
     behind = NOTHING_LACKS._replace(partition=1, destination_offset=9)
-    assert "the engine has not yet confirmed" in str(
-        missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1]
-    )
-    assert "the engine has not yet confirmed" in str(missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
+    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind)[1])
+    assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
     # where producers may go on, a report is always a moment old
-    assert missing_operations(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
+    assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -141,6 +146,28 @@ def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
     late = last_look(Ends(10, 10), Ends(10, 10), 1)
     assert late.going == []
     assert late.held == {"t": "producers: the source's end moved a moment ago"}
+
+
+def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -> None:
+    source = Ends(10, 10)
+    source.silent = frozenset({2})
+    lag, what = lacks(source, Ends(10, 10))
+    assert lag is None
+    assert what == (
+        "1 partition has no leader or no known end offset: broker 2 of the source does not answer, and may lead by now"
+    )
+    # one that became silent after the topic was ready
+    source.silent = frozenset()
+    completeness = Completeness(cast(Destination, Ends(10, 10)), MIRROR, None)
+    completeness.see_ends(cast(ClusterClient, source), [TOPIC])
+    source.silent = frozenset({2})
+    rows, warnings = stopped(source)
+    assert [row.lag for row in rows] == [0, None]
+    assert warnings == [
+        "the ends of 1 partition could not be read again after the stop: broker 2 of the source does not answer, and "
+        "may lead by now"
+    ]
+    assert last_look(source, Ends(10, 10), 0).held == {"t": "not all ends of the source are known now"}
 
 
 def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:

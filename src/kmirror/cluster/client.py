@@ -177,13 +177,32 @@ class ClusterClient:
     def _known_elsewhere(
         self, found: ClusterMetadata, unknown: list[str], timeout: float | None
     ) -> dict[str, TopicMetadata]:
-        """Ask every broker for topics that one does not know; return what those that know them say."""
+        """Ask every broker for topics that one does not know; return what is known of them then."""
         answers = self._ask_each(found.brokers.values(), metadata_codec.exchange(unknown), timeout=timeout)
-        known = {name: t for answer in answers if answer for name, t in answer.topics.items() if not t.error_code}
-        if all(answers):
-            return known
-        in_doubt = {name: replace(found.topics[name], error_code=int(Code.BROKER_NOT_AVAILABLE)) for name in unknown}
-        return in_doubt | known
+        topics = metadata_codec.newest([found, *filter(None, answers)]).topics
+        code = int(Code.UNKNOWN_TOPIC_OR_PARTITION if all(answers) else Code.BROKER_NOT_AVAILABLE)
+        return {n: replace(topics[n], error_code=code) if topics[n].error_code else topics[n] for n in unknown}
+
+    def newest_metadata(
+        self, topics: Iterable[str], *, timeout: float | None = None
+    ) -> tuple[ClusterMetadata, frozenset[int]]:
+        """Ask every broker for topics; return the newest of what they say, and the brokers that do not answer.
+
+        A broker that is cut off from the others still answers as the leader that it was. While some broker does not
+        answer, the partitions that have a replica on it may have another leader than known, and a later end.
+
+        Raises:
+            UnreachableError: no broker answers.
+        """
+        wanted, began = list(topics), time.monotonic()
+        found = self.metadata(wanted, timeout=timeout)
+        if len(found.brokers) < 2:
+            return found, frozenset()
+        nodes = list(found.brokers)
+        left = None if timeout is None else max(timeout - (time.monotonic() - began), _RETRY_PAUSE)
+        answers = self._ask_each(found.brokers.values(), metadata_codec.exchange(wanted), timeout=left)
+        self._metadata = metadata_codec.newest([found, *filter(None, answers)])
+        return self._metadata, frozenset(node for node, answer in zip(nodes, answers, strict=True) if not answer)
 
     def _ask_each(
         self,
@@ -195,7 +214,7 @@ class ClusterClient:
         timeout: float | None,
     ) -> list[Any]:
         """Send a request to each of these brokers at once; return the answers, None where one does not answer."""
-        patience = min(timeout or _EACH_SECONDS, _EACH_SECONDS)
+        patience = _EACH_SECONDS if timeout is None else min(timeout / 2, _EACH_SECONDS)
 
         def ask(broker: Broker) -> Any:
             try:

@@ -6,8 +6,8 @@ Engines ask for thousands of partitions again and again: this takes a tenth of t
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -123,6 +123,41 @@ class ClusterMetadata:
             return None
         broker = self.brokers[leader.leader_id]
         return LeaderAddress(broker.node_id, broker.host, broker.port, self.topics[partition.topic].topic_id)
+
+    def has_replica_on(self, partition: TopicPartition, brokers: Set[int]) -> bool:
+        """Return whether a replica of a partition is on one of these brokers."""
+        topic = self.topics.get(partition.topic)
+        found = topic.partitions.get(partition.partition) if topic else None
+        return found is not None and not brokers.isdisjoint(found.replicas)
+
+
+def newest(answers: Sequence[ClusterMetadata]) -> ClusterMetadata:
+    """Return what several brokers of a cluster answered to one request as one answer: of each partition the newest.
+
+    Leader epochs only grow. A topic that one does not know may be known to another; of two topics of one name, one is
+    older, and nothing tells which: the first one stays.
+    """
+    first, *others = answers
+    topics = dict(first.topics)
+    for name, topic in topics.items():
+        for other in others:
+            there, known = other.topics.get(name), topics[name]
+            if there is None or there.error_code or there is known:
+                continue
+            if known.error_code:
+                topics[name] = there
+            elif there.topic_id == topic.topic_id:
+                topics[name] = replace(known, partitions={**known.partitions, **_later(known, there)})
+    brokers = {node_id: broker for one in reversed(answers) for node_id, broker in one.brokers.items()}
+    return replace(first, brokers=brokers, topics=topics)
+
+
+def _later(known: TopicMetadata, there: TopicMetadata) -> dict[int, PartitionMetadata]:
+    return {
+        index: partition
+        for index, partition in there.partitions.items()
+        if index not in known.partitions or partition.leader_epoch > known.partitions[index].leader_epoch
+    }
 
 
 def request(correlation_id: int, version: int, client_id: str, topics: Collection[str] | None) -> bytes:

@@ -174,7 +174,9 @@ class LastLook:
         except (KmirrorError, OutcomeUnknown) as error:
             self.held.update(dict.fromkeys(self.ready, str(error)))
         for name in self.going:
-            if request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
+            if None in ends(self.waiting[name]):
+                self.held[name] = "not all ends of the source are known now"
+            elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
                 self.held[name] = "producers: the source's end moved a moment ago"
 
     def _sync_groups(self) -> None:

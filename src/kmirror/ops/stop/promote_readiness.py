@@ -78,6 +78,8 @@ class Completeness:
         self._mirror = mirror
         self._idle_ms = idle_ms
         self._ends: dict[TopicPartition, _End] = {}
+        #: Brokers of the source that did not answer when its ends were last asked for.
+        self._silent: frozenset[int] = frozenset()
         self._goals: dict[TopicPartition, Goal] = {}
         #: The engine's last heartbeat, and how far its clock is off where that was seen to move.
         self._heartbeat_ms: int | None = None
@@ -132,13 +134,14 @@ class Completeness:
     def see_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
         """Look where these topics end at the source. Raises UnreachableError."""
         places = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(t.partitions)}
+        found, self._silent = source.newest_metadata({t.source_topic for t in topics}, timeout=_SOURCE_S)
         # the high watermark first: a last stable offset asked for later is below it only if a transaction is open,
         # while the other way round every record that arrives in between would look like one
-        marks = source.list_offsets(places, timeout=_SOURCE_S)
-        stable = source.list_offsets(places, read_committed=True, timeout=_SOURCE_S)
+        marks = source.list_offsets(places, metadata=found, timeout=_SOURCE_S)
+        stable = source.list_offsets(places, read_committed=True, metadata=found, timeout=_SOURCE_S)
         for place in places:
             last_stable, mark = stable[place], marks[place]
-            if last_stable.offset is None or mark.offset is None:
+            if last_stable.offset is None or mark.offset is None or found.has_replica_on(place, self._silent):
                 self._ends.pop(place, None)
                 continue
             seen = (last_stable.offset, max(mark.offset, last_stable.offset))
@@ -176,6 +179,8 @@ class Completeness:
         what, passes = None, False
         if unknown:
             what = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
+            if self._silent:
+                what += f": {_silence_text(self._silent)}"
         elif lag:
             what = counted(lag, "record")
         elif open_partitions:
@@ -247,7 +252,12 @@ def after_the_stop(
     asked = {TopicPartition(topics[place.topic].source_topic, place.partition): place for place in done.ends}
     warnings = []
     try:
-        marks = source.list_offsets(dict.fromkeys(asked, LATEST), timeout=_SOURCE_S)
+        found, silent = source.newest_metadata({place.topic for place in asked}, timeout=_SOURCE_S)
+        settled = [place for place in asked if not found.has_replica_on(place, silent)]
+        marks = source.list_offsets(dict.fromkeys(settled, LATEST), metadata=found, timeout=_SOURCE_S)
+        if len(settled) < len(asked):
+            missing = counted(len(asked) - len(settled), "partition")
+            warnings.append(f"the ends of {missing} could not be read again after the stop: {_silence_text(silent)}")
     except (KmirrorError, OutcomeUnknown) as error:
         marks = {}
         warnings.append(f"the source's ends could not be read again after the stop: {error}")
@@ -264,6 +274,11 @@ def after_the_stop(
         late = ends[place] - done.ends[place] if place in ends else None
         rows.append(row if late is None else _written_after(row, place, late) if late > 0 else _complete(row, place))
     return rows, warnings
+
+
+def _silence_text(brokers: Collection[int]) -> str:
+    noun, verb = ("broker", "does") if len(brokers) == 1 else ("brokers", "do")
+    return f"{noun} {', '.join(map(str, sorted(brokers)))} of the source {verb} not answer, and may lead by now"
 
 
 def _complete(row: TopicResult, place: TopicPartition) -> TopicResult:

@@ -1,7 +1,8 @@
 """Ask a source where it ends while its mirror is being stopped. Never in the way of the stop.
 
 The question runs in a thread of its own. It is begun together with the fencing, and its answer is waited for
-`SOURCE_TIMEOUT_S` from then at most: the source may be gone, or accept connections and say nothing.
+`SOURCE_TIMEOUT_S` from then at most: the source may be gone, or accept connections and say nothing. Every broker is
+asked who leads: one that is cut off from the others still answers as the leader that it was.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _ask(
     def left(most: float = SOURCE_REQUEST_S) -> float:
         return max(_SHORTEST_S, min(most, until - time.monotonic()))
 
-    metadata = client.metadata(sorted({topic.source_topic for topic in topics}), timeout=left())
+    metadata, silent = client.newest_metadata(sorted({topic.source_topic for topic in topics}), timeout=left())
     require_same_cluster(cluster_id, metadata.cluster_id)
     notes: dict[str, str] = {}
     there: dict[TopicPartition, TopicPartition] = {}
@@ -114,14 +115,20 @@ def _ask(
         else:
             for p in found.partitions:
                 place = TopicPartition(topic.source_topic, p)
-                (there if p < topic.partitions else surplus)[place] = TopicPartition(topic.topic, p)
+                # one whose leader may be a broker that does not answer: what another says is not its end
+                if not metadata.has_replica_on(place, silent):
+                    (there if p < topic.partitions else surplus)[place] = TopicPartition(topic.topic, p)
     at = now_ms()
-    stable = client.list_offsets(dict.fromkeys([*there, *surplus], LATEST), read_committed=True, timeout=left(_ENDS_S))
+    stable = client.list_offsets(
+        dict.fromkeys([*there, *surplus], LATEST), read_committed=True, metadata=metadata, timeout=left(_ENDS_S)
+    )
     offsets = {place: answer.offset for place, answer in stable.items() if answer.offset is not None}
     ends = {there[place]: SourceEnd(offset) for place, offset in offsets.items() if place in there}
     unmirrored: dict[TopicPartition, int] = {}
     try:
-        marks = client.list_offsets({place: LATEST for place in offsets if place in there}, timeout=left())
+        marks = client.list_offsets(
+            {place: LATEST for place in offsets if place in there}, metadata=metadata, timeout=left()
+        )
         behind = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
         newest = _newest(client, behind, left()) if behind else {}
         starts = client.list_offsets({place: EARLIEST for place in offsets if place in surplus}, timeout=left())
