@@ -32,7 +32,7 @@ from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine, CheckReport
 from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
-from kmirror.ops.failback.plan import FailbackRequest, Way
+from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import ErrorInfo, GroupResult, Outcome, StopTotals, TopicResult, VerbResult
 from kmirror.ops.show.describe import describe, unreadable_notes
@@ -355,7 +355,7 @@ class Client:
             mirror,
             _properties(mirror_config),
             _selector(topics, "topics"),
-            Way.RECREATE if recreate else None if offline_plan is None else Way.OFFLINE,
+            Strategy.RECREATE if recreate else None if offline_plan is None else Strategy.OFFLINE,
             None if offline_plan is None else os.fspath(offline_plan),
             discard,
             spark=SparkChoice(master, spark_conf or {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 #: What stands where something is not known.
@@ -27,6 +28,12 @@ def at_time(epoch_ms: int) -> str:
         return f"{datetime.fromtimestamp(epoch_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
     except (OverflowError, ValueError):
         return f"{epoch_ms} ms"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return `a, b and 3 more`: the first `most` names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def one_line(text: str | None) -> str:

@@ -100,7 +100,7 @@ def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Mo
         assert move.denials == set()
         may_alter(move)
         drill = promote(move.destination, request, dry_run=True)
-        assert any("would deny WRITE to everybody" in one for one in drill.result.warnings), drill.result.warnings
+        assert any("would deny WRITE to everyone" in one for one in drill.result.warnings), drill.result.warnings
         assert move.denials == set()
 
         end, acknowledged, refused = threading.Event(), list[bytes | None](), list[int]()
@@ -192,7 +192,7 @@ def test_who_gives_up_or_was_killed_leaves_no_producer_blocked(move: Move) -> No
         assert move.denials == {denial(topic, "*")}
         ((ok, said),) = move.check_lines()
         assert not ok
-        assert "left behind by a promote that is gone" in said
+        assert "left behind by a promote that was killed" in said
         done = promote(move.destination, PromoteRequest(move.mirror, chosen, None, 1, idle_ms=0))
         assert done.result.exit_code == ExitCode.TIMED_OUT
         assert [row.denial for row in done.result.blocked] == [Denial.LIFTED]

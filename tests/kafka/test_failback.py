@@ -16,7 +16,7 @@ from kmirror.cli.main import main
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.failback.failback import failback
-from kmirror.ops.failback.plan import FailbackRequest, Way
+from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.results import Outcome
@@ -78,7 +78,7 @@ def test_nothing_lies_beyond_and_the_delta_alone_is_copied_twice_in_a_row(trip: 
     assert failover(trip.at_b, trip.mirror).result.exit_code == 0
     produce(trip.a, topic, ["never-copied"])
     produce(trip.b, topic, ["local-3"])
-    second = trip.back(way=Way.RECREATE)
+    second = trip.back(strategy=Strategy.RECREATE)
     assert second.result.exit_code == 0, second.result
     assert archives_of(second)[topic]["records"] == 1
     trip.copy_to_a()
@@ -104,7 +104,7 @@ def test_records_beyond_are_saved_before_the_topic_is_created_again(trip: Trip) 
     assert any("2 records after it" in str(row.message) for row in refused.result.results)
     assert trip.back(dry_run=True).result.exit_code == 0
     assert trip.at_a.state().mirror(trip.mirror) is None
-    done = trip.back(way=Way.RECREATE)
+    done = trip.back(strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     kept = archives_of(done)[topic]
     assert kept == {"archive": f"{topic}.kmirror-archive.1", "records": 2}
@@ -124,7 +124,7 @@ def test_discarded_records_are_gone(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
     produce(trip.a, topic, ["lost"])
-    done = trip.back(way=Way.RECREATE, discard=True)
+    done = trip.back(strategy=Strategy.RECREATE, discard=True)
     assert done.result.exit_code == 0, done.result
     assert archives_of(done) == {}
     assert f"{topic}.kmirror-archive.1" not in trip.at_a.client.metadata(None).topics
@@ -215,7 +215,7 @@ def test_what_is_refused(trip: Trip) -> None:
     producer.abort_transaction(30)
     with pytest.raises(RefusedError, match="has no mirror"):
         failback(trip.at_b, FailbackRequest(trip.mirror, properties_of(trip.a), watch_s=0.1))
-    request = FailbackRequest(trip.mirror, properties_of(trip.b), way=Way.RECREATE, watch_s=0.1)
+    request = FailbackRequest(trip.mirror, properties_of(trip.b), strategy=Strategy.RECREATE, watch_s=0.1)
     with pytest.raises(RefusedError, match="not confirmed"):
         failback(trip.at_a, request, lambda preview: trip.at_a.cluster_id not in preview.old_source)
     assert trip.at_a.state().mirror(trip.mirror) is None
@@ -243,7 +243,7 @@ def test_cut_off_after_each_step_and_run_again(trip: Trip) -> None:
     done = None
     while done is None:
         try:
-            done = trip.back(way=Way.RECREATE, checkpoint=checkpoint)
+            done = trip.back(strategy=Strategy.RECREATE, checkpoint=checkpoint)
         except CutOffError:
             assert len(reached) <= 11
     assert done.result.exit_code == 0, done.result
@@ -275,7 +275,7 @@ def test_partitions_that_one_side_has_got_since(trip: Trip) -> None:
         produce(cluster, topic, ["in a new one"], 1)
     held = shown(trip.a, more_here, 1)
     assert trip.back(more_there).result.exit_code == 0
-    done = trip.back(more_here, way=Way.RECREATE)
+    done = trip.back(more_here, strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert_holds(trip.a, f"{more_here}.kmirror-archive.1", held, partition=1)
     trip.copy_to_a()

@@ -9,7 +9,7 @@ import pytest
 
 from kmirror.errors import ExitCode
 from kmirror.offline.survey import PlannedCut
-from kmirror.ops.failback.plan import Way
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import TruncationPlan, read_plan, write_plan
 from kmirror.ops.mirrors.delete import delete
 from tests.support.archiving import assert_holds
@@ -27,8 +27,8 @@ def test_that_a_cut_may_be_of_no_use_where_a_cleaner_is_at_work_is_said_before(t
     set_topic(trip.a, cleaned, {"cleanup.policy": "compact,delete"})
     plan = str(tmp_path / "plan.json")
 
-    def warned(dry_run: bool = True, way: Way | None = Way.OFFLINE) -> list[str]:
-        done = trip.back(way=way, plan=plan if way is Way.OFFLINE else None, dry_run=dry_run)
+    def warned(dry_run: bool = True, strategy: Strategy | None = Strategy.OFFLINE) -> list[str]:
+        done = trip.back(strategy=strategy, plan=plan if strategy is Strategy.OFFLINE else None, dry_run=dry_run)
         assert done.result.exit_code == 0, done.result
         return [warning for warning in done.result.warnings if "cleanup.policy is compact" in warning]
 
@@ -36,9 +36,9 @@ def test_that_a_cut_may_be_of_no_use_where_a_cleaner_is_at_work_is_said_before(t
     assert warned() == []
     for topic in (cleaned, plain):
         produce(trip.a, topic, ["lost"])
-    for warnings in (warned(), warned(way=None), warned(dry_run=False)):
+    for warnings in (warned(), warned(strategy=None), warned(dry_run=False)):
         assert [warning.partition(": ")[0] for warning in warnings] == [cleaned]
-    assert warned(way=Way.RECREATE) == []
+    assert warned(strategy=Strategy.RECREATE) == []
 
 
 def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
@@ -53,11 +53,11 @@ def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
     assert "nothing can be compared: the new primary's log starts at 6" in str(row.message)
     assert "3 records after it" in str(row.message)
     assert "1 of them from the last mirrored offset 3 on" in str(row.message)
-    cut = trip.back(way=Way.OFFLINE, plan="never-written")
+    cut = trip.back(strategy=Strategy.OFFLINE, plan="never-written")
     assert cut.result.exit_code == ExitCode.REFUSED
     assert "not enough" in str(cut.result.error)
     assert not Path("never-written").exists()
-    done = trip.back(way=Way.RECREATE)
+    done = trip.back(strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert_grows(trip.views, "counting", "archiving", "checking", "searching")
     assert_holds(trip.a, archives_of(done)[topic]["archive"], held)
@@ -75,9 +75,9 @@ def test_an_old_source_whose_log_was_trimmed(trip: Trip) -> None:
     trim(trip.a, behind, 4)
     done = trip.back(below)
     assert done.result.exit_code == 0, done.result
-    cut = trip.back(behind, way=Way.OFFLINE, plan="never-written")
+    cut = trip.back(behind, strategy=Strategy.OFFLINE, plan="never-written")
     assert cut.result.exit_code == ExitCode.REFUSED
-    done = trip.back(behind, way=Way.RECREATE)
+    done = trip.back(behind, strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert archives_of(done)[behind]["records"] == 1
     trip.copy_to_a()
@@ -95,7 +95,7 @@ def fail_back_offline(trip: Trip, plan: Path) -> None:
     produce(b, topic, ["local-1", "local-2"])
     for _ in range(2):
         # run again before anything was cut, it finds its archive
-        planned = trip.back(topic, way=Way.OFFLINE, plan=str(plan))
+        planned = trip.back(topic, strategy=Strategy.OFFLINE, plan=str(plan))
         assert planned.result.exit_code == 0, planned.result
         assert any("truncate-logs" in warning for warning in planned.result.warnings)
         assert archives_of(planned)[topic] == {"archive": f"{topic}.kmirror-archive.1", "records": 3}
@@ -111,7 +111,7 @@ def fail_back_offline(trip: Trip, plan: Path) -> None:
     trip.opened_again()
     produce(a, shorter, ["after the election"] * 2)
     written = shown(a, shorter)[1_900:]
-    done = trip.back(topic, way=Way.OFFLINE, plan=str(plan))
+    done = trip.back(topic, strategy=Strategy.OFFLINE, plan=str(plan))
     assert done.result.exit_code == 0, done.result
     (fork,) = done.evidence["forks"]
     assert (fork["sharedEnd"], fork["recordsBeyond"], fork["offsetsToCopy"]) == (2_000, 0, 3)
@@ -120,7 +120,7 @@ def fail_back_offline(trip: Trip, plan: Path) -> None:
     (row,) = trip.back(shorter, dry_run=True).result.results
     assert "the same up to offset 1900" in str(row.message)
     assert "had been copied, but they differ from offset 1900 on" in str(row.message)
-    done = trip.back(shorter, way=Way.RECREATE)
+    done = trip.back(shorter, strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     trip.copy_to_a()
     trip.assert_same(topic)
@@ -155,7 +155,7 @@ def test_a_new_primary_that_has_lost_its_tail(
         refused = trip.back()
         assert refused.result.exit_code == ExitCode.REFUSED
         assert all("the same up to offset 100" in str(row.message) for row in refused.result.results)
-        done = trip.back(way=Way.RECREATE)
+        done = trip.back(strategy=Strategy.RECREATE)
         assert done.result.exit_code == 0, done.result
         trip.copy_to_a()
         for name, records in held.items():
@@ -186,11 +186,11 @@ def test_a_difference_deep_inside_is_found_by_the_proof_and_then_by_the_search(t
     assert "offset 550" in str(found.result.error)
     refused = trip.back(topic)
     assert refused.result.exit_code == ExitCode.REFUSED
-    assert trip.back(topic, way=Way.OFFLINE, plan=str(plan)).result.exit_code == 0
+    assert trip.back(topic, strategy=Strategy.OFFLINE, plan=str(plan)).result.exit_code == 0
     # within a batch nothing can be cut, and what goes beside is at the new primary
     assert read_plan(plan).partitions[0].cut_offset == 500
     assert "3,450 records after it" in str(refused.result.results[0].message)
-    done = trip.back(topic, way=Way.RECREATE)
+    done = trip.back(topic, strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert under_way(trip.at_a, trip.mirror) == []
     assert_holds(trip.a, f"{topic}.kmirror-archive.1", held)

@@ -16,7 +16,7 @@ from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
-from kmirror.ops.failback.plan import FailbackRequest, Way
+from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.failback.truncate_logs import truncate_logs
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.mirrors.create import create
@@ -121,7 +121,7 @@ def test_both_have_written_and_cleaned_and_the_topic_is_created_again(trip: Trip
     refused = trip.back(topic.topic)
     assert refused.result.exit_code == ExitCode.REFUSED
     assert f"{len(lost)} records of 1 topic that the new primary lacks" in str(refused.result.error)
-    done = trip.back(topic.topic, way=Way.RECREATE)
+    done = trip.back(topic.topic, strategy=Strategy.RECREATE)
     assert done.result.exit_code == 0, done.result
     assert archives_of(done)[topic.topic]["records"] == len(lost)
     assert_holds(trip.a, archives_of(done)[topic.topic]["archive"], lost)
@@ -141,7 +141,7 @@ def test_a_cut_cannot_bring_back_what_the_cleaner_removed_for_records_that_go(
         everything = shown(trip.a, topic.topic)
         lost = [record for record in everything if record.offset >= end]
         assert unsuperseded(shown(trip.b, topic.topic), [r for r in everything if r.offset < end]) is not None
-        planned = trip.back(topic.topic, way=Way.OFFLINE, plan=str(plan))
+        planned = trip.back(topic.topic, strategy=Strategy.OFFLINE, plan=str(plan))
         assert planned.result.exit_code == 0, planned.result
         assert "cleanup.policy is compact" in planned.result.warnings[0]
         trip.a.stop()
@@ -149,12 +149,12 @@ def test_a_cut_cannot_bring_back_what_the_cleaner_removed_for_records_that_go(
         assert truncate_logs(read_plan(plan), [broker.log_dir], lambda _: True).exit_code == 0
         trip.a.start()
         trip.opened_again()
-        seen = trip.back(topic.topic, way=Way.OFFLINE, plan=str(plan))
+        seen = trip.back(topic.topic, strategy=Strategy.OFFLINE, plan=str(plan))
         assert seen.result.exit_code == ExitCode.HISTORIES_DIFFER, seen.result
-        again = trip.back(topic.topic, way=Way.OFFLINE, plan=str(plan))
+        again = trip.back(topic.topic, strategy=Strategy.OFFLINE, plan=str(plan))
         assert again.result.exit_code == ExitCode.REFUSED
         assert "a truncation is not enough" in str(again.result.results[0].message)
-        done = trip.back(topic.topic, way=Way.RECREATE)
+        done = trip.back(topic.topic, strategy=Strategy.RECREATE)
         assert done.result.exit_code == 0, done.result
         assert under_way(trip.at_a, trip.mirror) == []
         trip.copy_to_a()
@@ -223,7 +223,7 @@ def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
         assert secured.app_writes(b)
         assert secured.app_writes(a), "nobody has told A"
         lost = secured.rows(a)[1:]
-        request = FailbackRequest(mirror, file_for(b, "B"), way=Way.RECREATE, watch_s=0.1)
+        request = FailbackRequest(mirror, file_for(b, "B"), strategy=Strategy.RECREATE, watch_s=0.1)
         back = failback(at_a, request)
         assert back.result.exit_code == 0, back.result
         assert archives_of(back)[topic]["records"] == len(lost) == 1

@@ -19,7 +19,7 @@ import pytest
 
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
-from kmirror.ops.failback.plan import Way
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.stop.failover import failover
 from kmirror.sandbox.cluster import SandboxCluster
@@ -73,7 +73,7 @@ class Beyond:
 
     def plan_cut(self) -> None:
         """Have failback write the plan."""
-        planned = self.trip.back(self.topic, way=Way.OFFLINE, plan=str(self.plan))
+        planned = self.trip.back(self.topic, strategy=Strategy.OFFLINE, plan=str(self.plan))
         assert planned.result.exit_code == 0, planned.result
 
     def come_back(self) -> None:
@@ -83,7 +83,7 @@ class Beyond:
         trip.opened_again()
         for partition in range(PARTITIONS):
             assert bounds_of(trip.a, self.topic, partition) == (0, SHARED)
-        done = trip.back(self.topic, way=Way.OFFLINE, plan=str(self.plan))
+        done = trip.back(self.topic, strategy=Strategy.OFFLINE, plan=str(self.plan))
         assert done.result.exit_code == 0, done.result
         # the marker of the failover, and a local record
         assert {one["offsetsToCopy"] for one in done.evidence["forks"]} == {2}
@@ -214,7 +214,7 @@ def test_a_broker_that_is_started_in_the_midst_has_sound_logs_and_is_cut_anew(be
     assert late.returncode == ExitCode.REFUSED, "what the broker has seen cut cannot be put back any more"
     trip.a.start()
     trip.opened_again()
-    planned = trip.back(beyond.topic, way=Way.OFFLINE, plan=str(beyond.plan))
+    planned = trip.back(beyond.topic, strategy=Strategy.OFFLINE, plan=str(beyond.plan))
     assert planned.result.exit_code == 0, planned.result
     assert archives_of(planned)[beyond.topic]["records"] == sum(end - SHARED for end in ends.values())
     trip.a.stop()

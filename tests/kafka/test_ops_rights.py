@@ -155,7 +155,7 @@ def test_missing_rights_on_the_destination_are_named(
         flags = " ".join(f"--operation {operation}" for operation in needed)
         assert line.hint == f"{granting(as_kmirror)} {flags} --topic {topic}"
         (line,) = [line for line in check(as_kmirror, mirror=name).lines if line.what == "rights on cluster"]
-        assert line.message == "we lack CREATE; it is enough to have it on the topics that are to be created"
+        assert line.message == "we lack CREATE; having it on the topics to be created is enough"
         assert "--operation Create --cluster" in (line.hint or "")
         grant("kafka-cluster", "CREATE", kind=ResourceType.BROKER)
         grant(topic, "READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")

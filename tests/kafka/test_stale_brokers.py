@@ -19,9 +19,9 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import Reason
 from kmirror.ops.gone import gone_topics
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.stop.promote_readiness import after_the_stop
-from kmirror.ops.stop.source_ends import SourceQuestion
-from kmirror.ops.stop.work import Stopping
+from kmirror.ops.stop.promote_readiness import check_source_after_stop
+from kmirror.ops.stop.source_ends import SourceEndsRequest
+from kmirror.ops.stop.work import StopResults
 from kmirror.sandbox.cluster import Broker, SandboxCluster
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from tests.support.clusters import freeze, unique_topic
@@ -126,9 +126,9 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
             assert newest([older, newer]).leader(place) == newer.leader(place) == newest([newer, older]).leader(place)
             rows = [TopicResult(topic, 0, Outcome.DONE, last_mirrored_offset=3)]
             one = record(topic, older.topics[topic].topic_id)
-            found, warnings = after_the_stop(asked, {topic: one}, Stopping(rows, ends={place: 3}))
+            found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={place: 3}))
             assert (found, len(warnings)) == (rows, 1)
-            question = SourceQuestion(mirror, [one], {})
+            question = SourceEndsRequest(mirror, [one], {})
             assert question.answer().ends == {}
             question.close()
     finally:
@@ -136,7 +136,7 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
             three_brokers.signal(broker.node_id, signal.SIGCONT)
     with client(stale) as asked:
         wait_until(lambda: asked.newest_metadata([topic])[1] == frozenset())
-        found, warnings = after_the_stop(asked, {topic: one}, Stopping(rows, ends={place: 3}))
+        found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={place: 3}))
         assert [(row.reason, row.lag, warnings) for row in found] == [(Reason.SOURCE_WRITTEN_AFTER_STOP, 1, [])]
 
 

@@ -36,7 +36,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
             request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=60_000, idle_ms=0, watch_s=0.1)
             return switchover(here, request, checkpoint=checkpoint)
 
-    cut_off = ["begun", "promoted", "turning round"]
+    cut_off = ["begun", "promoted", "reversing"]
 
     def checkpoint(name: str) -> None:
         if cut_off and cut_off[0] == name:

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.ops.context import Destination
-from kmirror.ops.stop.report import last_seen
+from kmirror.ops.stop.report import last_reports
 from kmirror.sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, typed
@@ -124,7 +124,7 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
 
 def last_known(destination: Destination, mirror: str) -> set[int]:
     """Return the partitions of which the source's end is remembered."""
-    seen = last_seen(destination.state(), mirror)
+    seen = last_reports(destination.state(), mirror)
     return {place.partition for place, one in seen.items() if one.row.source_offset is not None}
 
 

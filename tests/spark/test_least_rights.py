@@ -31,7 +31,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.check.check import check
 from kmirror.ops.context import Destination
 from kmirror.ops.failback.failback import failback
-from kmirror.ops.failback.plan import FailbackRequest, Way
+from kmirror.ops.failback.plan import FailbackRequest, Strategy
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.results import VerbResult
 from kmirror.ops.show.describe import describe
@@ -410,7 +410,7 @@ def test_there_and_back_with_what_check_prints_for_both_ways(place: Place) -> No
         stopped = failover(there, "m")
         assert stopped.result.exit_code == 0, stopped.result
         assert given_what_check_prints(place, "destination", "source", back)
-        done = failback(here, FailbackRequest("m", back, way=Way.RECREATE, watch_s=0.1))
+        done = failback(here, FailbackRequest("m", back, strategy=Strategy.RECREATE, watch_s=0.1))
         assert done.result.exit_code == 0, [*done.result.results, done.result.error]
         with LocalEngine(here, "m") as engine:
             engine.catch_up()

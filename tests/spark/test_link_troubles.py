@@ -117,8 +117,8 @@ def test_a_source_that_goes_away_comes_back_and_is_replaced_meanwhile(
         assert without_time(row["errorMessage"]) == (
             f"the source: another cluster answers at its address: its id is {other.cluster_id}, but this mirror was "
             f"created from {source.cluster_id}; LINK_FAILED since WHEN; nothing is copied from it, and copying resumes "
-            f"automatically once the right cluster is back; if that has moved: kmirror config --mirror {mirror.name} "
-            "--set bootstrap.servers=HOST:PORT"
+            f"automatically once the right cluster is back; if its address has changed: kmirror config "
+            f"--mirror {mirror.name} --set bootstrap.servers=HOST:PORT"
         )
         assert mirror_state(mirror) == "LINK_FAILED"
         mirror.wait(engine, lambda: "another cluster answers" in engine.output)
@@ -194,8 +194,8 @@ class Guarded:
             "credentials with SASL mechanism SCRAM-SHA-512; LINK_FAILED since WHEN; "
             f"`kmirror check --mirror {name}` shows the cause; copying resumes automatically once the source "
             f"accepts the connection; to change its credentials: kmirror config --mirror {name} --set KEY=VALUE, or "
-            "change where its secrets are stored; a running engine takes that over within seconds, but for environment "
-            "variables"
+            "change where its secrets are stored; a running engine picks that up within seconds, except for "
+            "environment variables"
         )
 
 

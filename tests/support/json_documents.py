@@ -27,7 +27,7 @@ from kmirror.ops.show.describe_groups import GROUPS
 from kmirror.ops.show.describe_settings import TOPIC_SETTINGS
 from kmirror.ops.show.events import EVENTS
 from kmirror.ops.show.tables import MIRRORS, PARTITIONS
-from kmirror.ops.verify.results import COMPARING, VERIFY, VERIFY_PLAN
+from kmirror.ops.verify.results import VERIFY, VERIFY_EVIDENCE, VERIFY_PLAN
 from kmirror.sandbox.registry import STATUS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -111,7 +111,9 @@ DOCUMENTS = {
             "Written by `--report FILE` of commands that stop or reverse mirroring",
             object_of((*VERB_RUN, *EVIDENCE, *FILE)),
         ),
-        JsonDocument("verify-report", "Written by `verify --report FILE`", object_of((*VERB_RUN, *COMPARING, *FILE))),
+        JsonDocument(
+            "verify-report", "Written by `verify --report FILE`", object_of((*VERB_RUN, *VERIFY_EVIDENCE, *FILE))
+        ),
         JsonDocument(
             "run-log",
             "Each line that `run --log-format json` logs; operating.md says which lines have more keys",

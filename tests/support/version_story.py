@@ -16,7 +16,7 @@ from kmirror.engine.histories.identity_check import AT_SOURCE, troubles
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.context import Destination
-from kmirror.ops.failback.plan import Way
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.jobs.side_jobs import side_jobs_of
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.stop.failover import failover
@@ -127,7 +127,7 @@ class VersionStory:
             trip.go(topic, records=30)
             produce_batches(self.destination, topic, ["new", "newer"], 1)
             produce_batches(self.source, topic, ["left behind"], 1)
-            assert trip.back(topic, way=Way.RECREATE).result.exit_code is ExitCode.OK
+            assert trip.back(topic, strategy=Strategy.RECREATE).result.exit_code is ExitCode.OK
             trip.copy_to_a()
             trip.assert_same(topic)
             archive = archives_of([topic], trip.at_a.client.metadata().topics)[topic][-1]

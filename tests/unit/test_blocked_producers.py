@@ -11,7 +11,7 @@ from kmirror.errors import KmirrorError
 from kmirror.ops.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.context import now_ms
-from kmirror.ops.stop.promote_readiness import Goal, Look, Missing, to_block, without_unblocked
+from kmirror.ops.stop.promote_readiness import Goal, Missing, Readiness, not_ready_until_blocked, topics_to_block
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.snapshot import State
@@ -34,19 +34,19 @@ def test_a_copy_is_close_once_it_reaches_within_seconds_what_the_source_held() -
     assert Goal(0, 0.0).is_close(0, 0.0, 0)
 
 
-def look(**close: bool) -> Look:
-    return Look({name: Missing(name, 0, None, is_close=is_close) for name, is_close in close.items()})
+def look(**close: bool) -> Readiness:
+    return Readiness({name: Missing(name, 0, None, is_close=is_close) for name, is_close in close.items()})
 
 
 def test_topics_are_blocked_when_they_are_close_and_together_when_all_are() -> None:
-    assert to_block(look(a=True, b=False), (), together=False) == ["a"]
-    assert to_block(look(a=True, b=False), ["a"], together=False) == []
-    assert to_block(look(a=True, b=False), (), together=True) == []
-    assert to_block(look(a=True, b=True), ["a"], together=True) == ["b"]
+    assert topics_to_block(look(a=True, b=False), (), together=False) == ["a"]
+    assert topics_to_block(look(a=True, b=False), ["a"], together=False) == []
+    assert topics_to_block(look(a=True, b=False), (), together=True) == []
+    assert topics_to_block(look(a=True, b=True), ["a"], together=True) == ["b"]
 
 
 def test_no_topic_is_ready_by_a_look_before_its_producers_were_blocked() -> None:
-    found = without_unblocked(look(a=True, b=True), ["a"])
+    found = not_ready_until_blocked(look(a=True, b=True), ["a"])
     assert found.missing["a"].what is None
     assert "they are blocked once" in str(found.missing["b"].what)
 
@@ -75,8 +75,8 @@ def test_how_long_nobody_could_write_is_told_only_where_it_is_known() -> None:
     [
         (STOPPED, None, True, "which moved away from it"),
         (WAITING, 0, True, "while a promote waits"),
-        (WAITING, 60_000, False, "left behind by a promote that is gone"),
-        (WAITING, None, False, "left behind by a promote that is gone"),
+        (WAITING, 60_000, False, "left behind by a promote that was killed"),
+        (WAITING, None, False, "left behind by a promote that was killed"),
     ],
 )
 def test_check_tells_denials_that_are_wanted_from_those_left_behind(

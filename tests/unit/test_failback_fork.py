@@ -10,7 +10,7 @@ import pytest
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archiving import Proof
 from kmirror.engine.histories.fork import Fork
-from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
+from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.state.workflow_records import WorkflowRecord
 
@@ -53,31 +53,31 @@ def judged(known: Logs, fork: Fork, shown: range) -> Divergence:
 
 def test_a_log_that_ends_where_mirroring_stopped_needs_the_delta_only() -> None:
     found = judged(logs((0, 100), (0, 130), 100), Fork(100, False, 99), range(100))
-    assert (found.shared_end, found.lies_beyond, found.offsets_to_copy) == (100, False, 30)
+    assert (found.shared_end, found.diverges, found.offsets_to_copy) == (100, False, 30)
 
 
 def test_records_after_the_last_mirrored_one_lie_beyond() -> None:
     found = judged(logs((0, 105), (0, 130), 100), Fork(100, True, 99), range(105))
     assert (found.shared_end, found.records, found.never_copied) == (100, 5, 5)
-    assert found.lies_beyond
+    assert found.diverges
     assert not found.must_recreate
     assert "5 records after it" in str(found)
 
 
 def test_a_marker_at_the_end_that_shows_nothing_is_no_obstacle() -> None:
     found = judged(logs((0, 101), (0, 130), 100), Fork(101, False, 99), range(100))
-    assert (found.shared_end, found.lies_beyond) == (101, False)
+    assert (found.shared_end, found.diverges) == (101, False)
     # unless the new primary does not get so far
     found = judged(logs((0, 102), (0, 101), 100), Fork(101, False, 99), range(100))
-    assert (found.shared_end, found.records, found.lies_beyond) == (100, 0, True)
+    assert (found.shared_end, found.records, found.diverges) == (100, 0, True)
 
 
 def test_what_a_cleaner_took_at_the_new_primary_is_still_below_the_last_mirrored_offset() -> None:
     found = judged(logs((0, 100), (0, 130), 100), Fork(100, False, 40), range(100))
-    assert (found.shared_end, found.lies_beyond) == (100, False)
+    assert (found.shared_end, found.diverges) == (100, False)
     # records after it count as never copied, although nothing contradicts them: the cleaner took what did
     found = judged(logs((0, 103), (0, 130), 100), Fork(103, False, 40), range(103))
-    assert (found.shared_end, found.records, found.lies_beyond) == (100, 3, True)
+    assert (found.shared_end, found.records, found.diverges) == (100, 3, True)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_what_a_cleaner_took_at_the_new_primary_is_still_below_the_last_mirrored
 )
 def test_contents_go_before_the_last_mirrored_offset(known: Logs, fork: Fork) -> None:
     found = judged(known, fork, range(known.here_end))
-    assert (found.shared_end, found.lies_beyond) == (80, True)
+    assert (found.shared_end, found.diverges) == (80, True)
     assert "lost its tail" in " ".join(found.notes)
 
 
 def test_an_old_source_that_only_lost_its_tail_gets_it_again() -> None:
     found = judged(logs((0, 90), (0, 130), 100), Fork(90, False, 89), range(90))
-    assert (found.shared_end, found.lies_beyond, found.offsets_to_copy) == (90, False, 40)
+    assert (found.shared_end, found.diverges, found.offsets_to_copy) == (90, False, 40)
 
 
 def test_where_retention_has_left_nothing_to_compare_all_counts_as_beyond() -> None:
@@ -108,41 +108,41 @@ def test_where_retention_has_left_nothing_to_compare_all_counts_as_beyond() -> N
     assert "the new primary's log starts at 150" in str(found)
     # one that goes on exactly there loses nothing: the last mirrored offset is believed
     found = judged(logs((0, 100), (100, 200), 100), Fork(100, False, None), range(100))
-    assert (found.shared_end, found.lies_beyond) == (100, False)
+    assert (found.shared_end, found.diverges) == (100, False)
     assert "the last mirrored offset alone" in " ".join(found.notes)
     # one that starts later cannot be gone on with
     found = judged(logs((0, 100), (101, 200), 100), Fork(101, False, None), range(100))
-    assert (found.lies_beyond, found.must_recreate) == (True, False)
+    assert (found.diverges, found.must_recreate) == (True, False)
     found = judged(logs((10, 100), (101, 200), 100), Fork(101, False, None), range(10, 100))
-    assert (found.lies_beyond, found.must_recreate) == (True, True)
+    assert (found.diverges, found.must_recreate) == (True, True)
 
 
 def test_a_trimmed_log_that_starts_behind_the_fork_is_copied_anew() -> None:
     found = judged(logs((50, 100), (0, 130), 100), Fork(100, False, 99), range(50, 100))
-    assert (found.shared_end, found.lies_beyond) == (100, False)
+    assert (found.shared_end, found.diverges) == (100, False)
     found = judged(logs((103, 105), (0, 130), 100), Fork(103, True, None), range(103, 105))
     assert (found.shared_end, found.records, found.must_recreate) == (103, 2, True)
     found = judged(logs((103, 103), (0, 130), 100), Fork(103, False, None), range(0))
-    assert (found.lies_beyond, found.must_recreate) == (True, True)
+    assert (found.diverges, found.must_recreate) == (True, True)
     # emptied by retention, where mirroring stopped
     found = judged(logs((100, 100), (0, 130), 100), Fork(100, False, None), range(0))
-    assert (found.shared_end, found.lies_beyond) == (100, False)
+    assert (found.shared_end, found.diverges) == (100, False)
 
 
 def test_without_any_memory_contents_alone_decide() -> None:
     found = judged(logs((0, 100), (0, 130)), Fork(100, False, 99), range(100))
-    assert (found.shared_end, found.lies_beyond, found.never_copied) == (100, False, None)
+    assert (found.shared_end, found.diverges, found.never_copied) == (100, False, None)
     found = judged(logs((0, 105), (0, 130)), Fork(100, True, 99), range(105))
     assert (found.shared_end, found.records, found.must_recreate) == (100, 5, False)
     found = judged(logs((0, 0), (0, 130)), Fork(0, False, None), range(0))
-    assert (found.lies_beyond, found.offsets_to_copy) == (False, 130)
+    assert (found.diverges, found.offsets_to_copy) == (False, 130)
     found = judged(logs((60, 60), (0, 130)), Fork(60, False, None), range(0))
     assert found.must_recreate
 
 
 def test_a_partition_that_the_new_primary_has_not() -> None:
-    found = divergence_of_surplus(logs((0, 5), (0, 0)), 5)
-    assert (found.lies_beyond, found.must_recreate, found.records) == (True, True, 5)
+    found = divergence_of_extra_partition(logs((0, 5), (0, 0)), 5)
+    assert (found.diverges, found.must_recreate, found.records) == (True, True, 5)
 
 
 def test_a_difference_that_only_comparing_everything_shows() -> None:
@@ -156,4 +156,4 @@ def test_a_difference_that_only_comparing_everything_shows() -> None:
     assert (found.shared_end, found.records, found.must_recreate) == (40, 60, False)
     # and what was cut since is no matter any more
     found = judged(replace(known, here_end=30), Fork(30, False, 29), range(30))
-    assert (found.shared_end, found.lies_beyond) == (30, False)
+    assert (found.shared_end, found.diverges) == (30, False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.ops.stop.handover import all_given_up
+from kmirror.ops.stop.handover import all_released
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
@@ -24,7 +24,7 @@ def said(state: PartitionState, pause_id: str | None = None, partition: int = 0)
 
 
 def is_over(*records: PartitionRecord, topic: TopicRecord = TOPIC, states: Sequence[PartitionState] = LET_GO) -> bool:
-    return all_given_up(State.of([topic, *records]), "m", ["orders"], states)
+    return all_released(State.of([topic, *records]), "m", ["orders"], states)
 
 
 @pytest.mark.parametrize("state", LET_GO)
@@ -57,4 +57,4 @@ def test_a_stop_is_over_whatever_pause_was_before_it() -> None:
 
 def test_nobody_has_to_give_up_what_is_no_mirror_topic() -> None:
     assert is_over(topic=replace(TOPIC, destination_topic_id=None))
-    assert all_given_up(State.of([]), "m", ["orders"], LET_GO)
+    assert all_released(State.of([]), "m", ["orders"], LET_GO)

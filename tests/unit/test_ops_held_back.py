@@ -8,7 +8,12 @@ import pytest
 
 from kmirror.errors import Reason
 from kmirror.ops.show.tables import PartitionRow, TopicState
-from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, OpenTransaction, explained, is_held_back
+from kmirror.ops.stop.open_transactions import (
+    SHOWN_AFTER_MS,
+    OpenTransaction,
+    is_blocked_by_transaction,
+    with_transaction,
+)
 from kmirror.state.records import PartitionState
 
 NOW = 10_000_000
@@ -46,8 +51,8 @@ def row(**more: Any) -> PartitionRow:
 
 
 def test_a_copy_is_held_back_that_has_all_it_may_read_of_a_source_that_holds_more() -> None:
-    assert is_held_back(row())
-    assert is_held_back(row(reason=Reason.NO_ENGINE))
+    assert is_blocked_by_transaction(row())
+    assert is_blocked_by_transaction(row(reason=Reason.NO_ENGINE))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +69,12 @@ def test_a_copy_is_held_back_that_has_all_it_may_read_of_a_source_that_holds_mor
     ],
 )
 def test_nothing_is_asked_of_other_partitions(more: dict[str, Any]) -> None:
-    assert not is_held_back(row(**more))
+    assert not is_blocked_by_transaction(row(**more))
 
 
 def test_the_transaction_is_named_with_what_ends_it() -> None:
     opened = OpenTransaction(77, 1234, NOW - 192_000)
-    found = explained(row(), opened, SOURCE, NOW, SHOWN_AFTER_MS)
+    found = with_transaction(row(), opened, SOURCE, NOW, SHOWN_AFTER_MS)
     assert (found.reason, found.failed, found.state) == (Reason.OPEN_TRANSACTION, False, PartitionState.MIRRORING)
     assert found.error_message == (
         "blocked at offset 1234 by an open transaction of producer id 77, begun 3m12s ago at offset 1234; "
@@ -80,13 +85,13 @@ def test_the_transaction_is_named_with_what_ends_it() -> None:
 
 def test_a_young_transaction_is_nothing_to_tell() -> None:
     assert SHOWN_AFTER_MS == 60_000
-    assert explained(row(), OpenTransaction(77, 1234, NOW - 59_999), SOURCE, NOW, SHOWN_AFTER_MS) == row()
-    shown = explained(row(), OpenTransaction(77, 1234, NOW - 60_000), SOURCE, NOW, SHOWN_AFTER_MS)
+    assert with_transaction(row(), OpenTransaction(77, 1234, NOW - 59_999), SOURCE, NOW, SHOWN_AFTER_MS) == row()
+    shown = with_transaction(row(), OpenTransaction(77, 1234, NOW - 60_000), SOURCE, NOW, SHOWN_AFTER_MS)
     assert shown.reason is Reason.OPEN_TRANSACTION
 
 
 def test_that_no_engine_runs_is_said_as_well() -> None:
     idle = row(reason=Reason.NO_ENGINE, error_message="no engine copies mirror m")
-    found = explained(idle, OpenTransaction(77, 1234, 0), SOURCE, NOW, SHOWN_AFTER_MS)
+    found = with_transaction(idle, OpenTransaction(77, 1234, 0), SOURCE, NOW, SHOWN_AFTER_MS)
     assert found.reason is Reason.NO_ENGINE
     assert (found.error_message or "").startswith("no engine copies mirror m; it is also blocked at offset 1234")

@@ -180,7 +180,7 @@ def test_a_refused_link_and_secrets_that_are_elsewhere(
 NEXT_STEP = (
     "`kmirror check --mirror m` shows the cause; copying resumes automatically once the source accepts the "
     "connection; to change its credentials: kmirror config --mirror m --set KEY=VALUE, or change where its secrets "
-    "are stored; a running engine takes that over within seconds, but for environment variables"
+    "are stored; a running engine picks that up within seconds, except for environment variables"
 )
 TOLD = "the source: a:1 refuses user eve; LINK_FAILED since 2026-11-21T22:00:00Z"
 ELSEWHERE = down(UnreachableError("x", None, Reason.SECRET_UNRESOLVED))

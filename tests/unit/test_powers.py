@@ -76,6 +76,6 @@ def test_check_warns_where_principals_share_power_over_several_mirrors() -> None
     damage = acls("topic", "pay", "app", "ALTER_CONFIGS")
     lines = told([*STATE, *damage], both, "m")
     assert [line[0] for line in lines[1:]] == ["power over mirror m", "power over mirror n"]
-    assert lines[1][1:] == ("nobody else can damage it, by the ACLs", False)
+    assert lines[1][1:] == ("no one else can damage it, by the ACLs", False)
     assert lines[2][1:] == ("these can damage it, too: User:app (ALTER_CONFIGS on topic pay)", True)
     assert told([*STATE, *damage], both)[1:] == lines[2:]  # not asked for, but somebody can

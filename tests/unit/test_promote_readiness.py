@@ -15,9 +15,9 @@ from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.promote import PromoteRequest
-from kmirror.ops.stop.promote_checks import LastLook
-from kmirror.ops.stop.promote_readiness import Completeness, after_the_stop
-from kmirror.ops.stop.work import Stopping
+from kmirror.ops.stop.promote_checks import FinalCheck
+from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
+from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
@@ -76,8 +76,8 @@ def lacks(
     found = rows or (NOTHING_LACKS, NOTHING_LACKS._replace(partition=1))
     progress = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 1_000, tuple(found))
     state = State.of([mirror, TOPIC, *RECORDS, progress])
-    completeness = Completeness(cast(Destination, destination), mirror, idle_ms)
-    (missing,) = completeness.look(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
+    checker = ReadinessChecker(cast(Destination, destination), mirror, idle_ms)
+    (missing,) = checker.check(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
     return missing.lag, missing.what
 
 
@@ -111,27 +111,27 @@ def test_equal_ends_count_only_where_a_lane_has_copied_up_to_there() -> None:
 )
 def test_an_engine_that_seems_to_confirm_nothing_because_of_its_clock_is_told(off_ms: int, told: str | None) -> None:
     source, destination = Ends(10, 10), Ends(10, 10)
-    completeness = Completeness(cast(Destination, destination), UNKNOWN_SOURCE, 0)
+    checker = ReadinessChecker(cast(Destination, destination), UNKNOWN_SOURCE, 0)
     said, first_ms = [], now_ms() + off_ms
     for heartbeat_ms in (first_ms, first_ms + 1_000, first_ms + 1_000):
         engine = EngineRecord("m", "L", EngineState.RUNNING, "h9", "b", 1, 2, None, "local", 3, heartbeat_ms, 5_000)
         state = State.of([UNKNOWN_SOURCE, TOPIC, *RECORDS, engine])
-        (missing,) = completeness.look(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
+        (missing,) = checker.check(cast(ClusterClient, source), state, {"t": TOPIC}).missing.values()
         said.append(str(missing.what).partition(": ")[2])
     clock = f"the clock of its host, h9, is {told} this one's" if told else ""
     assert said == ["", clock, clock]
 
 
-def last_look(source: Ends, destination: Ends, arriving: int) -> LastLook:
-    """Look a last time at a topic that was ready, at whose source so many records arrive meanwhile."""
-    completeness = Completeness(cast(Destination, destination), MIRROR, 0)
-    completeness.see_ends(cast(ClusterClient, source), [TOPIC])
+def last_look(source: Ends, destination: Ends, arriving: int) -> FinalCheck:
+    """Readiness a last time at a topic that was ready, at whose source so many records arrive meanwhile."""
+    checker = ReadinessChecker(cast(Destination, destination), MIRROR, 0)
+    checker.read_source_ends(cast(ClusterClient, source), [TOPIC])
     source.ends[1] = (source.ends[1] or 0) + arriving
-    last = LastLook(
+    last = FinalCheck(
         cast(Destination, destination),
         PromoteRequest("m", idle_ms=0),
         cast(ClusterClient, source),
-        completeness,
+        checker,
         {"t": TOPIC},
         ["t"],
         lambda *_: None,
@@ -145,7 +145,7 @@ def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
     assert last_look(Ends(10, 10), Ends(10, 10), 0).going == ["t"]
     late = last_look(Ends(10, 10), Ends(10, 10), 1)
     assert late.going == []
-    assert late.held == {"t": "producers: the source's end moved a moment ago"}
+    assert late.blockers == {"t": "producers: the source's end moved a moment ago"}
 
 
 def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -> None:
@@ -158,8 +158,8 @@ def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -
     )
     # one that became silent after the topic was ready
     source.silent = frozenset()
-    completeness = Completeness(cast(Destination, Ends(10, 10)), MIRROR, None)
-    completeness.see_ends(cast(ClusterClient, source), [TOPIC])
+    checker = ReadinessChecker(cast(Destination, Ends(10, 10)), MIRROR, None)
+    checker.read_source_ends(cast(ClusterClient, source), [TOPIC])
     source.silent = frozenset({2})
     rows, warnings = stopped(source)
     assert [row.lag for row in rows] == [0, None]
@@ -167,13 +167,13 @@ def test_an_end_does_not_count_while_a_broker_that_may_lead_by_now_is_silent() -
         "the ends of 1 partition could not be read again after the stop: broker 2 of the source does not answer, and "
         "may lead by now"
     ]
-    assert last_look(source, Ends(10, 10), 0).held == {"t": "not all ends of the source are known now"}
+    assert last_look(source, Ends(10, 10), 0).blockers == {"t": "not all ends of the source are known now"}
 
 
 def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:
     results = [TopicResult("t", p, Outcome.DONE, last_mirrored_offset=10) for p in range(2)]
-    done = Stopping(results, ends=dict.fromkeys(PLACES, 10))
-    return after_the_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
+    done = StopResults(results, ends=dict.fromkeys(PLACES, 10))
+    return check_source_after_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
 
 
 def test_a_record_that_arrives_after_the_stop_is_told() -> None:

@@ -10,16 +10,16 @@ from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.report import (
     Failure,
-    Seen,
+    LastReport,
+    at_stop_from_reports,
     failure_of,
-    found_at_stop,
-    last_seen,
-    needs_a_look,
+    last_reports,
+    needs_attention,
     stopped_row,
     totals_of,
-    totals_told,
+    totals_sentences,
     unmirrored_row,
-    with_answer,
+    with_source_answer,
 )
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.state.records import (
@@ -55,7 +55,7 @@ def test_a_number_that_is_old_is_told_with_its_time_and_an_estimate() -> None:
     )
     totals = totals_of([old], "no answer within 3 s")
     assert (totals.rpo_ms, totals.rpo_at_least_ms, totals.estimated_more_records) == (None, None, 4000)
-    assert totals_told(totals) == [
+    assert totals_sentences(totals) == [
         "1 partition: 0 records known lost as of 2001-09-09T01:43:20Z, 3m20s before the stop; later records are lost "
         "too",
         "about 4,000 more records lost, an estimate from the last known rates",
@@ -67,20 +67,20 @@ def test_a_number_that_is_old_is_told_with_its_time_and_an_estimate() -> None:
 def test_a_number_of_now_needs_no_estimate() -> None:
     fresh = row(FRESH)
     assert (fresh.lag, fresh.estimated_more, fresh.rpo_ms) == (0, None, 0)
-    assert not needs_a_look(fresh)
+    assert not needs_attention(fresh)
     assert "estimate" not in str(fresh.message)
 
 
 def test_totals_are_as_old_as_their_oldest_row() -> None:
     totals = totals_of([row(FRESH), row(replace(FRESH, source_as_of_ms=STOP - 60_000)), row(FRESH)], None)
     assert totals.as_of_ms == STOP - 60_000
-    assert "1m before the stop; later records are lost too" in totals_told(totals)[0]
+    assert "1m before the stop; later records are lost too" in totals_sentences(totals)[0]
 
 
 def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_second_ago() -> None:
-    known = found_at_stop(MirroredEnd(100), 100, None, Seen(ROW, STOP - 1000), STOP)
+    known = at_stop_from_reports(MirroredEnd(100), 100, None, LastReport(ROW, STOP - 1000), STOP)
     assert known == replace(FRESH, source_answered=False)
-    silent = row(with_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
+    silent = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
     assert (silent.lag, silent.estimated_more, silent.rpo_ms) == (0, 20, None)
     assert str(silent.message).endswith(
         "0 records known lost: the source ended at 100 at 2001-09-09T01:46:39Z, 1s before the stop; about 20 more since"
@@ -88,53 +88,57 @@ def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_s
     )
     totals = totals_of([silent], "gone")
     assert (totals.known_lost_records, totals.rpo_ms, totals.rpo_at_least_ms) == (0, None, None)
-    assert "1s before the stop; later records are lost too" in totals_told(totals)[0]
+    assert "1s before the stop; later records are lost too" in totals_sentences(totals)[0]
     # it has answered: also where a lane saw the same end a moment later
     for answered_ms in (STOP + 5, STOP - 1005):
-        told = row(with_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
+        told = row(with_source_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
         assert (told.lag, told.estimated_more, told.rpo_ms) == (0, None, 0)
         assert "before the stop" not in str(told.message)
-    older = with_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(99)}))
+    older = with_source_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(99)}))
     assert (older.source_offset, older.source_as_of_ms) == (100, STOP - 1000)
 
 
 def test_who_was_never_seen_is_not_known() -> None:
     unknown = row(AtStop(STOP, 100))
     assert (unknown.lag, unknown.rpo_ms, unknown.estimated_more) == (None, None, None)
-    assert needs_a_look(unknown)
-    assert needs_a_look(row(None))
+    assert needs_attention(unknown)
+    assert needs_attention(row(None))
     nothing = totals_of([unknown, unknown], "no answer within 3 s")
     assert (nothing.known_lost_records, nothing.partitions_unknown) == (None, 2)
-    assert totals_told(nothing)[:2] == ["2 partitions", "2 partitions: the loss is unknown"]
+    assert totals_sentences(nothing)[:2] == ["2 partitions", "2 partitions: the loss is unknown"]
     totals = totals_of([unknown, row(replace(FRESH, source_offset=150, source_max_timestamp_ms=STOP))], None)
     assert (totals.partitions, totals.partitions_unknown, totals.known_lost_records) == (2, 1, 50)
     assert (totals.rpo_ms, totals.rpo_at_least_ms) == (None, 3000)
-    assert "RPO: at least 3 s; the last mirrored record is from 2001-09-09T01:46:37Z" in totals_told(totals)
+    assert "RPO: at least 3 s; the last mirrored record is from 2001-09-09T01:46:37Z" in totals_sentences(totals)
 
 
 def test_the_newest_who_saw_the_source_counts() -> None:
     answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(130, 140, STOP)})
-    known = with_answer(PLACE, FRESH, answer)
+    known = with_source_answer(PLACE, FRESH, answer)
     assert (known.source_offset, known.source_high_watermark, known.source_as_of_ms) == (130, 140, STOP + 5)
     told = row(known)
     assert (told.lag, told.rpo_ms) == (30, 3000)
     assert "up to 10 more follow an open transaction" in str(told.message)
     # what is silent leaves the lane's last report; what is another topic now says nothing of the old one
-    assert with_answer(PLACE, FRESH, SourceEnds(STOP, trouble="gone")) == FRESH
-    noted = with_answer(PLACE, FRESH, SourceEnds(STOP, notes={"orders": "the source has no topic orders any more"}))
+    assert with_source_answer(PLACE, FRESH, SourceEnds(STOP, trouble="gone")) == FRESH
+    noted = with_source_answer(
+        PLACE, FRESH, SourceEnds(STOP, notes={"orders": "the source has no topic orders any more"})
+    )
     assert noted == replace(FRESH, source_note="the source has no topic orders any more")
-    assert needs_a_look(row(noted))
+    assert needs_attention(row(noted))
 
 
 def test_a_partition_that_had_failed() -> None:
     truncated = Failure(Reason.SOURCE_TRUNCATED, "the source starts at offset 150", 100)
-    known = found_at_stop(MirroredEnd(100), 100, truncated, Seen(ROW._replace(source_offset=650), STOP), STOP)
+    known = at_stop_from_reports(
+        MirroredEnd(100), 100, truncated, LastReport(ROW._replace(source_offset=650), STOP), STOP
+    )
     found = row(known)
     assert found.lag == 550
     assert "it had FAILED with SOURCE_TRUNCATED: the source starts at offset 150" in str(found.message)
     # of a history that was written again, all from the fork on is lost
     diverged = replace(truncated, reason=Reason.SOURCE_DIVERGED, offset=90)
-    known = found_at_stop(MirroredEnd(100), 100, diverged, Seen(ROW, STOP), STOP)
+    known = at_stop_from_reports(MirroredEnd(100), 100, diverged, LastReport(ROW, STOP), STOP)
     assert row(known).lag == 10
     assert totals_of([row(known), row(FRESH)], None).failed_partitions == 1
 
@@ -143,25 +147,25 @@ def test_why_a_partition_failed_is_known_by_record_or_report() -> None:
     failed = replace(RECORD, state=PartitionState.FAILED, reason=Reason.LOOP, message="round", failed_offset=7)
     loop = Failure(Reason.LOOP, "round", 7)
     assert failure_of(failed, None) == loop
-    assert failure_of(replace(failed, state=PartitionState.STOPPING), Seen(ROW, STOP, STOP + 1)) == loop
+    assert failure_of(replace(failed, state=PartitionState.STOPPING), LastReport(ROW, STOP, STOP + 1)) == loop
     # a lane that looks at it again says MIRRORING before it knows: the record says when it goes on
-    assert failure_of(failed, Seen(ROW, STOP, STOP + 1)) == loop
-    assert failure_of(replace(failed, state=PartitionState.MIRRORING, reason=None), Seen(ROW, STOP, STOP)) is None
+    assert failure_of(failed, LastReport(ROW, STOP, STOP + 1)) == loop
+    assert failure_of(replace(failed, state=PartitionState.MIRRORING, reason=None), LastReport(ROW, STOP, STOP)) is None
     newer = ROW._replace(state=PartitionState.FAILED, reason=Reason.CORRUPT_BATCH, message="crc", failed_offset=9)
-    assert failure_of(None, Seen(newer, STOP, STOP)) == Failure(Reason.CORRUPT_BATCH, "crc", 9)
+    assert failure_of(None, LastReport(newer, STOP, STOP)) == Failure(Reason.CORRUPT_BATCH, "crc", 9)
     assert failure_of(None, None) is None
 
 
 def test_reports_on_another_copy_say_nothing() -> None:
     progress = ProgressRecord("m", 0, "L", 1, 0, "h", 1, STOP, (ROW,))
     topic = TopicRecord("m", "orders", "orders", None, None, DesiredState.ACTIVE, 1, TopicOrigin.ADOPTED)
-    assert last_seen(State.of([progress, topic]), "m")[PLACE].time_ms == STOP
+    assert last_reports(State.of([progress, topic]), "m")[PLACE].time_ms == STOP
     for since in (replace(topic, added_at_ms=STOP + 1), replace(topic, rebuilt_at_ms=STOP + 1)):
-        assert last_seen(State.of([progress, since]), "m") == {}
+        assert last_reports(State.of([progress, since]), "m") == {}
 
 
 def test_partitions_that_only_the_source_has_count() -> None:
     surplus = unmirrored_row(TopicPartition("orders", 1), 70, Reason.FAILED_OVER)
-    assert needs_a_look(surplus)
+    assert needs_attention(surplus)
     totals = totals_of([row(FRESH), surplus], None)
     assert (totals.known_lost_records, totals.rpo_ms) == (70, None)

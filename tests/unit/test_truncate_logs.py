@@ -264,17 +264,17 @@ def _strange_epochs(log_dir: Path) -> None:
 
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (_tiered, "has tiered storage"),
-    (_trimmed, "begins at 41, behind the cut at 40"),
-    (_recreated, "is of topic id 15gB0VeyQkmA6mAAMkyWAQ, the plan is for"),
+    (_trimmed, "begins at 41, after the cut at 40"),
+    (_recreated, "has topic id 15gB0VeyQkmA6mAAMkyWAQ, the plan is for"),
     (_nameless, "orders-0/partition.metadata is missing"),
     (_unknown_file, "orders-0 holds 00000000000000000030.log.swap, which is unknown"),
     (_being_moved, "is being moved between log directories or deleted"),
     (_being_deleted, "is being moved between log directories or deleted"),
     (_damaged, "the batch at offset 30 is corrupt"),
-    (_torn, "00000000000000000030.log ends, behind offset 30, with an incomplete batch"),
+    (_torn, "00000000000000000030.log ends with an incomplete batch at offset 30"),
     (_old_format, "holds message format 1"),
     (_old_format_behind, "00000000000000000060.log holds message format 1"),
-    (_strange_epochs, "leader-epoch-checkpoint is not understood: its version is '9'"),
+    (_strange_epochs, "leader-epoch-checkpoint cannot be parsed: its version is '9'"),
 ]
 
 
@@ -314,7 +314,7 @@ def test_one_partition_in_two_directories_is_refused(log_dir: Path, tmp_path: Pa
 def test_a_checkpoint_file_that_is_not_understood_is_refused(log_dir: Path) -> None:
     (log_dir / "replication-offset-checkpoint").write_text("7\n")
     before = contents(log_dir)
-    with pytest.raises(RefusedError, match="replication-offset-checkpoint is not understood: its version is '7'"):
+    with pytest.raises(RefusedError, match="replication-offset-checkpoint cannot be parsed: its version is '7'"):
         cut(CUT_AT_40, log_dir)
     assert contents(log_dir) == before
 

@@ -52,7 +52,7 @@ def test_plans_are_the_same_when_they_cut_the_same() -> None:
     ("change", "message"),
     [
         ({"version": 2}, "its version is 2, not 1"),
-        ({"clusterId": ""}, "clusterId of the plan is not a text"),
+        ({"clusterId": ""}, "clusterId of the plan is not a string"),
         ({"createdAt": "now"}, "createdAt of the plan is not a number"),
         ({"partitions": []}, "partitions is not a list with at least one"),
         ({"partitions": [DOCUMENT["partitions"][0]] * 2}, "it names orders-0 twice"),  # type: ignore[index]

@@ -203,7 +203,7 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
     partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
     records = counted(sum(row.records for row in outcome.rows), "record")
     size = tables.size(sum(row.size_in_bytes for row in outcome.rows))
-    where = f", {outcome.told}" if outcome.told else ""
+    where = f", {outcome.how}" if outcome.how else ""
     return f"{word}: {partitions}, {records}, {size} compared in {tables.elapsed(seconds)}{where}"
 
 

@@ -115,13 +115,13 @@ class TableOutput:
 
     def _stopped(self, totals: StopTotals, rows: list[TopicResult]) -> list[TopicResult]:
         """Show the totals; return the rows to show."""
-        from kmirror.ops.stop.report import needs_a_look, totals_told
+        from kmirror.ops.stop.report import needs_attention, totals_sentences
 
-        for line in totals_told(totals) if totals.partitions else ():
+        for line in totals_sentences(totals) if totals.partitions else ():
             self.screen.line(line)
         if self.verbosity:
             return rows
-        shown = [row for row in rows if needs_a_look(row)]
+        shown = [row for row in rows if needs_attention(row)]
         if hidden := len(rows) - len(shown):
             self.screen.tell(f"{counted(hidden, 'row')} without trouble or loss not shown; -v shows all")
         return shown

@@ -75,7 +75,7 @@ def failback_verb(
         raise UsageError("--discard requires --recreate or --offline", "give one of them with it")
     from kmirror.ops.bulk import SparkChoice
     from kmirror.ops.failback.failback import failback
-    from kmirror.ops.failback.plan import FailbackRequest, Way
+    from kmirror.ops.failback.plan import FailbackRequest, Strategy
 
     def agree(preview: FailbackPreview) -> bool:
         if not call.yes:
@@ -89,9 +89,9 @@ def failback_verb(
         return call.confirm("Make the destination a mirror of the source as shown?")
 
     evidence = Report.at(report) if report else None
-    way = Way.RECREATE if recreate else Way.OFFLINE if offline else None
+    strategy = Strategy.RECREATE if recreate else Strategy.OFFLINE if offline else None
     spark = SparkChoice(master, spark_conf)
-    request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, way, plan, discard, spark=spark)
+    request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, strategy, plan, discard, spark=spark)
     with call.destination() as destination, call.output.working() as watch:
         done = failback(destination, request, agree, watch, dry_run=call.dry_run)
     return tell_stopped(call, done, evidence)

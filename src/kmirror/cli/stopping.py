@@ -208,12 +208,12 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: Stopped, qu
     screen = call.output.screen
     for line in direction(destination, mirror):
         screen.tell(line)
-    from kmirror.ops.stop.report import needs_a_look, totals_told
+    from kmirror.ops.stop.report import needs_attention, totals_sentences
 
     totals, rows = preview.result.totals, preview.result.results
-    for line in totals_told(totals) if totals is not None and totals.partitions else ():
+    for line in totals_sentences(totals) if totals is not None and totals.partitions else ():
         screen.tell(line)
-    shown = [row for row in rows if needs_a_look(row)]
+    shown = [row for row in rows if needs_attention(row)]
     for row in shown[:_MOST_SHOWN]:
         screen.tell(row.message or row.result.value)
     if len(shown) > _MOST_SHOWN:

@@ -1,9 +1,8 @@
-"""The three things that are done to files, each of which can be repeated, and taken back.
+"""The three kinds of change made to files. Each can be repeated and undone.
 
-After a crash at any moment a change is not begun, begun or done; doing it again finishes it, and undoing it again takes
-it back whole. What has to be on the disk before the next thing is written there at once; names of files that were moved
-reach it with `sync_folder`. Paths are relative to the log directory, `saved` is the name of a file of ours in it. What
-copies bytes tells `progress` how many.
+A crash leaves a change not begun, half done or done; doing it again finishes it, and undoing it again reverts it fully.
+What must be on disk before the next change is synced at once; moved file names with `sync_folder`. Paths are relative
+to the log directory, `saved` is the name of our side file in it. `progress` is called with the number of bytes copied.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UNFINISHED = f"{OWN_PREFIX}unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Take a file away whole."""
+    """Move a file away as a whole."""
 
     path: str
     saved: str
@@ -38,13 +37,13 @@ class Move:
         _rename(root / self.saved, root / self.path)
 
     def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
-        """Tell whether the file is as before, or away."""
+        """Return whether the file is as before, or moved away."""
         return now is None or now == before
 
 
 @dataclass(frozen=True, slots=True)
 class Shorten:
-    """Cut a file's end off; the end is kept in the side file."""
+    """Cut off the end of a file; the side file keeps it."""
 
     path: str
     saved: str
@@ -77,7 +76,7 @@ class Shorten:
         os.utime(path, ns=(before[1], before[1]))
 
     def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
-        """Tell whether the file is as before or cut; on the way back, in between."""
+        """Return whether the file is as before or cut, or while undoing has a size in between."""
         if undoing:
             return now is not None and self.kept_bytes <= now[0] <= self.size_in_bytes
         return now is not None and (now == before or now[0] == self.kept_bytes)
@@ -100,7 +99,7 @@ class Shorten:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Give a small text file another content."""
+    """Replace the content of a small text file."""
 
     path: str
     before: str
@@ -118,7 +117,7 @@ class Rewrite:
         os.utime(root / self.path, ns=(before[1], before[1]))
 
     def explains(self, root: Path, before: Stamp | None, now: Stamp | None, *, undoing: bool) -> bool:
-        """Tell whether the file has one of the two contents."""
+        """Return whether the file has one of the two contents."""
         return now is not None and (root / self.path).read_text(encoding="utf-8") in {self.before, self.after}
 
 
@@ -127,22 +126,19 @@ _KINDS: Mapping[str, type[Change]] = {"move": Move, "shorten": Shorten, "rewrite
 
 
 def to_json(change: Change) -> dict[str, Any]:
-    """Return a change as the journal keeps it."""
+    """Return a change as stored in the journal."""
     kind = next(name for name, one in _KINDS.items() if one is type(change))
     return {"kind": kind, **asdict(change)}
 
 
 def from_json(stored: Mapping[str, Any]) -> Change:
-    """Return a change that the journal has kept. Raises KeyError and TypeError where it is none."""
+    """Return a change stored in the journal. Raises KeyError or TypeError if it is not one."""
     fields = dict(stored)
     return _KINDS[fields.pop("kind")](**fields)
 
 
 def write_text(path: Path, text: str, root: Path) -> None:
-    """Replace a file's content, whole or not at all, and for good; owner and rights stay. Raises OSError.
-
-    A file that is not there yet is made.
-    """
+    """Replace a file's content atomically and durably, or create the file; owner and mode stay. Raises OSError."""
     unfinished = root / _UNFINISHED
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -158,7 +154,7 @@ def write_text(path: Path, text: str, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder written to the disk. Raises OSError."""
+    """Sync the names in a folder to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -169,7 +165,7 @@ def sync_folder(folder: Path) -> None:
 def _rename(path: Path, target: Path) -> None:
     if path.exists():
         if target.exists():
-            raise KmirrorError(f"{path} and {target} are both there", "check which is the right one; nothing was lost")
+            raise KmirrorError(f"{path} and {target} both exist", "check which is the right one; nothing was lost")
         os.rename(path, target)
     elif not target.exists():
         raise KmirrorError(f"{path} and {target} are both missing", "restore it from another replica")

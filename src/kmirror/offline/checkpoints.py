@@ -1,8 +1,8 @@
-"""The small text files that a broker keeps beside its logs: read, and changed where a log is cut. Pure.
+"""A broker's checkpoint files: parsed, and changed for logs that are cut. Pure.
 
-A checkpoint file is a version line (0), a line with the number of entries, and an entry a line: `topic partition
+A checkpoint file has a version line (0), a line with the number of entries, and one line per entry: `topic partition
 offset` in the files of a log directory, `epoch start-offset` in a partition's `leader-epoch-checkpoint`. A new one is
-empty. Whatever is not of this form raises ValueError with what is wrong; which file it is, the caller knows.
+empty. Any other form raises ValueError with what is wrong; the caller adds which file it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parse_offsets(text: str) -> dict[TopicPartition, int]:
 def lowered(text: str, highest: Mapping[TopicPartition, int]) -> str:
     """Return a checkpoint file in which no entry of these partitions is above its offset here. Raises ValueError.
 
-    Partitions without an entry get none: to a broker that is 0.
+    Partitions without an entry get none: brokers take that as 0.
     """
     lines = []
     for line in _entries(text):

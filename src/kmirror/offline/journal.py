@@ -1,8 +1,8 @@
-"""What is written down before the first file of a log directory is changed: which changes, and how all was before.
+"""The journal of a cut, written before the first file of a log directory is changed: the changes, and the state before.
 
-A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; what it saves is beside it as
-`kmirror-cut-N.*`. It also holds size and time of every file below the log directory. With them it is known for certain
-whether another process was here since: a broker that starts looks through every partition, and leaves traces at once.
+A journal is the file `kmirror-cut-N.json` in the log directory, N counting up; its side files are next to it as
+`kmirror-cut-N.*`. It also has size and time of every file below the log directory. They show reliably whether another
+process was here since: a broker that starts reads every partition, and changes files at once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _NAME = re.compile(re.escape(OWN_PREFIX) + r"(?P<run>[0-9]+)\.json")
 
 
 class Phase(StrEnum):
-    """How far a cut is."""
+    """The progress of a cut."""
 
     CUTTING = "CUTTING"
     CUT = "CUT"
     UNDOING = "UNDOING"
-    #: All is as it was; side files may still be there.
+    #: All is as before; side files may still exist.
     UNDONE = "UNDONE"
-    #: It was interrupted, and before it was finished a broker ran; what it saved is kept.
+    #: It was interrupted, and a broker ran before it was finished; its side files are kept.
     ABANDONED = "ABANDONED"
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """One cut of one log directory. `plan` tells plans from each other; `stamps` are from before the first change."""
+    """One cut of one log directory. `plan` is the digest of the plan; `stamps` are from before the first change."""
 
     run: int
     phase: Phase
@@ -50,21 +50,21 @@ class Journal:
 
     @property
     def name(self) -> str:
-        """Return the journal's file name."""
+        """The journal's file name."""
         return f"{OWN_PREFIX}{self.run}.json"
 
     @property
     def saved_files(self) -> str:
-        """Return the pattern of the names of what it saves."""
+        """The pattern of the names of its side files."""
         return f"{OWN_PREFIX}{self.run}.*"
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether it was interrupted half-way."""
+        """Whether it was interrupted half-way."""
         return self.phase in {Phase.CUTTING, Phase.UNDOING}
 
     def write(self, log_dir: LogDir, phase: Phase) -> Journal:
-        """Write it to the disk with this phase, and return it. Raises OSError."""
+        """Write it to disk with this phase, and return it. Raises OSError."""
         journal = replace(self, phase=phase)
         document = {
             "version": _VERSION,
@@ -79,7 +79,7 @@ class Journal:
         return journal
 
     def remove(self, log_dir: LogDir) -> None:
-        """Remove what was saved, and the journal last. Raises OSError."""
+        """Remove the side files, and the journal last. Raises OSError."""
         journal = log_dir.path / self.name
         for path in log_dir.path.glob(self.saved_files):
             if path != journal:
@@ -89,7 +89,7 @@ class Journal:
         sync_folder(log_dir.path)
 
     def touched_since(self, log_dir: LogDir) -> str | None:
-        """Return the first file that is neither as it was before nor as the cut makes it, None when there is none.
+        """Return the first file that is neither as before nor as the cut makes it, None if there is none.
 
         Raises OSError.
         """
@@ -104,11 +104,7 @@ class Journal:
 
 
 def journals_of(log_dir: LogDir) -> list[Journal]:
-    """Return the journals of a log directory, oldest first.
-
-    Raises:
-        RefusedError: one cannot be read.
-    """
+    """Return the journals of a log directory, oldest first. Raises RefusedError: one cannot be read."""
     runs = [(int(match["run"]), path) for path in log_dir.path.iterdir() if (match := _NAME.fullmatch(path.name))]
     return [_read(path) for _, path in sorted(runs)]
 

@@ -1,8 +1,8 @@
-"""A broker's log directory on disk: whose it is, its lock, its partition folders.
+"""A broker's log directory on disk: its owner, its lock, its partition folders.
 
-A running broker holds a POSIX lock on the file `.lock` (Java's FileChannel.tryLock). A command here holds the same
-lock, so that no broker starts meanwhile. The file stays when we go: a broker that has opened it must not lock a file
-that is no longer there.
+A running broker holds a POSIX lock on the file `.lock` (Java's FileChannel.tryLock). Our commands take the same lock,
+so that no broker starts meanwhile. They do not delete the file: a broker that has opened it must not lock a file that
+no longer exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLEANED = "cleaner-offset-checkpoint"
 EPOCHS = "leader-epoch-checkpoint"
 METADATA = "partition.metadata"
 
-#: Files of ours lie in the log directory itself, where brokers look at folders only; a folder would stop their start.
+#: Our files are in the log directory itself, where brokers only look at folders; an unknown folder would fail startup.
 OWN_PREFIX = "kmirror-cut-"
 
 _LOCK = ".lock"
@@ -35,20 +35,20 @@ _META = "meta.properties"
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>[0-9]+)")
 _MOVING = re.compile(r"(?P<name>.+)\.[0-9a-f]{32}-(?P<kind>delete|future)")
 _SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})\.(?P<kind>log|index|timeindex|txnindex|snapshot)")
-#: What a broker that ended leaves half-done and looks at no more: segments to be deleted, checkpoints being written.
+#: Files that a broker may leave when it stops, and ignores later: segments to delete, checkpoints being written.
 _LEFT_OVER = re.compile(r"[0-9]{20}\.[a-z]+\.deleted|(leader-epoch-checkpoint|partition\.metadata)\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory, and the broker it belongs to by its `meta.properties`."""
+    """A log directory, and the broker in its `meta.properties`."""
 
     path: Path
     cluster_id: str
     node_id: str
 
     def text(self, name: str) -> str | None:
-        """Return the text of a file, None where there is none. Raises OSError, and ValueError when it is not text."""
+        """Return the text of a file, None if it does not exist. Raises OSError, and ValueError if it is not text."""
         try:
             return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -57,7 +57,7 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A file that belongs to a segment; `offset` is what its name says."""
+    """A file of a segment; `offset` is the one in its name."""
 
     name: str
     offset: int
@@ -68,8 +68,8 @@ def open_log_dirs(paths: Sequence[Path]) -> list[LogDir]:
     """Return the log directories at these paths, each once.
 
     Raises:
-        UsageError: there is no folder.
-        RefusedError: it is no log directory, or they are of several brokers.
+        UsageError: a path is not a directory.
+        RefusedError: one is not a log directory, or they belong to several brokers.
     """
     found: dict[Path, LogDir] = {}
     for path in paths:
@@ -106,8 +106,7 @@ def _opened(path: Path) -> LogDir:
 def locked(dirs: Sequence[LogDir]) -> Iterator[None]:
     """Hold the locks of log directories, so that no broker and no second command uses them.
 
-    Raises:
-        RefusedError: another process holds one, or it cannot be had.
+    Raises RefusedError: another process holds one, or it cannot be opened.
     """
     with ExitStack() as stack:
         for one in dirs:
@@ -140,14 +139,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _give_to_owner(descriptor: int, folder: Path) -> None:
-    """Let a lock file that we made as root be the broker's, as all around it: it must be able to open it."""
+    """Give a lock file that we created as root to the broker's user, who must be able to open it."""
     owner, made = folder.stat(), os.fstat(descriptor)
     if os.geteuid() == 0 and made.st_uid != owner.st_uid and made.st_uid == 0:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Tell whether the locked file is still the one at its path, and not one that a stopping broker has removed."""
+    """Return whether the locked file is still the one at its path; a stopping broker may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -156,31 +155,31 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The partition folders of a log directory: those in use, and what is being moved or deleted of a partition."""
+    """Partitions with a folder in a log directory: in use, or being moved between directories or deleted."""
 
     in_use: frozenset[TopicPartition]
-    on_the_move: frozenset[TopicPartition]
+    moving: frozenset[TopicPartition]
 
 
 def folders_of(log_dir: LogDir) -> Folders:
     """Return the partitions that have a folder here. Raises OSError."""
     in_use: set[TopicPartition] = set()
-    on_the_move: set[TopicPartition] = set()
+    moving: set[TopicPartition] = set()
     with os.scandir(log_dir.path) as entries:
         for entry in entries:
-            moving = _MOVING.fullmatch(entry.name)
-            found = _FOLDER.fullmatch(moving["name"] if moving else entry.name)
+            marked = _MOVING.fullmatch(entry.name)
+            found = _FOLDER.fullmatch(marked["name"] if marked else entry.name)
             if found and entry.is_dir():
                 place = TopicPartition(found["topic"], int(found["partition"]))
-                (on_the_move if moving else in_use).add(place)
-    return Folders(frozenset(in_use), frozenset(on_the_move))
+                (moving if marked else in_use).add(place)
+    return Folders(frozenset(in_use), frozenset(moving))
 
 
 def segment_files(folder: Path) -> list[SegmentFile]:
     """Return the files of a partition's segments, by offset.
 
     Raises:
-        RefusedError: an unknown file is there.
+        RefusedError: there is an unknown file.
         OSError: the folder cannot be read.
     """
     found: list[SegmentFile] = []
@@ -200,7 +199,7 @@ Stamp = tuple[int, int]
 
 
 def stamps_of(log_dir: LogDir) -> dict[str, Stamp]:
-    """Return size and time of every file below a log directory, but for its lock and our own. Raises OSError."""
+    """Return size and time of every file below a log directory except its lock and our files. Raises OSError."""
     found: dict[str, Stamp] = {}
     _stamp(log_dir.path, "", found)
     return found

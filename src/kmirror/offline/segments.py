@@ -1,9 +1,9 @@
-"""Segment files, walked batch by batch: where a log can be cut, and how much follows.
+"""Segment files, read batch by batch: where a log can be cut, and how much follows.
 
-A log may be cut only where a batch ends. The part that stays of the segment that is cut is checked to the byte, because
-the broker reads it again when it starts, and would itself cut the log at a batch it finds damaged.
+A log can be cut only between batches. The remaining part of the segment that is cut is validated completely, because
+the broker reads it again when it starts, and would itself truncate the log at a corrupt batch.
 
-A producer snapshot belongs to the beginning of a segment and says what its broker knew there of each producer: version
+A producer snapshot belongs to the beginning of a segment and has what its broker knew there of each producer: version
 i16, crc u32, count i32, then per producer id i64, epoch i16, last sequence i32, last offset i64, offset delta i32,
 timestamp i64, coordinator epoch i32, first offset of its open transaction i64 (-1 for none).
 """
@@ -32,8 +32,8 @@ RECOVER_FIRST = "start the broker, let it recover, stop it cleanly, and try agai
 class KeptPart:
     """The beginning of a segment that stays: its size, and the offset after its last batch.
 
-    `log_end_offset` is the segment's base offset where no batch stays, as it is to a broker. `open_transactions` holds
-    by producer id the first offsets of transactions whose end follows.
+    `log_end_offset` is the segment's base offset if no batch stays, as for a broker. `open_transactions` has by
+    producer id the first offsets of transactions that end after it.
     """
 
     size_in_bytes: int
@@ -43,9 +43,9 @@ class KeptPart:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much a stretch of a log holds; transaction markers are batches, not records.
+    """The amount of data in a part of a log; transaction markers count as batches, not as records.
 
-    `log_end_offset` is the offset after its last whole batch, None where it has none.
+    `log_end_offset` is the offset after its last complete batch, None if it has none.
     """
 
     records: int = 0
@@ -56,17 +56,14 @@ class Amount:
     def __add__(self, later: Amount) -> Amount:
         end = self.log_end_offset if later.log_end_offset is None else later.log_end_offset
         return Amount(
-            self.records + later.records,
-            self.batches + later.batches,
-            self.size_in_bytes + later.size_in_bytes,
-            end,
+            self.records + later.records, self.batches + later.batches, self.size_in_bytes + later.size_in_bytes, end
         )
 
 
 def open_transactions(snapshot: Path) -> dict[int, int]:
-    """Return the first offsets of the transactions that a producer snapshot knows as open, by producer id.
+    """Return the first offsets of the open transactions in a producer snapshot, by producer id.
 
-    One that is missing or of another version tells nothing. Raises OSError.
+    Returns nothing for a snapshot that is missing or has another version. Raises OSError.
     """
     try:
         data = snapshot.read_bytes()
@@ -82,12 +79,12 @@ def open_transactions(snapshot: Path) -> dict[int, int]:
 def kept_part(
     segment: Path, base_offset: int, cut_offset: int, open_before: Mapping[int, int], progress: Add = unwatched
 ) -> KeptPart:
-    """Return what stays of a segment when the log is cut at an offset; `open_before` is `open_transactions` of before.
+    """Return what stays of a segment if the log is cut at an offset; `open_before` are transactions open at its start.
 
-    `progress` is given how many more bytes were checked.
+    `progress` is called with the number of bytes checked.
 
     Raises:
-        RefusedError: a batch goes over the cut, has an old format, or is damaged.
+        RefusedError: a batch spans the cut, has an old format, or is corrupt.
         OSError: the file cannot be read.
     """
     size_in_bytes, log_end_offset, still_open = 0, base_offset, dict(open_before)
@@ -106,17 +103,14 @@ def kept_part(
     except CorruptBatchError as error:
         raise RefusedError(f"{segment.name}: {error.message}", RECOVER_FIRST) from None
     if size_in_bytes != len(data):
-        raise RefusedError(
-            f"{segment.name} ends, behind offset {log_end_offset}, with an incomplete batch",
-            RECOVER_FIRST,
-        )
+        raise RefusedError(f"{segment.name} ends with an incomplete batch at offset {log_end_offset}", RECOVER_FIRST)
     return KeptPart(size_in_bytes, log_end_offset, still_open)
 
 
 def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amount:
-    """Return how much a segment holds from a position on, which is the beginning of a batch; bytes count up to its end.
+    """Return how much a segment holds from a position, the start of a batch; bytes count up to the end of the file.
 
-    `progress` is given how many more bytes were counted.
+    `progress` is called with the number of bytes counted.
 
     Raises:
         RefusedError: a batch has an old format.
@@ -125,7 +119,7 @@ def amount(segment: Path, position: int = 0, progress: Add = unwatched) -> Amoun
     records = batches = 0
     log_end_offset: int | None = None
     data = _mapped(segment)[position:]
-    with suppress(CorruptBatchError):  # an unclean end of the last segment; it goes with the rest
+    with suppress(CorruptBatchError):  # an unclean end of the last segment; it is removed too
         for header in batch_headers(data):
             _require_format(header, segment)
             records += 0 if header.is_control else header.record_count
@@ -159,7 +153,7 @@ def _require_format(header: BatchHeader, segment: Path) -> None:
 
 
 def _mapped(path: Path) -> memoryview:
-    """Return a file's bytes; the mapping goes when nothing refers to it any more."""
+    """Return a file's bytes; they are unmapped when nothing refers to them any more."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             return memoryview(b"")

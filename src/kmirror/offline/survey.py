@@ -1,11 +1,10 @@
-"""What a cut would do to each partition that a plan names: looked up in the log directories, nothing changed.
+"""What a cut would do to each partition of a plan: read from the log directories, without changing anything.
 
-What is not known for certain is refused, partition by partition: a log that is wrongly cut is lost, one that is not cut
-can still be rebuilt.
+Any doubt is a refusal, for each partition: a wrongly cut log is lost, while one that is not cut can still be rebuilt.
 
-A transaction of which the records stay and the end goes would never end: its coordinator holds it for finished, and
-consumers with read_committed would wait there for ever. So such a log is cut where the transaction begins. What that
-takes more, both clusters have: it is before the offset where they fork.
+A transaction whose records stay but whose end is cut off would never end: its coordinator considers it finished, and
+read-committed consumers would wait there forever. So such a log is cut where the transaction begins. Both clusters have
+what is removed in addition: it is before the offset where they fork.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from kmirror.offline.log_dir import (
 from kmirror.offline.segments import RECOVER_FIRST, Amount, KeptPart, amount, kept_part, open_transactions
 from kmirror.work import Add, Meter, Watch, unwatched
 
-#: The files of a segment beside its `.log`, which the broker makes again from it.
+#: The files of a segment that the broker rebuilds from its `.log`.
 _INDEXES = frozenset({"index", "timeindex", "txnindex"})
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCut:
-    """One partition to be cut: `cut_offset` is the first offset that goes.
+    """One partition to cut: `cut_offset` is the first offset to remove.
 
-    `topic_id` is as Kafka prints it. `expected_log_end` is where the log ended when the cut was planned, None where
-    that is not known; a log that continues after it is refused.
+    `topic_id` is as Kafka prints it. `expected_log_end` is where the log ended when the cut was planned, None if
+    unknown; a log that continues after it is refused.
     """
 
     topic: str
@@ -58,7 +57,7 @@ class PlannedCut:
 
 @dataclass(frozen=True, slots=True)
 class CutSegment:
-    """The segment that is cut in two: its file, how many bytes of it stay, how many it has."""
+    """The segment that is cut in two: its file, how many of its bytes stay, and its size."""
 
     name: str
     kept_bytes: int
@@ -67,9 +66,9 @@ class CutSegment:
 
 @dataclass(frozen=True, slots=True)
 class CutSummary:
-    """What a cut does to one partition, in numbers. Records do not count transaction markers, batches do.
+    """What a cut does to one partition, in numbers. Transaction markers count as batches, not as records.
 
-    `cut_offset` is before `planned_offset` where a transaction would lose its end: the cut is at its beginning then.
+    `cut_offset` is before `planned_offset` if a transaction would lose its end: then the cut is at its beginning.
     """
 
     topic: str
@@ -92,8 +91,8 @@ class CutSummary:
 class PartitionCut:
     """What a cut does to one partition, in files.
 
-    `moved` names the files that go whole, in the order of their going; `recovery_point` is the offset from which on the
-    broker has to read the log again.
+    `moved` names the files that are moved away whole, in order; `recovery_point` is the offset from which the broker
+    must read the log again.
     """
 
     summary: CutSummary
@@ -120,19 +119,18 @@ Finding = PartitionCut | NothingToCut | NotHere | RefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found of one planned cut; `log_dir` is None where it is not here, or in several."""
+class Surveyed:
+    """The finding on one planned cut; `log_dir` is None if the partition is not here, or in several directories."""
 
     planned: PlannedCut
     log_dir: LogDir | None
     finding: Finding
 
 
-def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch = unwatched) -> list[Found]:
-    """Return what a cut would do, for each partition in the order they are named; `watch` is shown how it goes.
+def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch = unwatched) -> list[Surveyed]:
+    """Return what the cuts would do, in the order given; `watch` is shown the progress.
 
-    Raises:
-        RefusedError: a log directory cannot be read for what it is.
+    Raises RefusedError: a log directory or its checkpoint files cannot be read.
     """
     try:
         known = {one.path: folders_of(one) for one in dirs}
@@ -144,46 +142,46 @@ def survey(dirs: Sequence[LogDir], planned: Sequence[PlannedCut], watch: Watch =
         raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
     total = sum(_bytes_to_read(one, cut) for cut in planned for one in dirs if cut.place in known[one.path].in_use)
     with Meter(watch, "reading the logs to cut", "byte", total) as meter:
-        return [_found(dirs, known, starts, cut, meter.add) for cut in planned]
+        return [_surveyed(dirs, known, starts, cut, meter.add) for cut in planned]
 
 
-def _found(
+def _surveyed(
     dirs: Sequence[LogDir],
     known: Mapping[Path, Folders],
     starts: Mapping[Path, Mapping[TopicPartition, int]],
     cut: PlannedCut,
     progress: Add,
-) -> Found:
+) -> Surveyed:
     having = [one for one in dirs if cut.place in known[one.path].in_use]
-    moving = [one for one in dirs if cut.place in known[one.path].on_the_move]
+    moving = [one for one in dirs if cut.place in known[one.path].moving]
     log_dir = having[0] if len(having) == 1 else None
     finding: Finding
     try:
         if len(having) > 1:
             raise RefusedError(
                 f"{cut.place} is in {having[0].path} and in {having[1].path}",
-                "a broker refuses that too; find the older one and move it away",
+                "a broker refuses to start with that too; find the older one and move it away",
             )
         if moving:
             raise RefusedError(
                 f"{cut.place} is being moved between log directories or deleted (in {moving[0].path})",
                 "start the broker, wait until that has finished, and stop it cleanly",
             )
-        finding = _look(log_dir, cut, starts[log_dir.path], progress) if log_dir else NotHere()
+        finding = _survey_log(log_dir, cut, starts[log_dir.path], progress) if log_dir else NotHere()
     except RefusedError as error:
         finding = error
     except OSError as error:
         finding = RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user")
-    return Found(cut, log_dir, finding)
+    return Surveyed(cut, log_dir, finding)
 
 
 def _bytes_to_read(log_dir: LogDir, cut: PlannedCut) -> int:
-    """Return how large the segments are that a cut concerns; 0 where that cannot be told, for whatever reason."""
+    """Return the size of the segments that a cut affects; 0 if that cannot be read."""
     folder = log_dir.path / str(cut.place)
     try:
         logs = [file for file in segment_files(folder) if file.kind == "log"]
-        concerned = [file for file in logs if logs and file.offset >= _last_kept(logs, cut.cut_offset).offset]
-        return sum((folder / file.name).stat().st_size for file in concerned)
+        affected = [file for file in logs if file.offset >= _last_kept(logs, cut.cut_offset).offset]
+        return sum((folder / file.name).stat().st_size for file in affected)
     except (OSError, RefusedError):
         return 0
 
@@ -192,13 +190,13 @@ def _offsets(log_dir: LogDir, name: str) -> dict[TopicPartition, int]:
     try:
         return parse_offsets(log_dir.text(name) or "")
     except ValueError as error:
-        raise RefusedError(f"{log_dir.path / name} is not understood: {error}", RECOVER_FIRST) from None
+        raise RefusedError(f"{log_dir.path / name} cannot be parsed: {error}", RECOVER_FIRST) from None
 
 
-def _look(
+def _survey_log(
     log_dir: LogDir, cut: PlannedCut, starts: Mapping[TopicPartition, int], progress: Add
 ) -> PartitionCut | NothingToCut:
-    """Return what the cut does to a log that is here. Raises RefusedError and OSError."""
+    """Return what the cut does to a log in this directory. Raises RefusedError and OSError."""
     folder = log_dir.path / str(cut.place)
     _require_same_topic(log_dir, cut)
     files = segment_files(folder)
@@ -215,7 +213,7 @@ def _look(
     log_start = first_offset if log_start is None else log_start
     if cut.cut_offset < log_start:
         raise RefusedError(
-            f"{cut.place} begins at {log_start}, behind the cut at {cut.cut_offset}",
+            f"{cut.place} begins at {log_start}, after the cut at {cut.cut_offset}",
             "none of the common history is left here; recreate the topic instead",
         )
     planned = _cut_at(folder, files, cut.cut_offset, progress)
@@ -239,7 +237,7 @@ def _look(
 
 @dataclass(frozen=True, slots=True)
 class _CutAt:
-    """A log, cut at an offset: the last segment that stays, what of it stays, what goes."""
+    """A log, cut at an offset: the last segment that stays, the part of it that stays, and what is removed."""
 
     cut_offset: int
     log_end_before: int
@@ -250,7 +248,7 @@ class _CutAt:
 
 
 def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int, progress: Add = unwatched) -> _CutAt:
-    """Return what a cut makes of a log. Raises RefusedError and OSError."""
+    """Return the result of cutting a log. Raises RefusedError and OSError."""
     logs = [file for file in files if file.kind == "log"]
     last_kept = _last_kept(logs, cut_offset)
     still_open = open_transactions(folder / f"{last_kept.offset:020d}.snapshot")
@@ -264,7 +262,7 @@ def _cut_at(folder: Path, files: Sequence[SegmentFile], cut_offset: int, progres
 
 
 def _last_kept(logs: Sequence[SegmentFile], cut_offset: int) -> SegmentFile:
-    """Return the last segment of which something stays, or the first."""
+    """Return the last segment of which something stays, or the first segment."""
     return ([file for file in logs if file.offset < cut_offset][-1:] or logs[:1])[0]
 
 
@@ -272,7 +270,7 @@ def _partition_cut(log_dir: LogDir, cut: PlannedCut, files: Sequence[SegmentFile
     kept, last_kept, removed = at.kept, at.last_kept, at.removed
     is_whole = kept.size_in_bytes == at.size_in_bytes
     segment = None if is_whole else CutSegment(last_kept.name, kept.size_in_bytes, at.size_in_bytes)
-    # The last goes first, and snapshots before all: a broker that starts in between finds a log that just ends.
+    # The last one first, and snapshots before the rest: a broker that starts in between finds a log that just ends.
     moved = [file.name for file in reversed(files) if file.kind == "snapshot" and file.offset > last_kept.offset]
     moved += [file.name for file in reversed(files) if file.kind != "snapshot" and file.offset > last_kept.offset]
     if segment:
@@ -303,7 +301,7 @@ def _cut_epochs(text: str, log_end_offset: int, cut: PlannedCut) -> str:
     try:
         return cut_epochs(text, log_end_offset)
     except ValueError as error:
-        raise RefusedError(f"{cut.place}/{EPOCHS} is not understood: {error}", RECOVER_FIRST) from None
+        raise RefusedError(f"{cut.place}/{EPOCHS} cannot be parsed: {error}", RECOVER_FIRST) from None
 
 
 def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
@@ -312,11 +310,11 @@ def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
         text = log_dir.text(name)
         topic_id = None if text is None else parse_topic_id(text)
     except ValueError as error:
-        raise RefusedError(f"{name} is not understood: {error}", RECOVER_FIRST) from None
+        raise RefusedError(f"{name} cannot be parsed: {error}", RECOVER_FIRST) from None
     if topic_id is None:
         raise RefusedError(f"{name} is missing: the topic id of {cut.place} is unknown", RECOVER_FIRST)
     if topic_id != cut.topic_id:
         raise RefusedError(
-            f"{cut.place} is of topic id {topic_id}, the plan is for {cut.topic_id}",
+            f"{cut.place} has topic id {topic_id}, the plan is for {cut.topic_id}",
             "the topic was deleted and created again; make a new plan",
         )

@@ -1,8 +1,8 @@
-"""Cut a stopped broker's logs, take a cut back, finish either after it was interrupted.
+"""Cut a stopped broker's logs, undo a cut, finish either after an interruption.
 
-The order of the changes is such that a broker started in between (none should be) finds logs that are sound: first
-it is taken from it that it stopped cleanly, so that it reads the logs' ends again; then the offsets it has stored are
-lowered; then each log loses its snapshots, its later segments, last first, and the end of the one that stays.
+The changes are ordered so that a broker started in between (none should be) finds valid logs: first its clean shutdown
+file is removed, so that it reads the logs' ends again; then its stored offsets are lowered; then each log loses its
+snapshots, its later segments, last first, and the end of its last remaining segment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kmirror.offline.log_dir import (
 from kmirror.offline.survey import PartitionCut
 from kmirror.work import Meter, Watch, unwatched
 
-#: Called with a name after each step that is on the disk; tests stop there.
+#: Called with a name after each step that is on disk; tests stop there.
 Checkpoint = Callable[[str], None]
 
 _SPARE_BYTES = 16 << 20
@@ -38,11 +38,7 @@ _RUN_AGAIN = "leave the broker stopped; run the same command again to finish, or
 
 
 def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
-    """Refuse a cut for which there is no room, or no right to write.
-
-    Raises:
-        RefusedError: says which.
-    """
+    """Refuse a cut for which there is not enough space, or no permission to write. Raises RefusedError."""
     names = [name for name in (RECOVERY_POINTS, HIGH_WATERMARKS, CLEANED) if (log_dir.path / name).exists()]
     folders = [str(cut.summary.place) for cut in cuts]
     for path in [log_dir.path, *(log_dir.path / name for name in (*names, *folders))]:
@@ -57,8 +53,8 @@ def require_possible(log_dir: LogDir, cuts: Sequence[PartitionCut]) -> None:
         )
 
 
-def standing(log_dir: LogDir) -> list[Journal]:
-    """Return the journals that count, oldest first. Raises RefusedError."""
+def active_journals(log_dir: LogDir) -> list[Journal]:
+    """Return the journals that are neither undone nor abandoned, oldest first. Raises RefusedError."""
     return [one for one in journals_of(log_dir) if one.phase not in {Phase.UNDONE, Phase.ABANDONED}]
 
 
@@ -66,7 +62,7 @@ def begin(log_dir: LogDir, plan: str, cuts: Sequence[PartitionCut], checkpoint: 
     """Write the journal of a cut; nothing is changed yet.
 
     Raises:
-        RefusedError: a checkpoint file is not understood.
+        RefusedError: a checkpoint file cannot be parsed.
         OSError: the journal cannot be written.
     """
     run = max((one.run for one in journals_of(log_dir)), default=0) + 1
@@ -78,12 +74,14 @@ def begin(log_dir: LogDir, plan: str, cuts: Sequence[PartitionCut], checkpoint: 
 
 
 def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: Watch = unwatched) -> None:
-    """Do what a journal says, from wherever it was left; `watch` is shown how it goes.
+    """Make the changes of a journal, resuming where it stopped; `watch` is shown the progress.
 
-    Raises:
-        PartlyDoneError: a file could not be changed; the cut can be finished or taken back.
+    Raises PartlyDoneError: a file could not be changed; the cut can be finished or undone.
     """
-    with _telling(log_dir), Meter(watch, f"cutting the logs in {log_dir.path}", "byte", _cut_off(journal)) as meter:
+    with (
+        _interruptions(log_dir),
+        Meter(watch, f"cutting the logs in {log_dir.path}", "byte", _cut_off(journal)) as meter,
+    ):
         for change in journal.changes:
             change.do(log_dir.path, meter.add)
             checkpoint(f"cut {change.path}")
@@ -92,14 +90,13 @@ def carry_out(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: 
         checkpoint("done")
 
 
-def take_back(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: Watch = unwatched) -> None:
-    """Restore what a journal took away, from wherever it was left, and remove the journal.
+def undo_cut(log_dir: LogDir, journal: Journal, checkpoint: Checkpoint, watch: Watch = unwatched) -> None:
+    """Undo the changes of a journal, resuming where it stopped, and remove the journal.
 
-    Raises:
-        PartlyDoneError: a file could not be changed; it can be tried again.
+    Raises PartlyDoneError: a file could not be changed; it can be tried again.
     """
     what = f"restoring the logs in {log_dir.path}"
-    with _telling(log_dir), Meter(watch, what, "byte", _cut_off(journal)) as meter:
+    with _interruptions(log_dir), Meter(watch, what, "byte", _cut_off(journal)) as meter:
         journal.write(log_dir, Phase.UNDOING)
         checkpoint("undo journal")
         for change in reversed(journal.changes):
@@ -117,8 +114,8 @@ def _cut_off(journal: Journal) -> int:
     return sum(one.size_in_bytes - one.kept_bytes for one in journal.changes if isinstance(one, Shorten))
 
 
-def sweep(log_dir: LogDir) -> None:
-    """Remove what an undo that was interrupted at its very end has left. Raises RefusedError and OSError."""
+def remove_undone(log_dir: LogDir) -> None:
+    """Remove files left by an undo that was interrupted at its very end. Raises RefusedError and OSError."""
     for journal in journals_of(log_dir):
         if journal.phase is Phase.UNDONE:
             journal.remove(log_dir)
@@ -147,7 +144,7 @@ def _lowered(log_dir: LogDir, name: str, highest: Mapping[TopicPartition, int]) 
     try:
         return _rewritten(name, text, None if text is None else lowered(text, highest))
     except ValueError as error:
-        raise RefusedError(f"{log_dir.path / name} is not understood: {error}") from None
+        raise RefusedError(f"{log_dir.path / name} cannot be parsed: {error}") from None
 
 
 def _rewritten(path: str, before: str | None, after: str | None) -> list[Change]:
@@ -160,8 +157,8 @@ def _sync(log_dir: LogDir, journal: Journal) -> None:
 
 
 @contextmanager
-def _telling(log_dir: LogDir) -> Iterator[None]:
-    """Say how to continue after an interruption."""
+def _interruptions(log_dir: LogDir) -> Iterator[None]:
+    """Turn an interruption into an error that says how to continue."""
     try:
         yield
     except OSError as error:

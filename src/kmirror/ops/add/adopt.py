@@ -14,7 +14,7 @@ from kmirror.ops.add.plan import TopicPlan
 from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import as_kmirror_error
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.verify.comparing import Bounds, Pairs, carry_out
+from kmirror.ops.verify.comparing import Bounds, PartitionPairs, carry_out
 from kmirror.words import counted
 from kmirror.work import Watch
 
@@ -59,7 +59,7 @@ def refusals(
     ]
     what = plans[0].topic if len(plans) == 1 else counted(len(plans), "topic")
     try:
-        known = Pairs.look(clusters.source, clusters.destination, pairs)
+        known = PartitionPairs.read(clusters.source, clusters.destination, pairs)
         planned = known.plan(bulk, clusters.source_properties, clusters.destination_properties)
         verdicts = carry_out(bulk, planned, f"comparing {what} with the source", watch)
         starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))

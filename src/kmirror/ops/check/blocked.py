@@ -1,4 +1,4 @@
-"""What `check` says of source topics to which a promote or a switchover denied everybody WRITE. Pure."""
+"""Checks of source topics on which a promote or a switchover denied everyone WRITE. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from kmirror.ops.rights.source_cut import unblocking_lines
 from kmirror.state.rights_records import RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE
-from kmirror.words import at_time
-
-_MOST_TOPICS = 20
+from kmirror.words import at_time, listed
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedView:
-    """Denials on record, in a sentence; not `is_wanted` where producers are kept waiting for nothing."""
+    """Stored denials, in a sentence; `is_wanted` is False if they block producers for no reason any more."""
 
     message: str
     hint: str
@@ -30,19 +28,19 @@ class BlockedView:
 def blocked_views(
     state: State, mirror: str, cluster: str, source_acls: Callable[[], Collection[AclBinding]]
 ) -> list[BlockedView]:
-    """Return what is to say of the denials that a mirror's record holds and the source has, or may have.
+    """Report the denials that a mirror's records have and the source has, or may have.
 
-    `cluster` as of `admin_options`; `source_acls` is asked where something is on record.
+    `cluster` as from `admin_options`; `source_acls` is called only if there are any on record.
     """
     records = [one for topic in state.topics(mirror) if (one := state.rights(mirror, topic.topic)).blocked]
     if not records:
         return []
-    unseen = ""
+    unconfirmed = ""
     try:
         present = source_acls()
         records = [one for one in records if set(one.blocked) & set(present)]
     except (KmirrorError, OutcomeUnknown) as error:
-        unseen = f"; whether it still does is unknown: {error}"
+        unconfirmed = f"; whether it still does is unknown: {error}"
     cut = [one for one in records if not is_mirrored(state.topic(mirror, one.topic))]
     waiting = [one for one in records if one not in cut]
     promote = state.workflow(mirror, PROMOTE)
@@ -50,15 +48,15 @@ def blocked_views(
     found = []
     if cut:
         hint = "`kmirror failback` or `kmirror switchover` takes it over; to let producers write there again, run:"
-        told = f"denies everyone WRITE on {_named(cut)}, which moved away from it{unseen}"
-        found.append(BlockedView(told, f"{hint}\n{_lines(cut, cluster)}", is_wanted=True))
+        message = f"denies everyone WRITE on {_named(cut)}, which moved away from it{unconfirmed}"
+        found.append(BlockedView(message, f"{hint}\n{_lines(cut, cluster)}", is_wanted=True))
     if waiting and is_alive:
-        told = f"denies everyone WRITE on {_named(waiting)} while a promote waits{unseen}"
-        found.append(BlockedView(told, "it is lifted if the promote gives up", is_wanted=True))
+        message = f"denies everyone WRITE on {_named(waiting)} while a promote waits{unconfirmed}"
+        found.append(BlockedView(message, "it is lifted if the promote gives up", is_wanted=True))
     elif waiting:
-        told = f"denies everyone WRITE on {_named(waiting)}, left behind by a promote that is gone{unseen}"
-        hint = f"`kmirror promote --mirror {mirror}` goes on or takes it back; or have an administrator run:"
-        found.append(BlockedView(told, f"{hint}\n{_lines(waiting, cluster)}", is_wanted=False))
+        message = f"denies everyone WRITE on {_named(waiting)}, left behind by a promote that was killed{unconfirmed}"
+        hint = f"`kmirror promote --mirror {mirror}` resumes it or lifts the denial; or have an administrator run:"
+        found.append(BlockedView(message, f"{hint}\n{_lines(waiting, cluster)}", is_wanted=False))
     return found
 
 
@@ -67,8 +65,7 @@ def _lines(records: Collection[RightsRecord], cluster: str) -> str:
 
 
 def _named(records: Collection[RightsRecord]) -> str:
-    """Name the source topics, and since when it has been so at the longest."""
+    """Return the source topics, and the earliest time since when they are denied."""
     names = sorted({binding.resource_name for one in records for binding in one.blocked})
-    more = f" and {len(names) - _MOST_TOPICS} more" if len(names) > _MOST_TOPICS else ""
     since = min((one.blocked_ms for one in records if one.blocked_ms is not None), default=None)
-    return ", ".join(names[:_MOST_TOPICS]) + more + ("" if since is None else f" (since {at_time(since)})")
+    return listed(names) + ("" if since is None else f" (since {at_time(since)})")

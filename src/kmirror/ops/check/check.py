@@ -1,7 +1,7 @@
-"""`check`: would it work? Reachability, cluster ids, versions and rights of both sides, line by line.
+"""`check`: would mirroring work? Reachability, cluster ids, versions and rights of both clusters, line by line.
 
-Trouble is a line with a hint, never an exception: one thing that is wrong must not hide the next. A line that is well
-and has a hint all the same is a warning: it works, but not as well as it might, or not for every topic.
+A problem is a line with a hint, never an exception: one problem must not hide the next. A line that is ok but has a
+hint is a warning: it works, but not as well as it might, or not for every topic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kmirror.engine.spec import filling_transactional_id
 from kmirror.errors import Reason
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.clients import check_clients, check_powers
-from kmirror.ops.check.findings import CheckLine, CheckReport
+from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
@@ -37,7 +37,6 @@ from kmirror.ops.check.rights import (
     protection_view,
     source_grants,
 )
-from kmirror.ops.check.sheet import DESTINATION, SOURCE, Sheet
 from kmirror.ops.check.versions import Role, broker_version, too_old
 from kmirror.ops.context import REACH_TIMEOUT_S, require_mirror, require_same_cluster
 from kmirror.ops.mirrors.create import checked_properties
@@ -48,19 +47,19 @@ from kmirror.state.snapshot import State
 from kmirror.state.store import STATE_TOPIC, StateStore
 from kmirror.words import counted
 
-#: What creating topics takes, unless it is granted topic by topic.
+#: Needed to create topics, unless it is granted topic by topic.
 _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
 _NEEDED_TO_WRITE = ("READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
-#: Any of them lets us write transaction markers (WriteTxnMarkers).
+#: Either allows us to write transaction markers (WriteTxnMarkers).
 _EITHER_FOR_MARKERS = ("ALTER", "CLUSTER_ACTION")
-#: DeleteRecords; compact-only topics take ALTER_CONFIGS too, which every mirror topic needs anyway.
+#: For DeleteRecords; compact-only topics need ALTER_CONFIGS too, which every mirror topic needs anyway.
 _NEEDED_TO_TRIM = ("DELETE",)
-#: Where schema registries keep what they know, unless told otherwise (kafkastore.topic).
+#: Where schema registries store schemas, unless configured otherwise (kafkastore.topic).
 _SCHEMAS = "_schemas"
 #: The most topics that a hint names one by one.
 _TOPICS_IN_HINT = 20
-#: The most groups of which rights are asked one by one.
+#: The most groups whose rights are checked one by one.
 _GROUPS_ASKED = 200
 
 
@@ -72,86 +71,89 @@ def check(
     expect_cluster_id: str | None = None,
     on_line: Callable[[CheckLine], None] | None = None,
 ) -> CheckReport:
-    """Look at the destination and, where a mirror or its file (`properties`) is named, at the source.
+    """Check the destination and, if a mirror or its file (`properties`) is named, the source.
 
-    Trouble with a cluster is a line, not an exception; `on_line` hears of each line as it is known. The exit code is
-    0, 6 when a cluster does not answer or refuses us, 3 when something else would be refused.
+    Problems with a cluster are lines, not exceptions; `on_line` is called with each line at once. The exit code is 0;
+    6 if a cluster does not answer or refuses us; 3 if something else would be refused.
 
     Raises:
-        UsageError: a property is not understood.
-        RefusedError: `properties` hold a secret in clear.
+        UsageError: an invalid property.
+        RefusedError: `properties` contain a plaintext secret.
         UnreachableError: a secret of the destination's properties has no value here.
     """
-    sheet = Sheet(on_line)
+    findings = Findings(on_line)
     given, settings = (None, Settings()) if properties is None else _given(properties)
     with ClusterClient(client_config(destination_properties).as_destination()) as client:
-        found = _reach(sheet, DESTINATION, client)
+        found = _reach(findings, DESTINATION, client)
         if found is not None:
-            _check_cluster(sheet, DESTINATION, client, found, Role.DESTINATION)
+            _check_cluster(findings, DESTINATION, client, found, Role.DESTINATION)
             if expect_cluster_id is not None:
                 same = found.cluster_id == expect_cluster_id
-                said = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
-                sheet.add(DESTINATION, "expected cluster", same, f"{found.cluster_id}: {said}", "check the address")
-            operations = _check_rights(sheet, client)
-            record, topics, state = _remembered(sheet, client, mirror)
+                verdict = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
+                message = f"{found.cluster_id}: {verdict}"
+                findings.add(DESTINATION, "expected cluster", same, message, "check the address")
+            operations = _check_rights(findings, client)
+            record, topics, state = _stored_state(findings, client, mirror)
             if operations is not None:
-                _check_filling(sheet, client.config, operations, record, topics)
+                _check_filling(findings, client.config, operations, record, topics)
             if state.mirrors:
-                check_powers(sheet, client, state, mirror)
+                check_powers(findings, client, state, mirror)
             if record is not None:
                 settings = stored_settings(record.settings)
             if record is not None or given is not None:
-                _check_own_rights(sheet, client, settings, topics, destination_properties)
+                _check_own_rights(findings, client, settings, topics, destination_properties)
         else:
             record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
         destination_id = found.cluster_id if found is not None else None
         if source is not None:
-            groups = _check_source(sheet, source, record, destination_id, topics, settings, client)
+            groups = _check_source(findings, source, record, destination_id, topics, settings, client)
             if settings.sync_group_offsets_enabled and found is not None:
-                with sheet.catching(DESTINATION, "rights on groups"):
-                    _check_groups(sheet, DESTINATION, client, groups, "READ")
+                with findings.catching(DESTINATION, "rights on groups"):
+                    _check_groups(findings, DESTINATION, client, groups, "READ")
         if record is not None:
-            with sheet.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
-                _check_blocked(sheet, store, record)
-            with sheet.catching(DESTINATION, "rights on topics"):
-                _check_topics(sheet, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
-            with sheet.catching(DESTINATION, "trimming logs"):
-                _check_trimming(sheet, client, [topic.topic for topic in topics])
-    return sheet.report()
+            with findings.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
+                _check_blocked(findings, store, record)
+            with findings.catching(DESTINATION, "rights on topics"):
+                _check_topics(findings, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
+            with findings.catching(DESTINATION, "trimming logs"):
+                _check_trimming(findings, client, [topic.topic for topic in topics])
+    return findings.report()
 
 
-def _reach(sheet: Sheet, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
+def _reach(findings: Findings, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
     found = None
-    with sheet.catching(cluster, "reachable"):
+    with findings.catching(cluster, "reachable"):
         found = client.metadata([], timeout=REACH_TIMEOUT_S)
         brokers = ", ".join(f"{broker.host}:{broker.port}" for broker in found.brokers.values())
-        sheet.add(cluster, "reachable", True, f"cluster {found.cluster_id}, brokers {brokers}", "")
+        findings.ok(cluster, "reachable", f"cluster {found.cluster_id}, brokers {brokers}")
     return found
 
 
-def _check_cluster(sheet: Sheet, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
+def _check_cluster(findings: Findings, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
     for broker in found.brokers.values():
         what = f"broker {broker.node_id}"
-        with sheet.catching(cluster, what):
+        with findings.catching(cluster, what):
             version = broker_version(client, broker.node_id, broker.host, broker.port, role)
-            sheet.add(cluster, what, version.is_supported, f"{version.address}: {version}", too_old(role))
+            findings.add(cluster, what, version.is_supported, f"{version.address}: {version}", too_old(role))
 
 
-def _check_rights(sheet: Sheet, client: ClusterClient) -> frozenset[int] | None:
-    """Return what we may do on the destination, empty when it is not told, None when there is no answer."""
+def _check_rights(findings: Findings, client: ClusterClient) -> frozenset[int] | None:
+    """Return our authorized operations on the destination, empty if they are unknown, None if there is no answer."""
     operations: frozenset[int] | None = None
-    with sheet.catching(DESTINATION, "rights on cluster"):
+    with findings.catching(DESTINATION, "rights on cluster"):
         operations = cluster_operations(client)
         missing = missing_operations(operations, _NEEDED_ON_CLUSTER)
         if missing:
-            said = f"we lack {', '.join(missing)}; it is enough to have it on the topics that are to be created"
-            sheet.warn(DESTINATION, "rights on cluster", said, grant_line(client.config, ("CREATE",), "--cluster"))
+            message = f"we lack {', '.join(missing)}; having it on the topics to be created is enough"
+            findings.warn(
+                DESTINATION, "rights on cluster", message, grant_line(client.config, ("CREATE",), "--cluster")
+            )
         else:
-            said = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
+            message = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
             if not operations:
-                said = "unknown without DESCRIBE on the cluster; rights on topics may be enough"
-            sheet.add(DESTINATION, "rights on cluster", True, said, "")
+                message = "unknown without DESCRIBE on the cluster; rights on topics may be enough"
+            findings.ok(DESTINATION, "rights on cluster", message)
     return operations
 
 
@@ -161,18 +163,18 @@ def _given(properties: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
 
 
 def _check_own_rights(
-    sheet: Sheet,
+    findings: Findings,
     client: ClusterClient,
     settings: Settings,
     topics: tuple[TopicRecord, ...],
     properties: Mapping[str, str],
 ) -> None:
-    """Tell what kmirror lacks on what is its own, how mirror topics are protected, and what is needed at least."""
-    with sheet.catching(DESTINATION, "kmirror's own"):
+    """Check rights on kmirror's own topics and ids, the protection of mirror topics, and list the least rights."""
+    with findings.catching(DESTINATION, "kmirror's own"):
         for name, missing in lacking_on_own(client).items():
             ids = name == OWN_TRANSACTIONAL_IDS
             resource = f"--transactional-id {name} --resource-pattern-type prefixed" if ids else f"--topic {name}"
-            sheet.add(
+            findings.add(
                 DESTINATION,
                 f"rights on transactional ids {name}*" if ids else f"rights on topic {name}",
                 False,
@@ -181,40 +183,37 @@ def _check_own_rights(
                 Reason.NOT_AUTHORIZED,
             )
     names = [topic.topic for topic in topics]
-    with sheet.catching(DESTINATION, "protection"):
-        store = StateStore(client.config)
-        try:
+    with findings.catching(DESTINATION, "protection"):
+        with closing(StateStore(client.config)) as store:
             state = store.read()
-        finally:
-            store.close()
         denied = {topic.topic: state.rights(topic.mirror, topic.topic).denied for topic in topics}
         view = protection_view(client, settings, denied)
         if view.hint:
-            sheet.warn(DESTINATION, "protection", view.message, view.hint)
+            findings.warn(DESTINATION, "protection", view.message, view.hint)
         else:
-            sheet.add(DESTINATION, "protection", True, view.message, "")
-    with sheet.catching(DESTINATION, "least rights"):
+            findings.ok(DESTINATION, "protection", view.message)
+    with findings.catching(DESTINATION, "least rights"):
         prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
-        _least_rights(sheet, DESTINATION, client, destination_grants(settings, names or prefixed))
+        _least_rights(findings, DESTINATION, client, destination_grants(settings, names or prefixed))
 
 
-def _least_rights(sheet: Sheet, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
+def _least_rights(findings: Findings, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
     lines = grant_lines(client, grants)
     if lines:
-        said = "\n".join(["rights that kmirror needs here (commands for an administrator):", *lines])
-        sheet.add(cluster, "least rights", True, said, "")
+        message = "\n".join(["rights that kmirror needs here (commands for an administrator):", *lines])
+        findings.ok(cluster, "least rights", message)
 
 
 def _check_filling(
-    sheet: Sheet,
+    findings: Findings,
     config: ClientConfig,
     operations: frozenset[int],
     record: MirrorRecord | None,
     topics: tuple[TopicRecord, ...],
 ) -> None:
-    """Tell how the lanes will fill offsets at which the source shows nothing."""
+    """Check how lanes can fill offsets at which the source shows nothing."""
     if any(OPERATIONS[name] in operations for name in _EITHER_FOR_MARKERS):
-        sheet.add(DESTINATION, "filling offsets", True, "by markers", "")
+        findings.ok(DESTINATION, "filling offsets", "by markers")
         return
     known = (
         "neither ALTER nor CLUSTER_ACTION on the cluster is granted"
@@ -222,7 +221,7 @@ def _check_filling(
         else "unless ALTER or CLUSTER_ACTION on the cluster is granted, which is unknown without DESCRIBE on it"
     )
     ids = _filling_ids(record.name if record is not None else "MIRROR")
-    sheet.warn(
+    findings.warn(
         DESTINATION,
         "filling offsets",
         f"by empty transactions (slow: about 100 offsets a second per partition) ({known}); whether WRITE on "
@@ -240,15 +239,15 @@ def _check_filling(
 
 
 def _filling_ids(mirror: str) -> str:
-    """Return what the transactional ids of all of a mirror's lanes begin with."""
+    """Return the prefix of the transactional ids of a mirror's lanes."""
     return filling_transactional_id(mirror, 0).removesuffix("0")
 
 
-def _check_trimming(sheet: Sheet, client: ClusterClient, topics: list[str]) -> None:
+def _check_trimming(findings: Findings, client: ClusterClient, topics: list[str]) -> None:
     lacking = sorted(missing_rights(client, topics, _NEEDED_TO_TRIM))
     needed = ", ".join(_NEEDED_TO_TRIM)
     if lacking:
-        sheet.warn(
+        findings.warn(
             DESTINATION,
             "trimming logs",
             f"we lack {needed} on {len(lacking)} of {counted(len(topics), 'topic')}: it is needed where the log is to "
@@ -256,38 +255,34 @@ def _check_trimming(sheet: Sheet, client: ClusterClient, topics: list[str]) -> N
             grant_line(client.config, ("DELETE",), _topic_options(lacking)),
         )
     elif topics:
-        sheet.add(DESTINATION, "trimming logs", True, f"we have {needed} on {counted(len(topics), 'topic')}", "")
+        findings.ok(DESTINATION, "trimming logs", f"we have {needed} on {counted(len(topics), 'topic')}")
 
 
 def _topic_options(topics: list[str]) -> str:
-    """Name topics as kafka-acls takes them; too many, or none yet, are left to be filled in."""
+    """Return topics as options of kafka-acls; with too many, or none yet, a placeholder."""
     if not 0 < len(topics) <= _TOPICS_IN_HINT:
         return "--topic TOPIC"
     return " ".join(f"--topic {topic}" for topic in topics)
 
 
-def _remembered(
-    sheet: Sheet, client: ClusterClient, mirror: str | None
+def _stored_state(
+    findings: Findings, client: ClusterClient, mirror: str | None
 ) -> tuple[MirrorRecord | None, tuple[TopicRecord, ...], State]:
     record: MirrorRecord | None = None
     topics: tuple[TopicRecord, ...] = ()
     state = State()
-    store = StateStore(client.config)
-    try:
-        with sheet.catching(DESTINATION, "kmirror's memory"):
-            state = store.read()
-            if mirror is not None:
-                record = require_mirror(state, mirror)
-                topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
-            names = ", ".join(known.name for known in state.mirrors) or "none"
-            sheet.add(DESTINATION, "kmirror's memory", True, f"mirrors stored here: {names}", "")
-    finally:
-        store.close()
+    with closing(StateStore(client.config)) as store, findings.catching(DESTINATION, "kmirror's memory"):
+        state = store.read()
+        if mirror is not None:
+            record = require_mirror(state, mirror)
+            topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
+        names = ", ".join(known.name for known in state.mirrors) or "none"
+        findings.ok(DESTINATION, "kmirror's memory", f"mirrors stored here: {names}")
     return record, topics, state
 
 
 def _check_source(
-    sheet: Sheet,
+    findings: Findings,
     properties: Mapping[str, str],
     record: MirrorRecord | None,
     destination_id: str | None,
@@ -295,20 +290,20 @@ def _check_source(
     settings: Settings,
     destination: ClusterClient,
 ) -> list[str]:
-    """Look at the source, and return the groups there that are mirrored, as far as they are seen."""
+    """Check the source, and return the visible groups there whose offsets are synced."""
     groups: list[str] = []
-    with sheet.catching(SOURCE, "reachable"):
+    with findings.catching(SOURCE, "reachable"):
         config = client_config(properties)
         with ClusterClient(config) as client:
-            found = _reach(sheet, SOURCE, client)
+            found = _reach(findings, SOURCE, client)
             if found is None:
                 return groups
-            _check_cluster(sheet, SOURCE, client, found, Role.SOURCE)
+            _check_cluster(findings, SOURCE, client, found, Role.SOURCE)
             if settings.sync_group_offsets_enabled:
-                with sheet.catching(SOURCE, "rights on groups"):
-                    groups = _check_source_groups(sheet, client, settings)
+                with findings.catching(SOURCE, "rights on groups"):
+                    groups = _check_source_groups(findings, client, settings)
             another = found.cluster_id != destination_id
-            sheet.add(
+            findings.add(
                 SOURCE,
                 "another cluster",
                 another,
@@ -319,30 +314,30 @@ def _check_source(
                 Reason.LOOP,
             )
             if record is not None:
-                with sheet.catching(SOURCE, "same cluster as before"):
+                with findings.catching(SOURCE, "same cluster as before"):
                     require_same_cluster(record.source_cluster_id, found.cluster_id)
-                    sheet.add(SOURCE, "same cluster as before", True, f"{found.cluster_id}, as recorded", "")
-            with sheet.catching(SOURCE, "rights on topics"):
-                _check_topics(sheet, SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+                    findings.ok(SOURCE, "same cluster as before", f"{found.cluster_id}, as recorded")
+            with findings.catching(SOURCE, "rights on topics"):
+                _check_topics(findings, SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
             if settings.sync_topic_acls_enabled:
-                with sheet.catching(SOURCE, "ACLs"):
+                with findings.catching(SOURCE, "ACLs"):
                     has = len(describe_acls(client)) if has_authorizer(client) else 0
-                    sheet.add(SOURCE, "ACLs", True, f"{has} to choose from, as sync.topic.acls.enabled says", "")
+                    findings.ok(SOURCE, "ACLs", f"{has} to choose from, as sync.topic.acls.enabled says")
             if destination_id is not None:
-                check_clients(sheet, client, destination, settings)
-            with sheet.catching(SOURCE, "least rights"):
+                check_clients(findings, client, destination, settings)
+            with findings.catching(SOURCE, "least rights"):
                 names = [topic.source_topic for topic in topics] or list(settings.topics_include.names)
-                memory = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-                has_mirrors = memory is not None and not memory.error_code
-                _least_rights(sheet, SOURCE, client, source_grants(settings, names, has_mirrors=has_mirrors))
-            with sheet.catching(SOURCE, "schemas"):
-                _check_schemas(sheet, client, {topic.source_topic for topic in topics})
+                stored = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
+                has_mirrors = stored is not None and not stored.error_code
+                _least_rights(findings, SOURCE, client, source_grants(settings, names, has_mirrors=has_mirrors))
+            with findings.catching(SOURCE, "schemas"):
+                _check_schemas(findings, client, {topic.source_topic for topic in topics})
 
     return groups
 
 
-def _check_blocked(sheet: Sheet, store: StateStore, record: MirrorRecord) -> None:
-    """Tell of topics to which the source lets nobody write since a promote or switchover."""
+def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) -> None:
+    """Report topics on which the source denies everyone WRITE since a promote or switchover."""
     config = client_config(record.source)
 
     def source_acls() -> Collection[AclBinding]:
@@ -351,29 +346,29 @@ def _check_blocked(sheet: Sheet, store: StateStore, record: MirrorRecord) -> Non
 
     for found in blocked_views(store.read(), record.name, admin_options(config), source_acls):
         if found.is_wanted:
-            sheet.warn(SOURCE, "blocked producers", found.message, found.hint)
+            findings.warn(SOURCE, "blocked producers", found.message, found.hint)
         else:
-            sheet.add(SOURCE, "blocked producers", False, found.message, found.hint)
+            findings.add(SOURCE, "blocked producers", False, found.message, found.hint)
 
 
-def _check_source_groups(sheet: Sheet, client: ClusterClient, settings: Settings) -> list[str]:
+def _check_source_groups(findings: Findings, client: ClusterClient, settings: Settings) -> list[str]:
     groups = [group for group in visible_groups(client) if settings.selects_group(group)]
     if groups:
-        _check_groups(sheet, SOURCE, client, groups, "DESCRIBE")
+        _check_groups(findings, SOURCE, client, groups, "DESCRIBE")
     elif not has_authorizer(client):
-        sheet.add(SOURCE, "rights on groups", True, "there is no group to sync offsets of", "")
+        findings.ok(SOURCE, "rights on groups", "there is no group to sync offsets of")
     else:
-        said = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
-        sheet.warn(SOURCE, "rights on groups", said, grant_line(client.config, ("DESCRIBE",), "--group '*'"))
+        message = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
+        findings.warn(SOURCE, "rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group '*'"))
     return groups
 
 
-def _check_groups(sheet: Sheet, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
+def _check_groups(findings: Findings, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
     some = groups[:_GROUPS_ASKED]
     lacking = groups_lacking(client, some, needed)
     if lacking:
         names = " ".join(f"--group {shlex.quote(group)}" for group in lacking[:_TOPICS_IN_HINT])
-        sheet.add(
+        findings.add(
             cluster,
             "rights on groups",
             False,
@@ -382,15 +377,15 @@ def _check_groups(sheet: Sheet, cluster: str, client: ClusterClient, groups: lis
             Reason.NOT_AUTHORIZED,
         )
     elif some:
-        sheet.add(cluster, "rights on groups", True, f"we have {needed} on {counted(len(some), 'group')}", "")
+        findings.ok(cluster, "rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
 
 
-def _check_schemas(sheet: Sheet, client: ClusterClient, mirrored: Collection[str]) -> None:
-    """Warn of a schema registry whose topic stays behind: ids in records are copied as they are."""
+def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collection[str]) -> None:
+    """Warn of a schema registry whose topic is not mirrored: schema ids in records are copied unchanged."""
     found = client.metadata([_SCHEMAS]).topics.get(_SCHEMAS)
     if found is None or found.error_code or _SCHEMAS in mirrored:
         return
-    sheet.warn(
+    findings.warn(
         SOURCE,
         "schemas",
         f"the source has a topic {_SCHEMAS}, used by schema registries, and it is not mirrored: schema ids in"
@@ -401,11 +396,11 @@ def _check_schemas(sheet: Sheet, client: ClusterClient, mirrored: Collection[str
 
 
 def _check_topics(
-    sheet: Sheet, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
+    findings: Findings, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
 ) -> None:
     lacking = missing_rights(client, topics, needed)
     for topic, missing in sorted(lacking.items()):
-        sheet.add(
+        findings.add(
             cluster,
             f"rights on topic {topic}",
             False,
@@ -414,6 +409,4 @@ def _check_topics(
             Reason.NOT_AUTHORIZED,
         )
     if topics and not lacking:
-        sheet.add(
-            cluster, "rights on topics", True, f"we have {', '.join(needed)} on {counted(len(topics), 'topic')}", ""
-        )
+        findings.ok(cluster, "rights on topics", f"we have {', '.join(needed)} on {counted(len(topics), 'topic')}")

@@ -1,4 +1,4 @@
-"""What `check` says of clients: who can stop or damage which mirrors, and what those of the source need here."""
+"""Checks of clients: who can stop or damage which mirrors, and what clients of the source need here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kmirror.cluster.authorized import cluster_operations, missing_operations
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
+from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
 from kmirror.ops.check.powers import power_lines
-from kmirror.ops.check.sheet import DESTINATION, SOURCE, Sheet
 from kmirror.ops.rights.client_sync import quotas_to_take, users_of_clients
 from kmirror.settings.table import Settings
 from kmirror.state.records import DesiredState
@@ -19,55 +19,55 @@ from kmirror.words import counted
 _MOST_NAMED = 10
 
 
-def check_powers(sheet: Sheet, client: ClusterClient, state: State, mirror: str | None) -> None:
-    """Tell who can stop or damage which mirrors."""
+def check_powers(findings: Findings, client: ClusterClient, state: State, mirror: str | None) -> None:
+    """Report who can stop or damage which mirrors."""
     what = "power over all mirrors"
     mirrors = {
         one.name: [topic.topic for topic in state.topics(one.name) if topic.desired is not DesiredState.STOPPED]
         for one in state.mirrors
     }
     login = login_principal(client.config)
-    with sheet.catching(DESTINATION, what):
+    with findings.catching(DESTINATION, what):
         try:
             acls = describe_acls(client)
         except NoAuthorizerError:
-            said = "the destination has no authorizer: whoever reaches it can stop or damage every mirror here"
-            sheet.add(DESTINATION, what, True, said, "")
+            message = "the destination has no authorizer: anyone who can reach it can stop or damage every mirror here"
+            findings.ok(DESTINATION, what, message)
             return
         except UnreachableError as error:
             if error.reason is not Reason.NOT_AUTHORIZED:
                 raise
-            sheet.warn(DESTINATION, what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
+            findings.warn(DESTINATION, what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
             return
         for line in power_lines(acls, {login} if login else (), mirrors, (mirror,) if mirror is not None else ()):
             if line.hint:
-                sheet.warn(DESTINATION, line.what, line.message, line.hint)
+                findings.warn(DESTINATION, line.what, line.message, line.hint)
             else:
-                sheet.add(DESTINATION, line.what, True, line.message, "")
+                findings.ok(DESTINATION, line.what, line.message)
 
 
-def check_clients(sheet: Sheet, source: ClusterClient, destination: ClusterClient, settings: Settings) -> None:
-    """Tell whether quotas can be synced and users compared, where the settings ask for it."""
+def check_clients(findings: Findings, source: ClusterClient, destination: ClusterClient, settings: Settings) -> None:
+    """Check whether quotas can be synced and users compared, if the settings ask for it."""
     if settings.sync_quotas_enabled:
-        with sheet.catching(SOURCE, "quotas"):
+        with findings.catching(SOURCE, "quotas"):
             many = counted(len(quotas_to_take(source, destination)), "quota")
-            sheet.add(SOURCE, "quotas", True, f"{many} to sync, as sync.quotas.enabled says", "")
-        with sheet.catching(DESTINATION, "quotas"):
+            findings.ok(SOURCE, "quotas", f"{many} to sync, as sync.quotas.enabled says")
+        with findings.catching(DESTINATION, "quotas"):
             lacking = missing_operations(cluster_operations(destination), ("ALTER_CONFIGS",))
-            if not lacking:  # which implies the right to see them
+            if not lacking:  # ALTER_CONFIGS implies the right to describe them
                 describe_quotas(destination)
-            said = "we lack ALTER_CONFIGS on the cluster: quotas cannot be set" if lacking else "quotas can be set"
+            message = "we lack ALTER_CONFIGS on the cluster: quotas cannot be set" if lacking else "quotas can be set"
             hint = grant_line(destination.config, ("ALTER_CONFIGS",), "--cluster")
-            sheet.add(DESTINATION, "quotas", not lacking, said, hint, Reason.NOT_AUTHORIZED)
+            findings.add(DESTINATION, "quotas", not lacking, message, hint, Reason.NOT_AUTHORIZED)
     if settings.compare_scram_users_enabled:
-        with sheet.catching(SOURCE, "SCRAM users"):
+        with findings.catching(SOURCE, "SCRAM users"):
             theirs = users_of_clients(source, destination)
-            sheet.add(SOURCE, "SCRAM users", True, f"{counted(len(theirs), 'user')} beside kmirror", "")
-            with sheet.catching(DESTINATION, "SCRAM users"):
+            findings.ok(SOURCE, "SCRAM users", f"{counted(len(theirs), 'user')} beside kmirror")
+            with findings.catching(DESTINATION, "SCRAM users"):
                 missing = sorted(theirs - scram_users(destination))
                 if missing:
                     named = ", ".join(missing[:_MOST_NAMED]) + (" …" if len(missing) > _MOST_NAMED else "")
-                    said = f"{counted(len(missing), 'user')} of the source cannot log in here: {named}"
-                    sheet.warn(DESTINATION, "SCRAM users", said, "create them: brokers do not reveal passwords")
+                    message = f"{counted(len(missing), 'user')} of the source cannot log in here: {named}"
+                    findings.warn(DESTINATION, "SCRAM users", message, "create them: brokers do not reveal passwords")
                 else:
-                    sheet.add(DESTINATION, "SCRAM users", True, "every user of the source has a credential here", "")
+                    findings.ok(DESTINATION, "SCRAM users", "every user of the source has a credential here")

@@ -1,19 +1,24 @@
-"""What `check` finds, line by line, and how it is shown. Pure."""
+"""What `check` finds, line by line, its exit code, and how it is shown. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from kmirror.columns import FLAG, TEXT, Column, Table, document
-from kmirror.errors import ExitCode, Reason
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
 from kmirror.ops.results import EXIT_CODE, REASON
 from kmirror.words import one_line
 
+SOURCE, DESTINATION = "source", "destination"
+_SILENT = {SOURCE: Reason.SOURCE_UNREACHABLE, DESTINATION: Reason.DESTINATION_UNREACHABLE}
+
 
 class Grade(StrEnum):
-    """Name how a look of `check` went, for people."""
+    """The result of a check, as tables show it."""
 
     OK = "ok"
     WARN = "warn"
@@ -22,7 +27,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLine:
-    """One line of `check`: what was looked at, on which side, and whether it is well."""
+    """One line of `check`: what was checked, on which side, and whether it is ok."""
 
     cluster: str
     what: str
@@ -33,11 +38,11 @@ class CheckLine:
 
     @property
     def grade(self) -> Grade:
-        """How it went; what is well and has a hint warns."""
+        """How it went: `ok` with a hint is a warning."""
         return (Grade.WARN if self.hint else Grade.OK) if self.ok else Grade.FAIL
 
 
-#: A line holds the first line of its message only.
+#: Tables show the first line of a message only.
 CHECKS: Table[CheckLine] = Table(
     (
         Column("cluster", TEXT, "the side: source or destination", lambda line: line.cluster, "CLUSTER"),
@@ -60,7 +65,7 @@ CHECKS: Table[CheckLine] = Table(
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Hold all lines of `check` and the exit code they amount to."""
+    """All lines of `check`, and its exit code."""
 
     lines: tuple[CheckLine, ...]
     exit_code: ExitCode
@@ -74,3 +79,60 @@ CHECK: tuple[Column[CheckReport], ...] = (
     Column("exitCode", EXIT_CODE, "the exit code", lambda report: int(report.exit_code)),
     Column("checks", CHECKS.type, "what was found", lambda report: [CHECKS.document(line) for line in report.lines]),
 )
+
+
+class Findings:
+    """The lines of `check` so far; `on_line` is called with each line."""
+
+    def __init__(self, on_line: Callable[[CheckLine], None] | None) -> None:
+        self._lines: list[CheckLine] = []
+        self._codes: set[ExitCode] = set()
+        self._on_line = on_line
+
+    def ok(self, cluster: str, what: str, message: str) -> None:
+        """Add a line on something that is ok."""
+        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message), ExitCode.OK)
+
+    def add(self, cluster: str, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
+        """Add a line; `hint` and `reason` are used only if it is not `ok`."""
+        if ok:
+            self.ok(cluster, what, message)
+            return
+        refused = reason in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED)
+        line = CheckLine(cluster=cluster, what=what, ok=False, message=message, hint=hint, reason=reason)
+        self._write(line, ExitCode.UNREACHABLE if refused else ExitCode.REFUSED)
+
+    def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
+        """Add a warning: something works, but the hint would improve it."""
+        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message, hint=hint), ExitCode.OK)
+
+    @contextmanager
+    def catching(self, cluster: str, what: str) -> Iterator[None]:
+        """Turn an error of the body into a FAIL line about `what`."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except KmirrorError as error:
+            silent = error.exit_code == ExitCode.UNREACHABLE
+            reason = error.reason or (_SILENT[cluster] if silent else None)
+            line = CheckLine(
+                cluster=cluster, what=what, ok=False, message=error.message, hint=error.hint, reason=reason
+            )
+            self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
+        except OutcomeUnknown as error:
+            line = CheckLine(
+                cluster=cluster, what=what, ok=False, message=str(error), hint="try again", reason=_SILENT[cluster]
+            )
+            self._write(line, ExitCode.UNREACHABLE)
+
+    def report(self) -> CheckReport:
+        """Return all lines with the exit code: an unreachable cluster outweighs what would be refused."""
+        worst = ExitCode.UNREACHABLE if ExitCode.UNREACHABLE in self._codes else max(self._codes, default=ExitCode.OK)
+        return CheckReport(tuple(self._lines), worst)
+
+    def _write(self, line: CheckLine, code: ExitCode) -> None:
+        self._lines.append(line)
+        self._codes.add(code)
+        if self._on_line is not None:
+            self._on_line(line)

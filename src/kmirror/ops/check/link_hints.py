@@ -7,17 +7,17 @@ from kmirror.errors import Reason
 _REFUSED = (
     "`kmirror check --mirror {mirror}` shows the cause; copying resumes automatically once the source accepts the"
     " connection; to change its credentials: kmirror config --mirror {mirror} --set KEY=VALUE, or change where its"
-    " secrets are stored; a running engine takes that over within seconds, but for environment variables"
+    " secrets are stored; a running engine picks that up within seconds, except for environment variables"
 )
 _STEPS = {
     Reason.SOURCE_CLUSTER_CHANGED: (
-        "nothing is copied from it, and copying resumes automatically once the right cluster is back; if that has"
-        " moved: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT"
-    ),
+        "nothing is copied from it, and copying resumes automatically once the right cluster is back; if its address"
+        " has changed: kmirror config --mirror {mirror} --set bootstrap.servers=HOST:PORT"
+    )
 }
 
 
 def refused_text(message: str | None, reason: Reason | None, mirror: str) -> str:
-    """Return what is told of a link that is refused: what happened, since when where that is known, what to type."""
+    """Return the text on a refused link: what happened, since when if known, what to type."""
     step = _REFUSED if reason is None else _STEPS.get(reason, _REFUSED)
     return f"{message or 'the source refuses the connection'}; {step.format(mirror=mirror)}"

@@ -1,8 +1,8 @@
-"""Who can stop or damage which mirrors, by the destination's ACLs, and how `check` says so. Pure.
+"""Who can stop or damage which mirrors, by the destination's ACLs, and how `check` reports it. Pure.
 
-What kmirror stores of all mirrors is in one topic: who may write to it has power over each of them. So has who may
-change ACLs or write transaction markers, which are rights on the cluster. A mirror's own topics, and the transactional
-ids that are its locks, are its own: power over them is power over that mirror.
+The state of all mirrors is in one topic: a principal that may write to it has power over all of them, and so has one
+that may change ACLs or write transaction markers, which are rights on the cluster. Rights on a mirror's own topics, or
+on the transactional ids that are its locks, are power over that mirror only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, Resource
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acl_index import AclIndex, Resource
-from kmirror.words import counted
+from kmirror.words import counted, listed
 
 _CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
 _OVER_CLUSTER = (Operation.ALTER, Operation.CLUSTER_ACTION)
-#: What changes a topic's records, or lets others change them.
+#: Operations that change a topic's records, or allow others to change them.
 _OVER_TOPIC = (Operation.WRITE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS)
 _ROLES = ("operator", "engine")
 _MOST_NAMED = 10
@@ -27,23 +27,18 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Who has power over something, and by which of their rights: `WRITE on topic orders`."""
+    """Which principals have power over something, and by which rights: `WRITE on topic orders`."""
 
     rights: Mapping[str, Collection[str]]
 
     @property
     def principals(self) -> frozenset[str]:
-        """Everyone who has any of it."""
+        """All principals with any of these rights."""
         return frozenset(self.rights)
 
     def __str__(self) -> str:
-        told = []
-        for principal, rights in sorted(self.rights.items())[:_MOST_NAMED]:
-            some = sorted(rights)
-            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-            told.append(f"{principal} ({', '.join(some[:3])}{more})")
-        left = len(self.rights) - _MOST_NAMED
-        return ", ".join(told) + (f" and {left} more" if left > 0 else "")
+        principals = [f"{name} ({listed(sorted(rights), 3)})" for name, rights in sorted(self.rights.items())]
+        return listed(principals, _MOST_NAMED)
 
 
 def power_over_all(acls: Iterable[AclBinding]) -> Power:
@@ -62,7 +57,7 @@ def power_over_mirror(acls: Iterable[AclBinding], mirror: str, topics: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class PowerLine:
-    """What `check` says of power over `what`; `hint` where somebody may have it who should not."""
+    """The line of `check` on power over `what`; with a `hint` if a principal may have it that should not."""
 
     what: str
     message: str
@@ -70,12 +65,9 @@ class PowerLine:
 
 
 def power_lines(
-    acls: Collection[AclBinding],
-    own: Collection[str],
-    mirrors: Mapping[str, Collection[str]],
-    asked: Collection[str],
+    acls: Collection[AclBinding], own: Collection[str], mirrors: Mapping[str, Collection[str]], asked: Collection[str]
 ) -> list[PowerLine]:
-    """Return a line about all mirrors, one for each of those asked for, and one for each that others can damage.
+    """Return a line on all mirrors, one for each mirror in `asked`, and one for each that others can damage.
 
     `mirrors` are those stored at the destination with their mirror topics, `own` our principals.
     """
@@ -85,19 +77,17 @@ def power_lines(
     if not any(one.covers(ResourceType.TOPIC, STATE_TOPIC) for one in acls):
         who += f"; no ACL is about {STATE_TOPIC}: with allow.everyone.if.no.acl.found=true everyone can"
     named = ", ".join(sorted(mirrors)[:_MOST_NAMED]) + (" …" if len(mirrors) > _MOST_NAMED else "")
-    hint = "grant these rights only to principals that may stop each of these mirrors: they cannot be told apart"
-    said = f"who can stop or damage all {counted(len(mirrors), 'mirror')} here ({named}): {who}"
-    lines = [PowerLine("power over all mirrors", said, hint if others and len(mirrors) > 1 else "")]
+    hint = "grant these rights only to principals that may stop all of these mirrors: they cannot be granted for one"
+    message = f"who can stop or damage all {counted(len(mirrors), 'mirror')} here ({named}): {who}"
+    lines = [PowerLine("power over all mirrors", message, hint if others and len(mirrors) > 1 else "")]
     for mirror in sorted({*mirrors, *asked}):
         over_one = power_over_mirror(acls, mirror, mirrors.get(mirror, ()))
         more = Power({name: what for name, what in over_one.rights.items() if name not in {*over_all.rights, *own}})
         if more.rights:
-            hint = (
-                "take away what is not meant: writing is denied where mirror topics are protected, changing them is not"
-            )
+            hint = "revoke what is not intended: write protection denies writing to mirror topics, not changing them"
             lines.append(PowerLine(f"power over mirror {mirror}", f"these can damage it, too: {more}", hint))
         elif mirror in asked:
-            lines.append(PowerLine(f"power over mirror {mirror}", "nobody else can damage it, by the ACLs"))
+            lines.append(PowerLine(f"power over mirror {mirror}", "no one else can damage it, by the ACLs"))
     return lines
 
 

@@ -1,8 +1,7 @@
-"""What `check` says of rights: how mirror topics are protected, and the least that kmirror needs on either cluster.
+"""Checks of rights: how mirror topics are protected, and the least rights that kmirror needs on either cluster.
 
-The least rights are those without which `create`, `add`, `run`, `verify` and `failback` do not work with these
-settings. What Kafka grants along with another right is not named: READ and WRITE bring DESCRIBE, ALTER_CONFIGS brings
-DESCRIBE_CONFIGS.
+The least rights are those that `create`, `add`, `run`, `verify` and `failback` need with these settings. Rights implied
+by another one are not listed: READ and WRITE imply DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MOST_WRITERS = 10
 
 @dataclass(frozen=True, slots=True)
 class ProtectionView:
-    """How mirror topics are protected, in a sentence; `hint` where more would be possible, and is wanted."""
+    """How mirror topics are protected, in a sentence; with a `hint` if more protection is wanted and possible."""
 
     message: str
     hint: str | None
@@ -62,9 +61,9 @@ def destination_grants(settings: Settings, topics: Collection[str]) -> tuple[Gra
 def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: bool = False) -> tuple[Grant, ...]:
     """Return the least rights at the source; `topics` are the mirrored ones, as far as they are known.
 
-    With `has_mirrors` it is itself the destination of mirrors, whose memory tells what they hold back.
+    With `has_mirrors` it is itself the destination of mirrors, whose stored state has their deferred settings.
     """
-    memory = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
+    stored = [Grant(f"--topic {STATE_TOPIC}", ("READ",))] if has_mirrors else []
     reads_groups = settings.sync_group_offsets_enabled or settings.emit_checkpoints_enabled
     groups = [Grant("--group '*'", ("DESCRIBE",))] if reads_groups else []
     cluster = []
@@ -73,21 +72,16 @@ def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: b
     if settings.sync_quotas_enabled:
         cluster.append("DESCRIBE_CONFIGS")
     on_cluster = [Grant("--cluster", tuple(cluster))] if cluster else []
-    return (
-        *(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)),
-        *groups,
-        *on_cluster,
-        *memory,
-    )
+    return (*(Grant(f"--topic {name}", _ON_SOURCE_TOPICS) for name in _named(topics)), *groups, *on_cluster, *stored)
 
 
 def grant_lines(client: ClusterClient, grants: Iterable[Grant]) -> list[str]:
-    """Return the commands that grant them to whoever we are; none where the cluster has no authorizer."""
+    """Return the commands that grant them to our principal; none if the cluster has no authorizer."""
     return [one.line(client.config) for one in grants] if has_authorizer(client) else []
 
 
 def has_authorizer(client: ClusterClient) -> bool:
-    """Tell whether the cluster has an authorizer; one that does not let us see ACLs has. Raises UnreachableError."""
+    """Return whether the cluster has an authorizer, as it has if it denies us to list ACLs. Raises UnreachableError."""
     try:
         describe_acls(client)
     except NoAuthorizerError:
@@ -99,10 +93,9 @@ def has_authorizer(client: ClusterClient) -> bool:
 
 
 def lacking_on_own(client: ClusterClient) -> dict[str, list[str]]:
-    """Return which rights we lack on kmirror's own topics and transactional ids, as far as brokers tell.
+    """Return which rights we lack on kmirror's own topics and transactional ids, as far as brokers report them.
 
-    Raises:
-        UnreachableError: the cluster does not answer.
+    Raises UnreachableError: the cluster does not answer.
     """
     lacking = dict(missing_rights(client, [STATE_TOPIC, EVENTS_TOPIC], ("READ", "WRITE", "DESCRIBE_CONFIGS")))
     if not may_write_transactions(client, f"{OWN_TRANSACTIONAL_IDS}check-{uuid.uuid4().hex}"):
@@ -115,19 +108,19 @@ def protection_view(
 ) -> ProtectionView:
     """Return how mirror topics are protected; `topics` with the denials that kmirror made for each.
 
-    It is found out as the engine does it: by ACLs for names that no topic has, which are deleted at once.
+    Found out as the engine does it: with ACLs for names that no topic has, which are deleted immediately.
     """
     if settings.read_only == "detect":
         return ProtectionView("detected only (read.only=detect): foreign writes are detected afterwards", None)
     ground = survey(client, topics, Known())
     if ground.detected_only is not None:
-        said = f"detected only: {ground.detected_only}"
+        message = f"detected only: {ground.detected_only}"
         writers = sorted(producers_of(ground.acls, topics) - {EVERYONE} - ground.own.principals)
         everyone = any(one.principal == EVERYONE for one in ground.acls)
         if ground.acls and topics and not everyone:
             named = ", ".join(writers[:_MOST_WRITERS]) + (" …" if len(writers) > _MOST_WRITERS else "")
-            said += f"; as ACLs are now, {named or 'only super users'} may write"
-        return ProtectionView(said, ground.hint if ground.acls or ground.own.principals else None)
+            message += f"; as ACLs are now, {named or 'only super users'} may write"
+        return ProtectionView(message, ground.hint if ground.acls or ground.own.principals else None)
     found = [judge(ground, topic, tuple(ours), admin_options(client.config)) for topic, ours in topics.items()]
     weak = [one for one in found if one.detected_only is not None]
     if weak:

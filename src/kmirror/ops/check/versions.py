@@ -1,7 +1,4 @@
-"""Is a cluster new enough? Judged by the requests its brokers offer, which is what kmirror will use.
-
-A source has to offer less than a destination.
-"""
+"""Is a cluster new enough? Decided by the API versions its brokers offer. A source needs fewer than a destination."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from kmirror.errors import RefusedError
 
 
 class Needed(NamedTuple):
-    """A request that brokers must offer, in this version at least."""
+    """A request that brokers must offer, in at least this version."""
 
     api_key: int
     version: int
@@ -25,7 +22,7 @@ class Needed(NamedTuple):
 _PRODUCE = Needed(0, 9, "Produce")
 _FETCH = Needed(1, 12, "Fetch")
 _LIST_OFFSETS = Needed(2, 6, "ListOffsets")
-#: From here on it tells topics' ids.
+#: Has topic ids from this version on.
 _METADATA = Needed(3, 10, "Metadata")
 _CREATE_TOPICS = Needed(19, 7, "CreateTopics")
 _DELETE_TOPICS = Needed(20, 6, "DeleteTopics")
@@ -35,9 +32,9 @@ _DESCRIBE_PRODUCERS = Needed(61, 0, "DescribeProducers")
 
 
 class Role(Enum):
-    """What a cluster is for: the first version of Kafka that is good enough, and what its brokers must offer.
+    """What a cluster is used as: the first version of Kafka that is new enough, and what its brokers must offer.
 
-    Of a source topics' ids are needed (KIP-516): without them one that was deleted and created again cannot be told.
+    A source needs topic ids (KIP-516): without them a recreated topic cannot be recognized.
     """
 
     SOURCE = "2.8", (_FETCH, _LIST_OFFSETS, _METADATA)
@@ -54,8 +51,8 @@ class Role(Enum):
         self.needed = needed
 
 
-#: Releases, newest first, each with a request and the version of it that brokers offer from then on. Only to tell
-#: people, roughly, which Kafka they have: nothing else depends on it.
+#: Releases, newest first, each with a request version that brokers offer from then on. Only used to show roughly which
+#: Kafka a broker runs: nothing else depends on it.
 _RELEASES = (
     ("4.1", _PRODUCE._replace(version=13)),
     ("4.0", _PRODUCE._replace(version=12)),
@@ -70,7 +67,7 @@ _RELEASES = (
 
 @dataclass(frozen=True, slots=True)
 class BrokerVersion:
-    """What one broker offers, and what of it is lacking for its role."""
+    """The release of one broker, and what it lacks for its role."""
 
     node_id: int
     address: str
@@ -79,7 +76,7 @@ class BrokerVersion:
 
     @property
     def is_supported(self) -> bool:
-        """Tell whether the broker is new enough."""
+        """Whether the broker is new enough."""
         return not self.lacking
 
     def __str__(self) -> str:
@@ -92,7 +89,7 @@ def broker_version(client: ClusterClient, node_id: int, host: str, port: int, ro
 
 
 def judged(node_id: int, address: str, api_versions: Mapping[int, tuple[int, int]], role: Role) -> BrokerVersion:
-    """Judge what a broker offers: the lowest and the highest version of each request, by its key."""
+    """Return what a broker's API versions, lowest and highest by API key, mean for its role."""
     offered = {key: highest for key, (_, highest) in api_versions.items()}
     lacking = [f"{one.name} {one.version}" for one in role.needed if offered.get(one.api_key, -1) < one.version]
     at_least = (name for name, mark in _RELEASES if offered.get(mark.api_key, -1) >= mark.version)
@@ -110,7 +107,7 @@ def too_old(role: Role) -> str:
 
 
 def require_supported(client: ClusterClient, cluster: str, role: Role) -> None:
-    """Refuse a cluster that is too old, judged by one of its brokers (`check` asks all); `cluster` begins the refusal.
+    """Refuse a cluster that is too old, by the version of one broker (`check` asks all); `cluster` starts the message.
 
     Raises:
         RefusedError: the broker is too old for its role; names it.

@@ -1,4 +1,4 @@
-"""What a failback finds: what the new primary remembers, whether the old source stands still, where their logs part.
+"""What a failback reads: what the new primary has stored, whether the old source is idle, where their logs fork.
 
 Nothing is changed here.
 """
@@ -23,8 +23,8 @@ from kmirror.engine.histories.stretches import Ends
 from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.plan import owner_of
 from kmirror.ops.bulk import Bulk
-from kmirror.ops.context import Destination, naming_cluster
-from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_surplus, shared_end
+from kmirror.ops.context import Destination, naming_cluster, now_ms
+from kmirror.ops.failback.fork import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.failback.groups import LiveGroup, live_groups
 from kmirror.ops.gone import is_gone
 from kmirror.ops.selection import select_topics
@@ -35,7 +35,7 @@ from kmirror.settings.table import stored_settings
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_internal
-from kmirror.words import counted
+from kmirror.words import at_time, counted, listed
 from kmirror.work import Meter, Watch
 
 _NAMED = 5
@@ -43,9 +43,9 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class NewPrimary:
-    """The cluster that the old source is to mirror: how it is reached, and what it remembers of the failover.
+    """The cluster that the old source is to mirror: how to reach it, and what it has stored about the mirror.
 
-    `topics` are its records of the topics that were mirrored to it; None where it remembers no such mirror.
+    `topics` are its records of the topics that were mirrored to it; None if it has no such mirror.
     """
 
     client: ClusterClient
@@ -56,8 +56,8 @@ class NewPrimary:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicLook:
-    """How one topic stands: `here` None where the old source has none of that name."""
+class TopicComparison:
+    """One topic on both clusters; `here` is None if the old source has none of that name."""
 
     topic: str
     here: TopicMetadata | None
@@ -65,28 +65,27 @@ class TopicLook:
     divergences: tuple[Divergence, ...]
 
     @property
-    def lies_beyond(self) -> bool:
-        """True when something has to go before the topic can be mirrored."""
-        return any(one.lies_beyond for one in self.divergences)
+    def diverges(self) -> bool:
+        """True if something here must be removed before the topic can be mirrored."""
+        return any(one.diverges for one in self.divergences)
 
     @property
     def must_recreate(self) -> bool:
-        """True when cutting tails is not enough."""
+        """True if cutting tails is not enough."""
         return any(one.must_recreate for one in self.divergences)
 
     @property
     def ends(self) -> dict[int, int]:
-        """Return where the logs here ended when they were looked at."""
+        """Where the logs here ended when they were compared, by partition."""
         return {one.place.partition: one.logs.here_end for one in self.divergences}
 
 
 def new_primary(
     client: ClusterClient, properties: Mapping[str, str], cluster_id: str, mirror: str, here: str
 ) -> NewPrimary:
-    """Read what the new primary remembers of the mirror from cluster `here`.
+    """Read what the new primary has stored about the mirror from cluster `here`.
 
-    Raises:
-        RefusedError: its mirror of that name is another one, or renames topics.
+    Raises RefusedError: its mirror of that name is another one, or renames topics.
     """
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
         state = stored_state_on(properties) or State()
@@ -108,11 +107,12 @@ def new_primary(
     return NewPrimary(client, properties, cluster_id, state, state.topics(mirror))
 
 
-def choose(destination: Destination, primary: NewPrimary, mirror: str, topics: TopicSelector | None) -> list[str]:
-    """Return the topics that are meant, by name.
+def chosen_topics(
+    destination: Destination, primary: NewPrimary, mirror: str, topics: TopicSelector | None
+) -> list[str]:
+    """Return the names of the topics to fail back.
 
-    Raises:
-        RefusedError: one of them is not there, is not stopped there, or belongs to another mirror here.
+    Raises RefusedError: one of them does not exist there, is not stopped there, or belongs to another mirror here.
     """
     if primary.topics is not None:
         chosen = select_topics(primary.topics, topics, f"of mirror {mirror} on the new primary")
@@ -155,13 +155,12 @@ def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector 
     return names
 
 
-def require_still(destination: Destination, topics: Mapping[str, TopicMetadata], watch_s: float) -> None:
-    """Look at the old source's topics for a while: nobody may write to them, or consume with members in a group.
+def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata], watch_s: float) -> None:
+    """Watch the old source's topics for a while: refuse if a client writes to them, or groups with members read them.
 
-    Raises:
-        RefusedError: somebody does; says who, or which partition.
+    Raises RefusedError: names the groups, or the partitions.
     """
-    places = places_of(topics.values())
+    places = partitions_of(topics.values())
     if not places:
         return
     ask = destination.client.list_offsets
@@ -169,14 +168,14 @@ def require_still(destination: Destination, topics: Mapping[str, TopicMetadata],
     began = time.monotonic()
     groups = live_groups(destination, topics)
     if groups:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        at = at_time(now_ms())
         more = f"; and {counted(len(groups) - _NAMED, 'more group')}" if len(groups) > _NAMED else ""
         raise RefusedError(
             f"{counted(len(groups), 'group has', 'groups have')} members at {at} that consume from "
             f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
             "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
-            "not tell how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
-            "passed (45 s by default), so wait that long, and look with\n"
+            "not report how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
+            "passed (45 s by default), so wait that long, and check with\n"
             f"kafka-consumer-groups {admin_options(destination.config)} --describe --members "
             f"--group {shlex.quote(groups[0].group)}",
         )
@@ -192,26 +191,26 @@ def require_still(destination: Destination, topics: Mapping[str, TopicMetadata],
     hidden = [str(place) for place in places if stable[place].offset != after[place].offset]
     if hidden:
         raise RefusedError(
-            f"{_some(hidden)} here does not show its records up to its end: a transaction is open, or too few replicas "
-            "are in sync",
-            "wait until the transaction's time is up, or end it with `kafka-transactions.sh … abort`",
+            f"{_some(hidden)} here has records that consumers cannot read yet: a transaction is open, or too few "
+            "replicas are in sync",
+            "wait until the transaction times out, or abort it with `kafka-transactions.sh … abort`",
             Reason.OPEN_TRANSACTION,
         )
 
 
-def look(
+def compare_topics(
     destination: Destination,
     primary: NewPrimary,
     mirror: str,
     topics: Sequence[str],
-    hints: Mapping[TopicPartition, int],
+    differences: Mapping[TopicPartition, int],
     bulk: Bulk,
     watch: Watch,
-) -> tuple[list[TopicLook], list[str]]:
-    """Find where the logs of topics part; `hints` are offsets at which they are known to differ. Also warnings.
+) -> tuple[list[TopicComparison], list[str]]:
+    """Find where the logs of topics fork; also return warnings. `differences` are offsets known to differ.
 
     Raises:
-        RefusedError: the new primary has one of the topics no more, or a log cannot be compared.
+        RefusedError: the new primary no longer has one of the topics, or a log cannot be compared.
         UnreachableError: a cluster does not answer.
     """
     here = destination.client.metadata(topics).topics
@@ -224,26 +223,26 @@ def look(
                 f" ({code_name(there[absent[0]].error_code)})",
                 "leave it out with --topics",
             )
-    standing = {name: here[name] for name in topics if not here[name].error_code}
-    memory, warnings = _memory(primary, mirror, there, standing)
-    pairs = {name: (standing[name], there[name]) for name in standing}
-    logs = _logs(destination, primary, pairs, memory, hints)
+    existing = {name: here[name] for name in topics if not here[name].error_code}
+    stored, warnings = _stored_records(primary, mirror, there, existing)
+    pairs = {name: (existing[name], there[name]) for name in existing}
+    logs = _logs(destination, primary, pairs, stored, differences)
     both = [one for place, one in logs.items() if place.partition in pairs[place.topic][1].partitions]
-    forks = _forks(destination, primary, both, hints, bulk, watch)
+    forks = _forks(destination, primary, both, differences, bulk, watch)
     counted_records = _count(destination, list(logs.values()), forks, bulk, watch)
-    looks = []
+    comparisons = []
     for name in topics:
-        own = standing.get(name)
-        places = [] if own is None else places_of([own])
+        own = existing.get(name)
+        places = [] if own is None else partitions_of([own])
         found = [_divergence(logs[place], forks, counted_records.get(place, RecordCount())) for place in places]
-        looks.append(TopicLook(name, own, there[name], tuple(found)))
-    return looks, warnings
+        comparisons.append(TopicComparison(name, own, there[name], tuple(found)))
+    return comparisons, warnings
 
 
-def _memory(
+def _stored_records(
     primary: NewPrimary, mirror: str, there: Mapping[str, TopicMetadata], here: Mapping[str, TopicMetadata]
 ) -> tuple[dict[TopicPartition, PartitionRecord], list[str]]:
-    """Return what the new primary remembers of partitions that are still the same ones."""
+    """Return the new primary's records of partitions whose topics were not recreated since; also warnings."""
     found: dict[TopicPartition, PartitionRecord] = {}
     warnings = []
     if primary.topics is None:
@@ -268,17 +267,17 @@ def _logs(
     destination: Destination,
     primary: NewPrimary,
     pairs: Mapping[str, tuple[TopicMetadata, TopicMetadata]],
-    memory: Mapping[TopicPartition, PartitionRecord],
+    stored: Mapping[TopicPartition, PartitionRecord],
     differences: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, Logs]:
-    ours = places_of(here for here, _ in pairs.values())
+    ours = partitions_of(here for here, _ in pairs.values())
     both = [place for place in ours if place.partition in pairs[place.topic][1].partitions]
     starts, ends = _bounds(destination.client, ours, "here")
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
         there_starts, there_ends = _bounds(primary.client, both, "at the new primary")
     logs = {}
     for place in ours:
-        known = memory.get(place)
+        known = stored.get(place)
         logs[place] = Logs(
             place,
             starts[place],
@@ -315,7 +314,7 @@ def _forks(
     destination: Destination,
     primary: NewPrimary,
     logs: Sequence[Logs],
-    hints: Mapping[TopicPartition, int],
+    differences: Mapping[TopicPartition, int],
     bulk: Bulk,
     watch: Watch,
 ) -> dict[TopicPartition, Fork]:
@@ -324,7 +323,7 @@ def _forks(
             one.place,
             one.place,
             Ends(one.there_start, one.there_end, one.here_start, one.here_end),
-            hints.get(one.place, one.last_mirrored_offset),
+            differences.get(one.place, one.last_mirrored_offset),
         )
         for one in logs
     ]
@@ -337,29 +336,25 @@ def _forks(
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"
                 trouble = answer.trouble or KmirrorError("the search has failed")
-                raise _compared(place, side, trouble)
+                raise _search_error(place, side, trouble)
             found[place] = answer.fork
     return found
 
 
-def _compared(place: TopicPartition, side: str, trouble: KmirrorError) -> KmirrorError:
+def _search_error(place: TopicPartition, side: str, trouble: KmirrorError) -> KmirrorError:
     kind = UnreachableError if isinstance(trouble, UnreachableError) else RefusedError
     return kind(f"cannot find the fork of {place}, {side}: {trouble.message}", trouble.hint, trouble.reason)
 
 
 def _count(
-    destination: Destination,
-    logs: Sequence[Logs],
-    forks: Mapping[TopicPartition, Fork],
-    bulk: Bulk,
-    watch: Watch,
+    destination: Destination, logs: Sequence[Logs], forks: Mapping[TopicPartition, Fork], bulk: Bulk, watch: Watch
 ) -> dict[TopicPartition, RecordCount]:
-    """Count what applications are shown here after the forks."""
+    """Count the visible records here after the forks."""
     sizes = partition_sizes(destination.client, [one.place for one in logs]) if logs else {}
     wanted = [
         RangeToCount(
             one.place,
-            _counted_from(one, forks),
+            shared_end(one, forks[one.place]) if one.place in forks else one.here_start,
             one.here_end,
             one.last_mirrored_offset if one.place in forks else None,
             bytes_per_offset(sizes.get(one.place), one.here_end - one.here_start),
@@ -368,7 +363,7 @@ def _count(
     ]
     where = bulk.where(sum(one.estimated_bytes for one in wanted))
     offsets = sum(one.high - one.low for one in wanted)
-    # before the time is taken: it may start Spark
+    # before the meter starts: this may start Spark
     runner = bulk.runner(where)
     with Meter(watch, f"counting the records after the forks {bulk.place(where)}", "offset", offsets) as meter:
         return count_records(runner, destination.properties, wanted, meter)
@@ -377,17 +372,11 @@ def _count(
 def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: RecordCount) -> Divergence:
     fork = forks.get(logs.place)
     if fork is None:
-        return divergence_of_surplus(logs, counted.records)
+        return divergence_of_extra_partition(logs, counted.records)
     return divergence(logs, fork, counted.records, None if logs.last_mirrored_offset is None else counted.from_mark)
 
 
-def _counted_from(logs: Logs, forks: Mapping[TopicPartition, Fork]) -> int:
-    """Return from which offset on the records here are counted."""
-    fork = forks.get(logs.place)
-    return logs.here_start if fork is None else shared_end(logs, fork)
-
-
-def places_of(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
+def partitions_of(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
     """Return all partitions of topics."""
     return [TopicPartition(topic.name, partition) for topic in topics for partition in topic.partitions]
 
@@ -399,5 +388,4 @@ def _named_group(group: LiveGroup) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed(names, _NAMED)

@@ -1,11 +1,11 @@
 """`failback`: make the old source a mirror of the new primary again.
 
-What the new primary remembers is read, that the old source stands still is looked at, and for every partition it is
-found where the two logs part (`ops.failback.plan`). That is shown; where something lies beyond and nobody has said how
-to go on, this is the end. Otherwise the plan is carried out (`ops.failback.carry_out`).
+It reads what the new primary has stored, checks that the old source is idle, and finds for every partition where the
+two logs fork (`ops.failback.plan`). That plan is shown. If there are records after a fork and no option says what to do
+with them, it ends there. Otherwise the plan is carried out (`ops.failback.carry_out`).
 
-Nothing is recorded before the question is answered. From then on every step is (`ops.failback.progress`): the command
-started again goes on where it was.
+Nothing is recorded before the operator has confirmed. From then on every step is (`ops.failback.progress`): the same
+command, run again, resumes where it was.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from kmirror.ops.context import Destination, now_ms, source_client
 from kmirror.ops.evidence import evidence_of
 from kmirror.ops.failback.carry_out import carry_out_plan
 from kmirror.ops.failback.facts import new_primary
-from kmirror.ops.failback.plan import FailbackRequest, Way, make_plan, mirror_for
+from kmirror.ops.failback.plan import FailbackRequest, Strategy, make_plan, mirror_for
 from kmirror.ops.failback.progress import FAILBACK, Progress
-from kmirror.ops.failback.steps import Course
+from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
-from kmirror.ops.results import ErrorInfo, TopicResult, VerbResult
+from kmirror.ops.results import ErrorInfo, VerbResult
 from kmirror.ops.stop.failover import Stopped
+from kmirror.ops.stop.report import sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Clock
 from kmirror.settings.table import parse_settings, stored_settings
 from kmirror.state.client import boottime
@@ -36,14 +37,14 @@ from kmirror.work import Watch, unwatched
 
 @dataclass(frozen=True, slots=True)
 class FailbackPreview:
-    """What is about to be done, for whoever has to agree; clusters in words."""
+    """What is about to be done, for the operator to confirm; clusters in words."""
 
     new_primary: str
     old_source: str
     result: VerbResult
 
 
-#: Called once before the first change; False leaves all as it is.
+#: Called once before the first change; False changes nothing.
 Agree = Callable[[FailbackPreview], bool]
 
 
@@ -58,22 +59,21 @@ def failback(
 ) -> Stopped:
     """Make the old source, `destination`, a mirror of the cluster that the request's properties name.
 
-    `watch` is shown how it goes; nothing is under way while `agree` is called.
+    `watch` is shown the progress; nothing is in progress while `agree` is called.
 
     Raises:
-        UsageError: a property or a flag is not understood.
-        RefusedError: a precondition does not hold, or nobody agrees; nothing was changed.
-        UnreachableError: a cluster does not answer; the same command goes on.
+        UsageError: an invalid property or combination of flags.
+        RefusedError: a precondition does not hold, or `agree` returned False; nothing was changed.
+        UnreachableError: a cluster does not answer; the same command resumes.
     """
-    if (request.way is Way.OFFLINE) != (request.plan is not None):
+    if (request.strategy is Strategy.OFFLINE) != (request.plan is not None):
         raise UsageError("--offline and --plan FILE belong together", "give both, or neither")
     began_ms, began, name = now_ms(), boottime(), request.mirror
     check_name(name)
     source, settings = checked_properties(request.properties)
     if prefix := parse_settings(settings).topic_prefix:
         raise RefusedError(
-            f"the file sets topic.prefix={prefix}: topics would not keep their own names",
-            "leave it out",
+            f"the file sets topic.prefix={prefix}: topics would not keep their own names", "leave it out"
         )
     require_supported(destination.client, "the old source", Role.DESTINATION)
     cluster_id = source_cluster_id(destination, source)
@@ -86,7 +86,7 @@ def failback(
         lanes = stored_settings(mirror.settings).copy_lanes
         bulk = stack.enter_context(Bulk(request.spark, FAILBACK, name, lanes, watch))
         plan = make_plan(destination, state, primary, request, progress, bulk, watch)
-        looked = {"looked": boottime() - began}
+        seconds = {"looked": boottime() - began}
 
         def ended(result: VerbResult, steps: Mapping[str, float], archives: Mapping[str, Any]) -> Stopped:
             known = {"forks": plan.forks(), "archives": archives}
@@ -96,11 +96,11 @@ def failback(
         if dry_run:
             if refusal is not None:
                 warnings = (*warnings, f"without further options it would stop here: {refusal.message}")
-            rows = sorted(plan.rows(), key=_place)
-            return ended(VerbResult.of(FAILBACK, name, rows, dry_run=True, warnings=warnings), looked, {})
+            rows = sorted_rows(plan.rows())
+            return ended(VerbResult.of(FAILBACK, name, rows, dry_run=True, warnings=warnings), seconds, {})
         if refusal is not None:
-            shown, error = tuple(sorted(plan.refused_rows(), key=_place)), ErrorInfo.of(refusal)
-            return ended(VerbResult(FAILBACK, name, False, ExitCode.REFUSED, shown, (), error, warnings), looked, {})
+            shown, error = tuple(sorted_rows(plan.refused_rows())), ErrorInfo.of(refusal)
+            return ended(VerbResult(FAILBACK, name, False, ExitCode.REFUSED, shown, (), error, warnings), seconds, {})
         preview = FailbackPreview(
             f"{cluster_id} at {source.get('bootstrap.servers', '-')}",
             f"{destination.cluster_id} at {destination.bootstrap_server}",
@@ -108,12 +108,8 @@ def failback(
         )
         if not agree(preview):
             raise RefusedError("not confirmed: nothing was changed")
-        course = Course(destination, mirror, plan, progress, Clock(checkpoint, looked), bulk, watch)
-        carry_out_plan(course)
-        rows, warnings = sorted(course.rows, key=_place), (*warnings, *course.warnings)
-        result = VerbResult.of(FAILBACK, name, rows, groups=course.groups, warnings=warnings)
-        return ended(result, course.clock.seconds, course.archives)
-
-
-def _place(row: TopicResult) -> tuple[str, int]:
-    return row.topic or "", -1 if row.partition is None else row.partition
+        run = FailbackRun(destination, mirror, plan, progress, Clock(checkpoint, seconds), bulk, watch)
+        carry_out_plan(run)
+        rows, warnings = sorted_rows(run.rows), (*warnings, *run.warnings)
+        result = VerbResult.of(FAILBACK, name, rows, groups=run.groups, warnings=warnings)
+        return ended(result, run.clock.seconds, run.archives)

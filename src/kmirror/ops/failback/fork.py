@@ -1,17 +1,17 @@
-"""Decide what of an old source's log its new primary does not have. Pure: offsets and a fork in, a parting out.
+"""Decide what part of an old source's log its new primary lacks. Pure: offsets and a fork in, a divergence out.
 
-`here` is the old source, which is to become the mirror; `there` the new primary. What both are known to share ends at
-`shared_end`. Evidence, the stronger first:
+`here` is the old source, which is to become the mirror; `there` the new primary. Both logs are known to be the same up
+to `shared_end`. Evidence, the strongest first:
 
 1. Contents: the highest offset at which both show the same record, and the lowest at which they contradict each other.
-2. The last mirrored offset (LMO) that the new primary remembers: below it everything was copied from here. It extends
-   what contents prove (markers, and what a cleaner has removed, prove nothing by themselves) unless contents contradict
-   it below, or the new primary's log does not even reach it: then somebody has lost his tail since.
-3. Where nothing can be compared, the LMO alone is believed only where nothing is deleted on the strength of it: when
-   the log here ends at it or before. Everything else counts as lying beyond, so that it is saved.
+2. The last mirrored offset (LMO) stored by the new primary: everything below it was copied from here. It extends what
+   contents prove (markers, and what a cleaner has removed, prove nothing by themselves), unless contents contradict it
+   below, or the new primary's log does not reach it: then one of the logs has lost its tail since.
+3. If nothing can be compared, the LMO alone counts only where nothing is deleted because of it: when the log here ends
+   at it or before. Otherwise everything counts as after the fork, so that it is archived.
 
-A log here cannot become the beginning of the one there by cutting its tail, and has to be copied anew, where the one
-there starts later than what is shared ends, or where this one starts later than where they parted.
+Cutting its tail is not enough, and the topic must be recreated, if the log there starts after `shared_end`, or the log
+here starts after the fork.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kmirror.words import counted
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Where the two logs of a partition start and end, and what the new primary remembers, None where nothing.
+    """Where the two logs of a partition start and end, and what the new primary has stored, None if nothing.
 
-    `differs_at` is where comparing all that both hold has found a difference before.
+    `differs_at` is where an earlier full comparison has found a difference.
     """
 
     place: TopicPartition
@@ -43,35 +43,35 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How two logs part.
+    """How two logs diverge.
 
-    `records` are shown here from `shared_end` on, `never_copied` those of them from the LMO on (None: it is not known).
-    `lies_beyond`: something has to go before the log here is the beginning of the one there; with `must_recreate` a cut
-    is not enough. `notes` say what could not be proved.
+    `records` are the visible records here from `shared_end` on, `never_copied` those of them from the LMO on (None:
+    unknown). `diverges`: something must be removed before the log here is the beginning of the one there; with
+    `must_recreate` a cut is not enough. `notes` say what could not be proved.
     """
 
     logs: Logs
     shared_end: int
     records: int
     never_copied: int | None
-    lies_beyond: bool
+    diverges: bool
     must_recreate: bool
     notes: tuple[str, ...] = ()
 
     @property
     def place(self) -> TopicPartition:
-        """Return the partition."""
+        """The partition."""
         return self.logs.place
 
     @property
     def offsets_to_copy(self) -> int:
-        """Return how many offsets of the new primary lie behind what is shared."""
+        """How many offsets the new primary has after the shared ones."""
         return max(0, self.logs.there_end - max(self.shared_end, self.logs.there_start))
 
     def __str__(self) -> str:
         logs = self.logs
         at = f"{self.place}: the two logs are the same up to offset {self.shared_end}"
-        if not self.lies_beyond:
+        if not self.diverges:
             return f"{at}, where this one ends; {counted(self.offsets_to_copy, 'offset')} to copy"
         what = f"{counted(self.records, 'record')} after it, up to {logs.here_end}"
         if self.never_copied is not None and self.never_copied != self.records:
@@ -81,7 +81,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class KnownFork:
-    """How two logs part, and how much is to be copied therefore; the size is None where it is not known."""
+    """How two logs diverge, and how much must be copied because of it; the size is None if unknown."""
 
     divergence: Divergence
     offsets_to_copy: int
@@ -134,7 +134,7 @@ def shared_end(logs: Logs, fork: Fork) -> int:
 
 
 def _is_hidden(logs: Logs, fork: Fork) -> bool:
-    """Tell whether the search for the fork does not see where the two were found to differ."""
+    """Return whether a full comparison found a difference that the search for the fork does not find."""
     return logs.differs_at is not None and logs.differs_at < _seen_shared_end(logs, fork)
 
 
@@ -152,7 +152,7 @@ def _seen_shared_end(logs: Logs, fork: Fork) -> int:
 
 
 def divergence(logs: Logs, fork: Fork, records: int, never_copied: int | None) -> Divergence:
-    """Return how two logs diverge: `records` are shown here from `shared_end` on, `never_copied` as in `Divergence`."""
+    """Return how two logs diverge; `records` and `never_copied` as in `Divergence`."""
     shared = shared_end(logs, fork)
     lmo = logs.last_mirrored_offset
     known = fork.agreed_at is not None
@@ -160,24 +160,24 @@ def divergence(logs: Logs, fork: Fork, records: int, never_copied: int | None) -
     is_stale = logs.here_start > logs.there_start and (not known if lmo is None else logs.here_start > lmo)
     is_hidden = _is_hidden(logs, fork)
     must_recreate = has_gap or is_stale or is_hidden or shared > logs.there_end
-    lies_beyond = must_recreate or fork.contradicts or logs.here_end > logs.there_end or records > 0
-    if not lies_beyond:
+    diverges = must_recreate or fork.contradicts or logs.here_end > logs.there_end or records > 0
+    if not diverges:
         shared = logs.here_end  # what follows shows nothing, and nothing contradicts it
-    notes = tuple(_notes(logs, fork, has_gap=has_gap, is_stale=is_stale, lies_beyond=lies_beyond))
-    return Divergence(logs, shared, records, never_copied, lies_beyond, must_recreate, notes)
+    notes = tuple(_notes(logs, fork, has_gap=has_gap, is_stale=is_stale, diverges=diverges))
+    return Divergence(logs, shared, records, never_copied, diverges, must_recreate, notes)
 
 
-def divergence_of_surplus(logs: Logs, records: int) -> Divergence:
-    """Return how a partition parts that the new primary does not have at all."""
+def divergence_of_extra_partition(logs: Logs, records: int) -> Divergence:
+    """Return the divergence of a partition that the new primary does not have at all."""
     note = "the new primary has no such partition, so the topic must be recreated"
-    return Divergence(logs, logs.here_start, records, None, lies_beyond=True, must_recreate=True, notes=(note,))
+    return Divergence(logs, logs.here_start, records, None, diverges=True, must_recreate=True, notes=(note,))
 
 
 def _is_trusted(logs: Logs, fork: Fork, lmo: int) -> bool:
     return lmo <= logs.there_end and not (fork.contradicts and fork.offset < lmo)
 
 
-def _notes(logs: Logs, fork: Fork, *, has_gap: bool, is_stale: bool, lies_beyond: bool) -> list[str]:
+def _notes(logs: Logs, fork: Fork, *, has_gap: bool, is_stale: bool, diverges: bool) -> list[str]:
     lmo, notes = logs.last_mirrored_offset, []
     if lmo is not None and not _is_trusted(logs, fork, lmo):
         at = f"they differ from offset {fork.offset} on" if fork.contradicts else f"its log ends at {logs.there_end}"
@@ -189,7 +189,7 @@ def _notes(logs: Logs, fork: Fork, *, has_gap: bool, is_stale: bool, lies_beyond
             why = f"the log here starts at {logs.here_start}"
         else:
             why = "the logs share no record"
-        weight = "all records here count as after the fork" if lies_beyond else "the last mirrored offset alone decides"
+        weight = "all records here count as after the fork" if diverges else "the last mirrored offset alone decides"
         notes.append(f"nothing can be compared: {why}; {weight}")
     if has_gap:
         notes.append(

@@ -1,9 +1,9 @@
 """What a failback does about consumer groups of the old source.
 
-Who consumes from a topic that is to become a mirror again would lose his place: such groups are found and named. The
-offsets of all others stand from before; they are written down as kmirror's own, so that the group sync may set what the
-groups have at the new primary, and brought down to where the two logs part: what they point to beyond will be another
-record. Brokers forget the offsets of a topic with the topic: where it was created again, they are put back.
+A group that is consuming from a topic about to become a mirror again would lose its position: such groups are found and
+named. The committed offsets of all other groups are recorded as kmirror's own, so that the group sync may replace them
+with those at the new primary, and lowered to the fork: offsets after it will be other records. Brokers delete offsets
+together with their topic: for recreated topics they are restored.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from kmirror.state.snapshot import Changes, State
 
 _TIMEOUT_S = 30.0
 
-#: By group, what it has committed.
-Standing = dict[str, dict[TopicPartition, Committed]]
-#: The same for one topic, as it is stored: by group and partition.
-Stored = Mapping[str, Mapping[int, int]]
+CommittedOffsets = dict[str, dict[TopicPartition, Committed]]
+#: Committed offsets of one topic as they are stored, by group and partition.
+StoredOffsets = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a group, as its coordinator tells; brokers do not tell since when it has been silent."""
+    """One member of a group, as its coordinator reports it; brokers do not report how long it has been silent."""
 
     member_id: str
     client_id: str
@@ -46,7 +45,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class LiveGroup:
-    """A group with members, and which of the topics it reads; no `members` where they are not told."""
+    """A group with members, and which of the topics it reads; `members` is empty if they are unknown."""
 
     group: str
     topics: tuple[str, ...]
@@ -56,8 +55,7 @@ class LiveGroup:
 def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveGroup]:
     """Return the groups with members that have committed offsets for these topics, or are assigned them.
 
-    Raises:
-        UnreachableError: the cluster does not answer, or does not tell of a group.
+    Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
     """
     groups = ClusterGroups(destination.client)
     alive = {name: one.kind for name, one in groups.listed().items() if one.has_members}
@@ -74,11 +72,10 @@ def live_groups(destination: Destination, topics: Collection[str]) -> list[LiveG
     ]
 
 
-def standing_offsets(destination: Destination, topics: Collection[str]) -> Standing:
-    """Return what groups have committed for these topics; groups without any are left out.
+def committed_offsets(destination: Destination, topics: Collection[str]) -> CommittedOffsets:
+    """Return what groups have committed for these topics; groups without any are omitted.
 
-    Raises:
-        UnreachableError: the cluster does not answer, or does not tell of a group.
+    Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
     """
     groups = ClusterGroups(destination.client)
     kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
@@ -89,53 +86,51 @@ def standing_offsets(destination: Destination, topics: Collection[str]) -> Stand
     return {group: offsets for group, offsets in found.items() if offsets}
 
 
-def take_over(
+def adopt_offsets(
     destination: Destination, mirror: str, settings: Settings, limits: Mapping[TopicPartition, int]
 ) -> list[GroupResult]:
-    """Write down what groups have committed for these partitions as kmirror's, and lower what lies beyond `limits`.
+    """Record what groups have committed for these partitions as kmirror's own, and lower offsets above `limits`.
 
-    Raises:
-        UnreachableError: the cluster does not answer.
+    Raises UnreachableError: the cluster does not answer.
     """
-    standing = standing_offsets(destination, {place.topic for place in limits})
+    present = committed_offsets(destination, {place.topic for place in limits})
     wanted = {
         group: {
             place: one._replace(offset=min(one.offset, limits[place]))
             for place, one in offsets.items()
             if place in limits
         }
-        for group, offsets in standing.items()
+        for group, offsets in present.items()
     }
-    return _set(destination, mirror, settings, standing, wanted)
+    return _set(destination, mirror, settings, present, wanted)
 
 
-def put_back(
+def restore_offsets(
     destination: Destination,
     mirror: str,
     settings: Settings,
     topic: str,
-    before: Stored,
+    before: StoredOffsets,
     limits: Mapping[TopicPartition, int],
 ) -> list[GroupResult]:
-    """Commit again what groups had committed for a topic that was deleted, where nothing stands yet.
+    """Commit again what groups had committed for a deleted topic, where nothing is committed yet.
 
-    Raises:
-        UnreachableError: the cluster does not answer.
+    Raises UnreachableError: the cluster does not answer.
     """
-    standing = standing_offsets(destination, {topic})
-    wanted: Standing = {}
+    present = committed_offsets(destination, {topic})
+    wanted: CommittedOffsets = {}
     for group, offsets in before.items():
         places = {TopicPartition(topic, p): offset for p, offset in offsets.items()}
         wanted[group] = {
             place: Committed(min(offset, limits[place]))
             for place, offset in places.items()
-            if place in limits and place not in standing.get(group, {})
+            if place in limits and place not in present.get(group, {})
         }
-    return _set(destination, mirror, settings, standing, wanted)
+    return _set(destination, mirror, settings, present, wanted)
 
 
 def _set(
-    destination: Destination, mirror: str, settings: Settings, standing: Standing, wanted: Standing
+    destination: Destination, mirror: str, settings: Settings, present: CommittedOffsets, wanted: CommittedOffsets
 ) -> list[GroupResult]:
     if not any(wanted.values()):
         return []
@@ -149,7 +144,7 @@ def _set(
                 kind = kinds.get(group, GroupKind.CONSUMER)
                 before = state.group(mirror, group)
                 known = before or GroupRecord(mirror, group, group, kind.value, now_ms())
-                record = _with_ours(known, offsets, standing.get(group, {}))
+                record = _with_ours(known, offsets, present.get(group, {}))
                 if record != before:
                     records.append(replace(record, time_ms=now_ms()))
         return Changes(tuple(records))
@@ -157,11 +152,11 @@ def _set(
     change(destination, mirror, decide)
     results = []
     for group, offsets in wanted.items():
-        present = standing.get(group, {})
-        changes = {place: one for place, one in offsets.items() if present.get(place) != one}
+        before = present.get(group, {})
+        changes = {place: one for place, one in offsets.items() if before.get(place) != one}
         codes = here.commit(group, kinds.get(group, GroupKind.CONSUMER), changes) if changes else {}
         for place, one in sorted(changes.items()):
-            was = present.get(place)
+            was = before.get(place)
             code = codes[place]
             outcome = Outcome.FAILED if code else Outcome.DONE
             reason = reason_of(code) if code else None
@@ -180,8 +175,8 @@ def _with_ours(
     return replace(record, offsets=offsets, skipped=None)
 
 
-def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Standing:
-    found: Standing = {}
+def _committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> CommittedOffsets:
+    found: CommittedOffsets = {}
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
@@ -208,12 +203,15 @@ def _described(destination: Destination, groups: Collection[str]) -> dict[str, t
             return asked
 
         try:
-            told = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {group}")
+            described = ask(request, admin, store.watch, Deadline(_TIMEOUT_S), f"describing group {group}")
         except BrokerError:
-            continue  # it is gone, or of a kind that only its committed offsets tell of
-        members = tuple(Member(one.member_id, one.client_id, one.host) for one in told.members)
+            continue  # it is gone, or of a kind of which only the committed offsets can be read
+        members = tuple(Member(one.member_id, one.client_id, one.host) for one in described.members)
         assigned = {
-            place.topic for member in told.members if member.assignment for place in member.assignment.topic_partitions
+            place.topic
+            for member in described.members
+            if member.assignment
+            for place in member.assignment.topic_partitions
         }
         found[group] = (members, assigned)
     return found

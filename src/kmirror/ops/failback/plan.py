@@ -1,7 +1,4 @@
-"""What a failback is going to do: found out before the first change, then printed or carried out.
-
-Nothing is changed here.
-"""
+"""The plan of a failback, made before the first change, then printed or carried out. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -18,7 +15,14 @@ from kmirror.columns import document
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.bulk import Bulk, SparkChoice
 from kmirror.ops.context import Destination, actor, naming_cluster, now_ms
-from kmirror.ops.failback.facts import NewPrimary, TopicLook, choose, look, places_of, require_still
+from kmirror.ops.failback.facts import (
+    NewPrimary,
+    TopicComparison,
+    chosen_topics,
+    compare_topics,
+    partitions_of,
+    require_unused,
+)
 from kmirror.ops.failback.fork import FORK, Divergence, KnownFork
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.gone import is_gone
@@ -31,7 +35,7 @@ from kmirror.state.snapshot import State
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
-#: How long the old source's log ends are watched.
+#: How long to watch the old source's log ends for writes.
 WATCH_S = 2.0
 _HOW = (
     "--recreate archives these records, deletes the topics and copies them in full; --offline --plan FILE archives"
@@ -40,8 +44,8 @@ _HOW = (
 )
 
 
-class Way(Enum):
-    """Name how a log is brought back to where the two part."""
+class Strategy(Enum):
+    """How a log is brought back to the fork."""
 
     RECREATE = "recreate"
     OFFLINE = "offline"
@@ -49,12 +53,12 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailbackRequest:
-    """What is to come back; `properties` say how the new primary is reached, `plan` is the file that OFFLINE writes."""
+    """What to fail back; `properties` are how to reach the new primary, `plan` is the file that OFFLINE writes."""
 
     mirror: str
     properties: Mapping[str, str]
     topics: TopicSelector | None = None
-    way: Way | None = None
+    strategy: Strategy | None = None
     plan: str | None = None
     discard: bool = False
     watch_s: float = WATCH_S
@@ -63,55 +67,55 @@ class FailbackRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done with each topic.
+    """What to do with each topic.
 
-    `mirrored` come from the new primary already, `deleted` were deleted by a failback before this one, `looks` are how
-    the others stand. `works` is what is under way by topic, `sizes` are bytes at the new primary.
+    `mirrored` are already mirrored from the new primary, `deleted` were deleted by an earlier run, `comparisons` are
+    the others. `works` is the stored progress by topic, `sizes` are bytes at the new primary.
     """
 
     request: FailbackRequest
     mirrored: tuple[str, ...]
     deleted: tuple[TopicWork, ...]
-    looks: tuple[TopicLook, ...]
+    comparisons: tuple[TopicComparison, ...]
     works: Mapping[str, TopicWork]
     sizes: Mapping[TopicPartition, int]
     warnings: tuple[str, ...]
 
     @property
-    def beyond(self) -> list[TopicLook]:
-        """Return the topics of which something has to go."""
-        return [one for one in self.looks if one.lies_beyond]
+    def diverging(self) -> list[TopicComparison]:
+        """The topics with something here that must be removed first."""
+        return [one for one in self.comparisons if one.diverges]
 
     @property
     def cuts(self) -> bool:
-        """Tell whether logs are to be cut on stopped brokers before anything is mirrored."""
-        return self.request.way is Way.OFFLINE and bool(self.beyond)
+        """Whether logs must be cut on stopped brokers before anything is mirrored."""
+        return self.request.strategy is Strategy.OFFLINE and bool(self.diverging)
 
     def rows(self) -> list[TopicResult]:
-        """Return what a dry run shows."""
-        rows = [already_mirrored(name) for name in self.mirrored]
+        """Return the rows of a dry run."""
+        rows = [already_mirrored_row(name) for name in self.mirrored]
         for work in self.deleted:
             kept = f"its records after the fork are in {work.archive}" if work.archive else "none of it was archived"
-            told = f"{work.topic} was deleted and is to be recreated; {kept}"
-            rows.append(TopicResult(work.topic, None, Outcome.DONE, told))
-        for one in self.looks:
+            message = f"{work.topic} was deleted and is to be recreated; {kept}"
+            rows.append(TopicResult(work.topic, None, Outcome.DONE, message))
+        for one in self.comparisons:
             if one.here is None:
-                told = f"{one.topic} is to be created: {counted(len(one.there.partitions), 'partition')}"
-                rows.append(TopicResult(one.topic, None, Outcome.DONE, told))
+                message = f"{one.topic} is to be created: {counted(len(one.there.partitions), 'partition')}"
+                rows.append(TopicResult(one.topic, None, Outcome.DONE, message))
             rows += rows_of(one)
         return rows
 
     def refusal(self) -> RefusedError | None:
-        """Return why it cannot go on as it was asked to."""
-        beyond = self.beyond
-        if beyond and self.request.way is None:
-            records = sum(divergence.records for one in beyond for divergence in one.divergences)
+        """Return why the request cannot be carried out, None if it can."""
+        diverging = self.diverging
+        if diverging and self.request.strategy is None:
+            records = sum(divergence.records for one in diverging for divergence in one.divergences)
             return RefusedError(
-                f"the old source has {counted(records, 'record')} of {counted(len(beyond), 'topic')} that the new "
+                f"the old source has {counted(records, 'record')} of {counted(len(diverging), 'topic')} that the new "
                 "primary lacks, after the fork of the two logs",
                 _HOW,
             )
-        stuck = [one.topic for one in beyond if one.must_recreate]
+        stuck = [one.topic for one in diverging if one.must_recreate]
         if stuck and self.cuts:
             return RefusedError(
                 f"{stuck[0]}: truncating its logs is not enough ({counted(len(stuck), 'topic')}), as their rows say",
@@ -120,19 +124,19 @@ class Plan:
         return None
 
     def refused_rows(self) -> list[TopicResult]:
-        """Return the rows of a failback that was refused for what lies beyond."""
-        beyond = {divergence.place for one in self.beyond for divergence in one.divergences if divergence.lies_beyond}
+        """Return the rows of a failback that is refused because of records after forks."""
+        refused = {divergence.place for one in self.diverging for divergence in one.divergences if divergence.diverges}
         return [
-            replace(row, result=Outcome.REFUSED if (row.topic, row.partition) in beyond else Outcome.NOOP)
+            replace(row, result=Outcome.REFUSED if (row.topic, row.partition) in refused else Outcome.NOOP)
             for row in self.rows()
         ]
 
     def forks(self) -> list[dict[str, Any]]:
-        """Return the evidence of where logs part."""
-        recreates = self.request.way is Way.RECREATE
+        """Return the forks, for the evidence."""
+        recreates = self.request.strategy is Strategy.RECREATE
         return [
-            self._fork(divergence, recreates=recreates and one.lies_beyond)
-            for one in self.looks
+            self._fork(divergence, recreates=recreates and one.diverges)
+            for one in self.comparisons
             for divergence in one.divergences
         ]
 
@@ -153,12 +157,11 @@ def mirror_for(
     settings: Mapping[str, str],
     cluster_id: str,
 ) -> MirrorRecord:
-    """Return the mirror's record as it is to be: of the new primary, under the name that it has there.
+    """Return the mirror's record to store: of the new primary, under the name that it has there.
 
-    One of the same source keeps the settings that the file does not name.
+    An existing record of the same source keeps the settings that the file does not name.
 
-    Raises:
-        RefusedError: it mirrors another cluster, and has topics or an engine that are not stopped.
+    Raises RefusedError: the existing mirror has another source, and a topic that is not stopped or a running engine.
     """
     found = state.mirror(name)
     if found is None:
@@ -196,46 +199,46 @@ def make_plan(
     bulk: Bulk,
     watch: Watch,
 ) -> Plan:
-    """Look at both clusters, and say what is to be done with each topic.
+    """Read both clusters, and decide what to do with each topic.
 
     Raises:
-        RefusedError: a topic cannot come back as it stands, or somebody still uses it here.
+        RefusedError: a topic cannot be failed back as it is, or clients still use it here.
         UnreachableError: a cluster does not answer.
     """
-    names = choose(destination, primary, request.mirror, request.topics)
+    names = chosen_topics(destination, primary, request.mirror, request.topics)
     works = progress.load(state, names)
     mirrored = [n for n in names if n not in works and _is_mirrored(state, request.mirror, n, primary.cluster_id)]
     deleted = [name for name in names if name in works and _is_deleted(destination, works[name])]
     rest = [name for name in names if name not in mirrored and name not in deleted]
     found = destination.client.metadata(rest).topics
-    with Meter(watch, "looking whether the old source is still in use"):
-        require_still(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
-    hints = {
+    with Meter(watch, "watching whether the old source is still in use"):
+        require_unused(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
+    differences = {
         TopicPartition(name, p): at
         for name, work in works.items()
         for p, at in work.differs.items()
         if name in found and found[name].printed_topic_id == work.topic_id
     }
-    looks, warnings = look(destination, primary, request.mirror, rest, hints, bulk, watch)
+    comparisons, warnings = compare_topics(destination, primary, request.mirror, rest, differences, bulk, watch)
     sizes: Mapping[TopicPartition, int] = {}
     if rest:
         with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
-            sizes = partition_sizes(primary.client, places_of(primary.client.metadata(rest).topics.values()))
-    if request.way is not Way.OFFLINE:
-        warnings += _expired(looks)
-    if request.way is not Way.RECREATE:
-        warnings += _cleaned(destination, looks)
+            sizes = partition_sizes(primary.client, partitions_of(primary.client.metadata(rest).topics.values()))
+    if request.strategy is not Strategy.OFFLINE:
+        warnings += _retention_warnings(comparisons)
+    if request.strategy is not Strategy.RECREATE:
+        warnings += _compaction_warnings(destination, comparisons)
     gone = tuple(works[name] for name in deleted)
-    return Plan(request, tuple(mirrored), gone, tuple(looks), works, sizes, tuple(warnings))
+    return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, tuple(warnings))
 
 
 def _is_deleted(destination: Destination, work: TopicWork) -> bool:
-    """Tell whether a topic was deleted once it was saved, noted or not."""
+    """Return whether a topic was deleted after it was archived, whether or not that was recorded."""
     return work.step is TopicStep.CREATE or (work.step is TopicStep.SAVED and not is_there(destination.client, work))
 
 
 def is_there(client: ClusterClient, work: TopicWork) -> bool:
-    """Tell whether the very topic is still there, not one of its name that came later."""
+    """Return whether the topic still exists; another one of its name, created later, does not count."""
     found = client.metadata([work.topic]).topics.get(work.topic)
     return found is not None and not found.error_code and found.printed_topic_id == work.topic_id
 
@@ -251,12 +254,12 @@ def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:
     )
 
 
-def _expired(looks: list[TopicLook]) -> list[str]:
+def _retention_warnings(comparisons: list[TopicComparison]) -> list[str]:
     """Warn of records here that the new primary has deleted."""
     older = [
         [p.place for p in one.divergences if p.logs.here_start < min(p.logs.there_start, p.shared_end)]
-        for one in looks
-        if one.lies_beyond
+        for one in comparisons
+        if one.diverges
     ]
     return [
         f"{places[0]}: the new primary has deleted older records (retention) that still exist here;"
@@ -266,11 +269,11 @@ def _expired(looks: list[TopicLook]) -> list[str]:
     ]
 
 
-def _cleaned(destination: Destination, looks: list[TopicLook]) -> list[str]:
-    """Warn where a record beyond the fork may have superseded one before it, which a cut does not bring back."""
-    cut = [one.topic for one in looks if one.lies_beyond and not one.must_recreate]
+def _compaction_warnings(destination: Destination, comparisons: list[TopicComparison]) -> list[str]:
+    """Warn if a record after a fork may have superseded an earlier one, which a cut does not restore."""
+    cut = [one.topic for one in comparisons if one.diverges and not one.must_recreate]
     found = topic_settings(destination.client, cut) if cut else {}
-    policies = {name: told["cleanup.policy"].value for name, told in found.items() if not isinstance(told, int)}
+    policies = {name: some["cleanup.policy"].value for name, some in found.items() if not isinstance(some, int)}
     names = [name for name in cut if "compact" in (policies.get(name) or "")]
     if not names:
         return []
@@ -282,13 +285,13 @@ def _cleaned(destination: Destination, looks: list[TopicLook]) -> list[str]:
     ]
 
 
-def already_mirrored(topic: str) -> TopicResult:
-    """Return the row of a topic with which nothing is to be done."""
+def already_mirrored_row(topic: str) -> TopicResult:
+    """Return the row of a topic with nothing to do."""
     return TopicResult(topic, None, Outcome.NOOP, f"{topic} is already mirrored from the new primary")
 
 
-def rows_of(one: TopicLook) -> list[TopicResult]:
-    """Return a row for each partition that says how its logs part."""
+def rows_of(one: TopicComparison) -> list[TopicResult]:
+    """Return a row for each partition that says where its logs fork."""
     return [
         TopicResult(*d.place, Outcome.DONE, str(d), last_mirrored_offset=d.logs.last_mirrored_offset)
         for d in one.divergences

@@ -1,5 +1,5 @@
-"""How far a failback is, as it is remembered on the old source: one record for all of it, and one for each topic that
-is saved, and then cut or created again. Whoever starts the command again goes on from there.
+"""The progress of a failback, as stored on the old source: one record for the whole, and one for each topic that is
+archived and then cut or recreated. The same command, run again, resumes from there.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ FAILBACK = "failback"
 
 
 class TopicStep(StrEnum):
-    """Name what has been done for a topic of which something lies beyond the fork."""
+    """How far a topic is that has records after the fork."""
 
-    #: It is decided what goes into which archive.
+    #: It is decided which records go into which archive.
     ARCHIVE = "ARCHIVE"
-    #: All that is to be saved is in the archive, and was found there: the log may be cut, or the topic deleted.
+    #: The archive holds these records, and was verified: the log may be cut, or the topic deleted.
     SAVED = "SAVED"
     #: The topic was deleted.
     CREATE = "CREATE"
-    #: Comparing all of it has found a difference that the search for the fork had not.
+    #: A full comparison has found a difference that the search for the fork had not.
     DIFFERS = "DIFFERS"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicWork:
-    """One topic under way.
+    """The progress of one topic.
 
-    By partition: `ranges` are the offsets that are saved, `ends` where its logs ended, `limits` where they part from
-    the new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups`
-    are what groups had committed, by partition.
+    By partition: `ranges` are the offsets to archive, `ends` where its logs ended, `limits` where they fork from the
+    new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups` are
+    the offsets that groups had committed, by partition.
     """
 
     topic: str
@@ -56,11 +56,11 @@ class TopicWork:
 
     @property
     def places(self) -> dict[TopicPartition, int]:
-        """Return up to where groups may stand, by partition."""
+        """The highest offset that groups may have, by partition."""
         return {TopicPartition(self.topic, p): limit for p, limit in self.limits.items()}
 
     def facts(self) -> dict[str, Any]:
-        """Return it as it is stored."""
+        """Return the facts of its stored record."""
         return {
             "topic_id": self.topic_id,
             "archive": self.archive,
@@ -75,7 +75,7 @@ class TopicWork:
 
     @classmethod
     def of(cls, topic: str, record: WorkflowRecord) -> TopicWork:
-        """Read a stored one. Raises RefusedError where a newer kmirror wrote it."""
+        """Read a stored record. Raises RefusedError if it cannot be read, as when a newer kmirror wrote it."""
         facts = record.facts
         try:
             return cls(
@@ -87,7 +87,7 @@ class TopicWork:
                 {int(p): int(end) for p, end in facts["ends"].items()},
                 {int(p): int(limit) for p, limit in facts["limits"].items()},
                 {group: {int(p): int(at) for p, at in some.items()} for group, some in facts["groups"].items()},
-                # an older version wrote none
+                # older versions wrote none
                 {
                     int(p): Proof(str(archive), *map(int, rest))
                     for p, (archive, *rest) in facts.get("proved", {}).items()
@@ -103,24 +103,24 @@ class TopicWork:
 
 
 class Progress:
-    """Keep the records of one failback."""
+    """Read and write the stored progress of one failback."""
 
     def __init__(self, destination: Destination, mirror: str) -> None:
         self._destination = destination
         self._mirror = mirror
         self._known: dict[str, WorkflowRecord] = {}
-        #: True when an earlier one was begun and has not come to its end.
-        self.is_under_way = False
+        #: True if an earlier run was begun and has not finished.
+        self.is_unfinished = False
 
     def load(self, state: State, topics: Collection[str]) -> dict[str, TopicWork]:
-        """Return what is under way of these topics."""
-        self.is_under_way = state.workflow(self._mirror, FAILBACK) is not None
+        """Return the stored progress of these topics."""
+        self.is_unfinished = state.workflow(self._mirror, FAILBACK) is not None
         found = {name: state.workflow(self._mirror, _name(name)) for name in topics}
         self._known = {name: record for name, record in found.items() if record is not None}
         return {name: TopicWork.of(name, record) for name, record in self._known.items()}
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Record that somebody is at it."""
+        """Record that the failback has begun, or was resumed."""
 
         def decide(state: State) -> Changes:
             found = state.workflow(self._mirror, FAILBACK)
@@ -131,11 +131,10 @@ class Progress:
 
         change(self._destination, self._mirror, decide)
 
-    def note(self, work: TopicWork, *, tells: bool = True) -> TopicWork:
-        """Record how far a topic is, and return it; `tells`: with an event.
+    def record(self, work: TopicWork, *, with_event: bool = True) -> TopicWork:
+        """Record the progress of a topic, and return it.
 
-        Raises:
-            RefusedError: somebody else is at the same (FENCED).
+        Raises RefusedError: another failback of the topic is in progress, or has finished (FENCED).
         """
         now = now_ms()
         before = self._known.get(work.topic)
@@ -147,26 +146,24 @@ class Progress:
             if found not in (before, record):
                 how = f"is in progress: {found.actor}" if found else "has finished"
                 raise RefusedError(
-                    f"another failback of {work.topic} {how}",
-                    "check with `kmirror events`",
-                    Reason.FENCED,
+                    f"another failback of {work.topic} {how}", "check with `kmirror events`", Reason.FENCED
                 )
             details = {"topic": work.topic, "archive": work.archive, "records": work.records}
             event = Event(now, self._mirror, FAILBACK, actor(), work.step, details)
-            return Changes((record,), (), (event,) if tells else ())
+            return Changes((record,), (), (event,) if with_event else ())
 
         change(self._destination, self._mirror, decide)
         self._known[work.topic] = record
         return work
 
-    def forget(self, topics: Collection[str]) -> None:
-        """Forget topics that are done."""
+    def delete(self, topics: Collection[str]) -> None:
+        """Delete the progress of topics that are done."""
         keys = [self._known.pop(name).key for name in topics if name in self._known]
         if keys:
             change(self._destination, self._mirror, lambda _: Changes((), tuple(keys)))
 
     def finish(self, outcome: str, details: Mapping[str, Any], *, is_over: bool) -> None:
-        """Tell how it ended; where it `is_over`, nothing is left to go on with."""
+        """Record how it ended; with `is_over`, delete its record: there is nothing left to resume."""
 
         def decide(state: State) -> Changes:
             found = state.workflow(self._mirror, FAILBACK)

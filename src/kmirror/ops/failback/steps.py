@@ -1,6 +1,6 @@
 """What a failback does with one topic that has records after the fork.
 
-Nothing is deleted before its archive was compared with it, and nothing that was written to after that.
+Nothing is deleted before it was compared with its archive, or if a client wrote to it after that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import await_topics
 from kmirror.ops.bulk import Bulk
 from kmirror.ops.context import Destination, as_kmirror_error
-from kmirror.ops.failback.facts import TopicLook
+from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.fork import Divergence
-from kmirror.ops.failback.groups import put_back, standing_offsets
+from kmirror.ops.failback.groups import committed_offsets, restore_offsets
 from kmirror.ops.failback.plan import Plan, is_there, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
@@ -39,18 +39,18 @@ from kmirror.state.records import MirrorRecord
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
-#: How long brokers may take to create or delete a topic.
+#: Time brokers may take to create or delete a topic.
 CREATION_S = 60.0
-#: How long is waited between two looks at that.
+#: How often to check whether they have.
 PAUSE_S = 0.2
-#: How often it is recorded of which partitions the archive is proved.
+#: How often to record which partitions of the archive are verified.
 PROOF_S = 10.0
 _AGAIN = "run the same command again to continue"
 
 
 @dataclass(slots=True)
-class Course:
-    """A plan that is carried out, and its results so far."""
+class FailbackRun:
+    """A plan in progress, and its results so far."""
 
     destination: Destination
     mirror: MirrorRecord
@@ -68,16 +68,16 @@ class Course:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings of the mirror."""
+        """The settings of the mirror."""
         return stored_settings(self.mirror.settings)
 
     def named(self, topic: str) -> str:
-        """Return the topic's name, and how many there are to do where there are several."""
-        topics = [*(work.topic for work in self.plan.deleted), *(look.topic for look in self.plan.beyond)]
+        """Return the topic's name, with its number if there are several to do."""
+        topics = [*(work.topic for work in self.plan.deleted), *(one.topic for one in self.plan.diverging)]
         return topic if len(topics) == 1 else f"{topic} ({topics.index(topic) + 1} of {len(topics)} topics)"
 
     def attempt(self, topic: str, do: Callable[[], None]) -> None:
-        """Do the part of one topic; an error becomes its row."""
+        """Do the work of one topic; an error becomes its row."""
         try:
             do()
         except (KmirrorError, OutcomeUnknown) as error:
@@ -88,89 +88,89 @@ class Course:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic with records after the fork; `known` is its recorded progress, `look` None once it was deleted."""
+    """A topic with records after the fork; `known` is its recorded progress, `found` None once it was deleted."""
 
-    course: Course
+    run: FailbackRun
     known: TopicWork | None
-    look: TopicLook | None = None
+    found: TopicComparison | None = None
     is_over: bool = False
 
     @property
     def work(self) -> TopicWork:
-        """Return what is recorded of it."""
+        """Its recorded progress, once there is one."""
         assert self.known is not None
         return self.known
 
-    def tell_archive(self) -> None:
-        """Report where its records are."""
+    def report_archive(self) -> None:
+        """Report which archive has its records."""
         work = self.work
         if work.archive is not None:
-            self.course.archives[work.topic] = {"archive": work.archive, "records": work.records}
+            self.run.archives[work.topic] = {"archive": work.archive, "records": work.records}
 
 
 def _begin_archive(topic: Topic) -> str | None:
-    course, look, known = topic.course, topic.look, topic.known
-    assert look is not None
-    assert look.here is not None
-    discard = course.plan.request.discard
-    if known is not None and _fits(known, look, discard=discard):
+    run, found, known = topic.run, topic.found, topic.known
+    assert found is not None
+    assert found.here is not None
+    discard = run.plan.request.discard
+    if known is not None and _fits(known, found, discard=discard):
         return None
-    ranges = _ranges(look, discard=discard)
-    archive = archive_name(look.topic, course.destination.client.metadata(None).topics) if ranges else None
+    ranges = _ranges(found, discard=discard)
+    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
     differs = known.differs if known is not None else {}
-    topic_id, limits = look.here.printed_topic_id, _limits(look)
-    work = TopicWork(look.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, look.ends, limits, differs=differs)
-    topic.known = course.progress.note(work)
+    topic_id, limits = found.here.printed_topic_id, _limits(found)
+    work = TopicWork(found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, differs=differs)
+    topic.known = run.progress.record(work)
     return "archive begun"
 
 
-def _fits(work: TopicWork, look: TopicLook, *, discard: bool) -> bool:
-    """Tell whether what is under way of a topic is still about the topic as it stands."""
+def _fits(work: TopicWork, found: TopicComparison, *, discard: bool) -> bool:
+    """Return whether the recorded progress of a topic still fits the topic as it is now."""
     return (
-        look.here is not None
+        found.here is not None
         and work.step in (TopicStep.ARCHIVE, TopicStep.SAVED)
-        and work.topic_id == look.here.printed_topic_id
-        and dict(work.ends) == look.ends
-        and dict(work.limits) == _limits(look)
-        and (dict(work.ranges) == _ranges(look, discard=discard) or (discard and work.step is TopicStep.SAVED))
+        and work.topic_id == found.here.printed_topic_id
+        and dict(work.ends) == found.ends
+        and dict(work.limits) == _limits(found)
+        and (dict(work.ranges) == _ranges(found, discard=discard) or (discard and work.step is TopicStep.SAVED))
     )
 
 
-def _ranges(look: TopicLook, *, discard: bool) -> dict[int, tuple[int, int]]:
+def _ranges(found: TopicComparison, *, discard: bool) -> dict[int, tuple[int, int]]:
     if discard:
         return {}
     return {
         one.place.partition: (one.shared_end, one.logs.here_end)
-        for one in look.divergences
-        # a topic that is deleted loses all of it; what lies below is at the new primary too
-        if one.lies_beyond and one.records
+        for one in found.divergences
+        # what is before shared_end is at the new primary too, so it is not archived even if the topic is deleted
+        if one.diverges and one.records
     }
 
 
-def _limits(look: TopicLook) -> dict[int, int]:
-    return {one.place.partition: one.shared_end for one in look.divergences}
+def _limits(found: TopicComparison) -> dict[int, int]:
+    return {one.place.partition: one.shared_end for one in found.divergences}
 
 
 def _save(topic: Topic) -> str | None:
-    course, work = topic.course, topic.work
+    run, work = topic.run, topic.work
     is_saved = work.step is TopicStep.SAVED
     if not is_saved:
         records = _archive(topic) if work.archive else 0
-        _require_untouched(course.destination, work)
+        _require_untouched(run.destination, work)
         groups = {
             group: {place.partition: one.offset for place, one in offsets.items()}
-            for group, offsets in standing_offsets(course.destination, {work.topic}).items()
+            for group, offsets in committed_offsets(run.destination, {work.topic}).items()
         }
-        topic.known = course.progress.note(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
-    topic.tell_archive()
+        topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
+    topic.report_archive()
     return None if is_saved else "saved"
 
 
 def _archive(topic: Topic) -> int:
-    """Archive and compare; return how many records were saved."""
-    course, work = topic.course, topic.work
+    """Archive and compare; return how many records were archived."""
+    run, work = topic.run, topic.work
     assert work.archive is not None
-    client, factor = course.destination.client, course.settings.replication_factor
+    client, factor = run.destination.client, run.settings.replication_factor
     try:
         alike = archive_settings(topic_settings(client, [work.topic])[work.topic])
         client.create_topic(work.archive, len(work.ends), factor, alike)
@@ -179,18 +179,18 @@ def _archive(topic: Topic) -> int:
             raise
     await_topics(client, [work.archive], Deadline(CREATION_S))
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
-    spec = ArchiveSpec(course.destination.properties, work.topic, work.archive, work.topic_id, wanted)
-    where = course.bulk.where(sum(bytes_of(client, spec).values()))
-    count, noted_at = 0, time.monotonic()
+    spec = ArchiveSpec(run.destination.properties, work.topic, work.archive, work.topic_id, wanted)
+    where = run.bulk.where(sum(bytes_of(client, spec).values()))
+    count, recorded_at = 0, time.monotonic()
 
     def note(proofs: Mapping[int, Proof]) -> None:
-        nonlocal noted_at
-        if time.monotonic() - noted_at >= PROOF_S:
-            topic.known = course.progress.note(replace(topic.work, proved=dict(proofs)), tells=False)
-            noted_at = time.monotonic()
+        nonlocal recorded_at
+        if time.monotonic() - recorded_at >= PROOF_S:
+            topic.known = run.progress.record(replace(topic.work, proved=dict(proofs)), with_event=False)
+            recorded_at = time.monotonic()
 
-    runner, named = course.bulk.runner(where), f"{course.named(work.topic)} {course.bulk.place(where)}"
-    for outcome in archive_topic(spec, runner, course.watch, named, work.proved, note).outcomes:
+    runner, named = run.bulk.runner(where), f"{run.named(work.topic)} {run.bulk.place(where)}"
+    for outcome in archive_topic(spec, runner, run.watch, named, work.proved, note).outcomes:
         place = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:
             raise outcome.trouble
@@ -204,7 +204,7 @@ def _archive(topic: Topic) -> int:
 
 
 def _require_untouched(destination: Destination, work: TopicWork) -> None:
-    """Refuse to go on with a topic that somebody wrote to since it was looked at. Raises RefusedError."""
+    """Refuse to continue with a topic that a client wrote to since the plan was made. Raises RefusedError."""
     places = [TopicPartition(work.topic, p) for p in work.ends]
     ends = destination.client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
     moved = [place for place in places if ends[place].offset != work.ends[place.partition]]
@@ -217,11 +217,11 @@ def _require_untouched(destination: Destination, work: TopicWork) -> None:
 
 
 def _delete(topic: Topic) -> str:
-    course, client, work = topic.course, topic.course.destination.client, topic.work
+    run, client, work = topic.run, topic.run.destination.client, topic.work
     if is_there(client, work):
-        _require_untouched(course.destination, work)
+        _require_untouched(run.destination, work)
         assert work.topic_id is not None
-        with Meter(course.watch, f"deleting {course.named(work.topic)}"):
+        with Meter(run.watch, f"deleting {run.named(work.topic)}"):
             client.delete_topics([parse_topic_id(work.topic_id)])
             deadline = Deadline(CREATION_S)
             while is_there(client, work):
@@ -231,54 +231,51 @@ def _delete(topic: Topic) -> str:
     return "gone"
 
 
-def _note_deleted(topic: Topic) -> str:
-    topic.known = topic.course.progress.note(replace(topic.work, step=TopicStep.CREATE))
+def _record_deleted(topic: Topic) -> str:
+    topic.known = topic.run.progress.record(replace(topic.work, step=TopicStep.CREATE))
     return "deleted"
 
 
 def _create(topic: Topic) -> str | None:
-    course = topic.course
-    topic.tell_archive()
-    with Meter(course.watch, f"creating {course.named(topic.work.topic)}"):
-        result = add(course.destination, course.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
-    course.warnings += result.warnings
+    run = topic.run
+    topic.report_archive()
+    with Meter(run.watch, f"creating {run.named(topic.work.topic)}"):
+        result = add(run.destination, run.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
+    run.warnings += result.warnings
     bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
-    course.rows += bad
+    run.rows += bad
     topic.is_over = bool(bad)
     return None if bad else "created"
 
 
-def _put_back_groups(topic: Topic) -> str:
-    course, work = topic.course, topic.work
-    name, mirror = work.topic, course.mirror.name
-    course.groups += put_back(course.destination, mirror, course.settings, name, work.groups, work.places)
-    course.progress.forget([name])
+def _restore_groups(topic: Topic) -> str:
+    run, work = topic.run, topic.work
+    name, mirror = work.topic, run.mirror.name
+    run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.places)
+    run.progress.delete([name])
     kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
     done = f"{name} was recreated and is copied in full; {kept if work.archive else 'nothing was archived'}"
-    course.rows.append(TopicResult(name, None, Outcome.DONE, done))
+    run.rows.append(TopicResult(name, None, Outcome.DONE, done))
     return "groups put back"
 
 
 def _plan_cut(topic: Topic) -> None:
-    course, work, look = topic.course, topic.work, topic.look
-    _require_untouched(course.destination, work)
-    assert look is not None
+    run, work, found = topic.run, topic.work, topic.found
+    _require_untouched(run.destination, work)
+    assert found is not None
     assert work.topic_id is not None
-    course.cuts += [
-        PlannedCut(
-            work.topic, work.topic_id, one.place.partition, _cut_offset(course.destination, one), one.logs.here_end
-        )
-        for one in look.divergences
-        if one.lies_beyond
+    run.cuts += [
+        PlannedCut(work.topic, work.topic_id, one.place.partition, _cut_offset(run.destination, one), one.logs.here_end)
+        for one in found.divergences
+        if one.diverges
     ]
-    course.rows += rows_of(look)
+    run.rows += rows_of(found)
 
 
 def _cut_offset(destination: Destination, divergence: Divergence) -> int:
-    """Return where the log here is to be cut: where the batch begins that holds the first offset to go.
+    """Return where to cut the log here: the start of the batch that holds the first offset to remove.
 
-    Raises:
-        RefusedError: the new primary does not have that batch any more.
+    Raises RefusedError: the new primary no longer has that batch.
     """
     wanted, place = divergence.shared_end, divergence.place
     fetched = PartitionReader(destination.client, place).fetch(wanted)
@@ -294,18 +291,18 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
 
 
 _SAVED = (
-    Step("decide what goes into which archive", _begin_archive, durable=True),
+    Step("decide which records go into which archive", _begin_archive, durable=True),
     Step("archive the records after the fork, and compare the archive with the log", _save, durable=True),
 )
-#: All that is left to do with a topic that was deleted before.
+#: What is left to do with a topic that was deleted before.
 CREATED = (
     Step("create the topic as a mirror topic", _create),
-    Step("restore the groups' committed offsets, and delete the recorded progress", _put_back_groups),
+    Step("restore the groups' committed offsets, and delete the recorded progress", _restore_groups),
 )
 RECREATED = (
     *_SAVED,
     Step("delete the topic, by its id, unless another client wrote to it since", _delete),
-    Step("record that it was deleted", _note_deleted, durable=True),
+    Step("record that it was deleted", _record_deleted, durable=True),
     *CREATED,
 )
-PLANNED = (*_SAVED, Step("find the batches at which its logs are cut", _plan_cut))
+PLANNED = (*_SAVED, Step("find the batches at which to cut its logs", _plan_cut))

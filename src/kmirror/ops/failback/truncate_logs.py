@@ -1,6 +1,6 @@
-"""`truncate-logs`: cut the logs of a stopped broker where a plan says, or take that back. No cluster is asked.
+"""`truncate-logs`: cut the logs of a stopped broker as planned, or undo that. Contacts no cluster.
 
-The locks of all log directories are held from the first look to the last change, the question in between included.
+The locks of all log directories are held from the first read to the last change, including the confirmation in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.offline.journal import Journal, Phase
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
 from kmirror.offline.survey import CutSummary, Finding, NotHere, NothingToCut, PartitionCut, survey
-from kmirror.offline.truncate import Checkpoint, begin, carry_out, require_possible, standing, sweep, take_back
+from kmirror.offline.truncate import (
+    Checkpoint,
+    active_journals,
+    begin,
+    carry_out,
+    remove_undone,
+    require_possible,
+    undo_cut,
+)
 from kmirror.ops.failback.truncation_plan import TruncationPlan
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.words import counted
@@ -25,7 +33,7 @@ VERB = "truncate-logs"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What is about to be done, for whoever has to agree: to which broker's directories, and to which partitions."""
+    """What is about to be done, for the operator to confirm: the broker, its directories and the partitions."""
 
     cluster_id: str
     node_id: str
@@ -33,13 +41,13 @@ class Preview:
     result: VerbResult
 
 
-#: Called once before the first change; False leaves all as it is.
+#: Called once before the first change; False changes nothing.
 Agree = Callable[[Preview], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done in one log directory: finish a cut that was interrupted, then make one."""
+    """What to do in one log directory: finish an interrupted cut, then make a new one."""
 
     log_dir: LogDir
     unfinished: Journal | None
@@ -55,26 +63,26 @@ def truncate_logs(
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda step: None,
 ) -> VerbResult:
-    """Cut the logs that lie in these directories; partitions that lie elsewhere are other brokers'.
+    """Cut the logs in these directories; partitions that are not here belong to other brokers.
 
-    A cut that was interrupted is finished first. Partitions that cannot be cut are REFUSED, and the others cut. `watch`
-    is shown how it goes; nothing is under way while `agree` is called.
+    Finishes an interrupted cut first. Partitions that cannot be cut are REFUSED, and the others cut. `watch` is shown
+    the progress; nothing is in progress while `agree` is called.
 
     Raises:
-        UsageError: a directory is none.
-        RefusedError: the broker runs, it is another cluster's, none of the partitions is here, or nobody agrees.
+        UsageError: a path is not a directory.
+        RefusedError: the broker runs or is another cluster's, no partition is here, or `agree` returned False.
         PartlyDoneError: it was interrupted half-way.
     """
     dirs = _opened(plan, log_dirs)
     with locked(dirs):
-        given_up: list[tuple[LogDir, Journal]] = []
+        abandoned: list[tuple[LogDir, Journal]] = []
         unfinished: dict[Path, Journal] = {}
         for one in dirs:
-            journal = next((found for found in standing(one) if found.is_unfinished), None)
+            journal = next((found for found in active_journals(one) if found.is_unfinished), None)
             if journal is None:
                 continue
             if _touched(one, journal):
-                given_up.append((one, journal))
+                abandoned.append((one, journal))
                 continue
             if journal.phase is Phase.UNDOING:
                 raise RefusedError(
@@ -106,18 +114,23 @@ def truncate_logs(
         for work in works:
             require_possible(work.log_dir, work.cuts)
         findings = {item.planned.place: item.finding for item in found}
-        rows = [_row(place, findings.get(place), half_done.get(place)) for place in _places(plan)]
-        warnings = [_given_up(log_dir, journal) for log_dir, journal in given_up]
+        places = [cut.place for cut in plan.partitions]
+        rows = [_row(place, findings.get(place), half_done.get(place)) for place in places]
+        warnings = [
+            f"a truncation of {log_dir.path} was interrupted, and the broker ran before it was finished: the saved"
+            f" files stay in {journal.saved_files}"
+            for log_dir, journal in abandoned
+        ]
         preview = VerbResult.of(VERB, plan.mirror, rows, dry_run=True, warnings=warnings)
         if dry_run:
             return preview
         if works and not agree(Preview(dirs[0].cluster_id, dirs[0].node_id, tuple(d.path for d in dirs), preview)):
             raise RefusedError("not confirmed: nothing was changed")
-        for log_dir, journal in given_up:
+        for log_dir, journal in abandoned:
             journal.write(log_dir, Phase.ABANDONED)
         for one in dirs:
-            sweep(one)
-        saved = [_done(work, plan.digest, checkpoint, watch) for work in works]
+            remove_undone(one)
+        saved = [_cut(work, plan.digest, checkpoint, watch) for work in works]
         return VerbResult.of(VERB, plan.mirror, [*rows, *saved], warnings=warnings)
 
 
@@ -129,30 +142,30 @@ def undo_truncation(
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda step: None,
 ) -> VerbResult:
-    """Put back what this plan's cut took away, in all of these directories or in none.
+    """Restore what this plan's cut removed, in all of these directories or in none.
 
     Raises:
-        UsageError: a directory is none.
+        UsageError: a path is not a directory.
         RefusedError: the broker runs or has run since, another plan's cut came later, or it is another cluster's.
         PartlyDoneError: it was interrupted half-way.
     """
     dirs = _opened(plan, log_dirs)
     with locked(dirs):
         works = [(one, journal) for one in dirs if (journal := _to_undo(one, plan))]
-        put_back = {summary.place: summary for _, journal in works for summary in journal.summaries}
+        restore_offsets = {summary.place: summary for _, journal in works for summary in journal.summaries}
         if not dry_run:
             for one in dirs:
-                sweep(one)
+                remove_undone(one)
             for one, last in works:
-                take_back(one, last, checkpoint, watch)
+                undo_cut(one, last, checkpoint, watch)
                 while (before := _last_of(one, plan)) and not _touched(one, before):
-                    put_back.update({summary.place: summary for summary in before.summaries})
-                    take_back(one, before, checkpoint, watch)
+                    restore_offsets.update({summary.place: summary for summary in before.summaries})
+                    undo_cut(one, before, checkpoint, watch)
         rows = [
             _undone(summary)
-            if (summary := put_back.get(place))
+            if (summary := restore_offsets.get(place))
             else TopicResult(*place, Outcome.NOOP, "there is nothing to restore")
-            for place in _places(plan)
+            for place in (cut.place for cut in plan.partitions)
         ]
         return VerbResult.of(VERB, plan.mirror, rows, dry_run=dry_run)
 
@@ -168,8 +181,8 @@ def _opened(plan: TruncationPlan, log_dirs: Sequence[Path]) -> list[LogDir]:
 
 
 def _to_undo(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
-    """Return the cut of a log directory to take back, None when there is none. Raises RefusedError."""
-    journals = standing(log_dir)
+    """Return the cut of a log directory to undo, None if there is none. Raises RefusedError."""
+    journals = active_journals(log_dir)
     if not any(journal.plan == plan.digest for journal in journals):
         return None
     last = journals[-1]
@@ -179,15 +192,15 @@ def _to_undo(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
         )
     if touched := _touched(log_dir, last):
         raise RefusedError(
-            f"{log_dir.path} was used since the truncation: {touched} is another; most likely the broker was started",
+            f"{log_dir.path} was used since the truncation: {touched} has changed; most likely the broker was started",
             f"the saved files are still in {log_dir.path / last.saved_files}, but can no longer be restored",
         )
     return last
 
 
 def _last_of(log_dir: LogDir, plan: TruncationPlan) -> Journal | None:
-    """Return the latest cut where it is this plan's: one that was interrupted may have been followed by another."""
-    last = next(reversed(standing(log_dir)), None)
+    """Return the latest cut if it is this plan's: there are several if one was interrupted and followed by another."""
+    last = next(reversed(active_journals(log_dir)), None)
     return last if last and last.plan == plan.digest else None
 
 
@@ -198,8 +211,8 @@ def _touched(log_dir: LogDir, journal: Journal) -> str | None:
         raise RefusedError(f"{error.filename}: {error.strerror}", "run as the broker's user") from None
 
 
-def _done(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> TopicResult:
-    """Cut in one log directory, and say where what was cut is."""
+def _cut(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> TopicResult:
+    """Cut the logs in one log directory, and return a row that says where the removed parts are."""
     log_dir = work.log_dir
     journal = work.unfinished
     if journal:
@@ -211,13 +224,9 @@ def _done(work: _Work, digest: str, checkpoint: Checkpoint, watch: Watch) -> Top
             raise PartlyDoneError(f"{log_dir.path}: {error}", "nothing was changed there; run it again") from error
         carry_out(log_dir, journal, checkpoint, watch)
     assert journal is not None
-    told = f"what was cut off is kept in {log_dir.path / journal.saved_files}: --undo restores it"
+    kept = f"what was cut off is kept in {log_dir.path / journal.saved_files}: --undo restores it"
     after = "delete the files when they are no longer needed"
-    return TopicResult(None, None, Outcome.DONE, f"{told} until the broker starts; {after}")
-
-
-def _places(plan: TruncationPlan) -> list[TopicPartition]:
-    return [cut.place for cut in plan.partitions]
+    return TopicResult(None, None, Outcome.DONE, f"{kept} until the broker starts; {after}")
 
 
 def _row(place: TopicPartition, finding: Finding | None, half_done: CutSummary | None) -> TopicResult:
@@ -235,22 +244,15 @@ def _row(place: TopicPartition, finding: Finding | None, half_done: CutSummary |
 
 
 def _amount(summary: CutSummary) -> str:
-    told = (
+    text = (
         f"log end {summary.log_end_before} -> {summary.log_end_after}: {counted(summary.records, 'record')}"
         f" ({counted(summary.batches, 'batch', 'batches')}, {counted(summary.size_in_bytes, 'byte')}) cut off"
     )
     if summary.cut_offset == summary.planned_offset:
-        return told
-    return f"{told}; not at {summary.planned_offset}, but where a transaction begins that would have lost its end"
+        return text
+    return f"{text}; not at {summary.planned_offset}, but where a transaction begins that would have lost its end"
 
 
 def _undone(summary: CutSummary) -> TopicResult:
-    told = f"log end {summary.log_end_after} -> {summary.log_end_before}: {counted(summary.records, 'record')} restored"
-    return TopicResult(summary.topic, summary.partition, Outcome.DONE, told)
-
-
-def _given_up(log_dir: LogDir, journal: Journal) -> str:
-    return (
-        f"a truncation of {log_dir.path} was interrupted, and the broker ran before it was finished: the saved"
-        f" files stay in {journal.saved_files}"
-    )
+    text = f"log end {summary.log_end_after} -> {summary.log_end_before}: {counted(summary.records, 'record')} restored"
+    return TopicResult(summary.topic, summary.partition, Outcome.DONE, text)

@@ -1,6 +1,6 @@
-"""The plan of an offline truncation: which partitions of which cluster end where. `failback` writes it as a JSON file.
+"""The plan of an offline truncation: which partitions of which cluster to cut where. `failback` writes it as JSON.
 
-The file goes by hand from where failback ran to each broker; it holds no secrets and no addresses.
+The operator copies the file from where failback ran to each broker; it holds no secrets and no addresses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT = "use the file as written by `kmirror failback --offline --plan FILE`"
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    """Which logs of a cluster are cut; `created_at_ms` in epoch milliseconds, `mirror` the mirror it is for."""
+    """Which logs of a cluster to cut, for which `mirror`; `created_at_ms` in epoch milliseconds."""
 
     cluster_id: str
     mirror: str
@@ -36,12 +36,12 @@ class TruncationPlan:
 
     @property
     def digest(self) -> str:
-        """Return what plans for the same cuts have in common: a checksum of cluster, topics and offsets."""
+        """A checksum of cluster, topics and offsets: the same for plans of the same cuts."""
         cuts = sorted((cut.topic, cut.topic_id, cut.partition, cut.cut_offset) for cut in self.partitions)
         return hashlib.sha256(json.dumps([self.cluster_id, cuts]).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as its file holds it."""
+        """Return the plan as written to its file."""
         return document(PLAN, self)
 
 
@@ -73,11 +73,7 @@ PLAN: tuple[Column[TruncationPlan], ...] = (
 
 
 def read_plan(path: str | Path) -> TruncationPlan:
-    """Read a plan and check that it is one.
-
-    Raises:
-        UsageError: the file cannot be read, or is no plan; says where.
-    """
+    """Read and validate a plan. Raises UsageError: the file cannot be read, or is not a plan; says where."""
     try:
         stored = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -91,13 +87,13 @@ def read_plan(path: str | Path) -> TruncationPlan:
 
 
 def parse_plan(stored: object) -> TruncationPlan:
-    """Return the plan that a JSON document is. Raises ValueError with what is wrong of it."""
+    """Return the plan in a JSON document. Raises ValueError with what is wrong."""
     plan = _object(stored, "the plan")
     if plan.get("version") != _VERSION:
         raise ValueError(f"its version is {plan.get('version')!r}, not {_VERSION}")
     listed = plan.get("partitions")
     if not isinstance(listed, list) or not listed:
-        raise ValueError("partitions is not a list with at least one of them")
+        raise ValueError("partitions is not a list with at least one entry")
     cuts = tuple(_partition(one, f"partitions[{index}]") for index, one in enumerate(listed))
     places = [cut.place for cut in cuts]
     twice = next((place for index, place in enumerate(places) if place in places[:index]), None)
@@ -109,12 +105,8 @@ def parse_plan(stored: object) -> TruncationPlan:
 
 
 def write_plan(plan: TruncationPlan, path: str | Path) -> None:
-    """Write a plan's file, whole or not at all.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    parse_plan(plan.to_json())  # what nobody could read again is not written
+    """Write a plan's file atomically. Raises UsageError: it cannot be written."""
+    parse_plan(plan.to_json())  # never write a plan that cannot be read
     target = Path(path).expanduser()
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -159,12 +151,12 @@ def _object(stored: object, what: str) -> Mapping[str, Any]:
 def _text(stored: Mapping[str, Any], key: str, what: str = "the plan") -> str:
     value = stored.get(key)
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{key} of {what} is not a text")
+        raise ValueError(f"{key} of {what} is not a string")
     return value
 
 
 def _number(stored: Mapping[str, Any], key: str, what: str = "the plan") -> int:
     value = stored.get(key)
     if type(value) is not int or value < 0:
-        raise ValueError(f"{key} of {what} is not a number from 0 on")
+        raise ValueError(f"{key} of {what} is not a number of 0 or more")
     return value

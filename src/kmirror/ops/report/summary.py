@@ -15,7 +15,7 @@ from kmirror.ops.report.facts import ReportFacts
 from kmirror.ops.results import TopicResult, is_current
 from kmirror.ops.show.tables import PartitionRow, TopicState
 from kmirror.ops.show.totals import totals
-from kmirror.ops.stop.report import totals_of, totals_told
+from kmirror.ops.stop.report import totals_of, totals_sentences
 from kmirror.settings.durations import format_duration
 from kmirror.state.events import Event
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS
@@ -155,7 +155,7 @@ def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:
     if times:
         first, last = at_time(min(times)), at_time(max(times))
         when = f" at {first}" if first == last else f" between {first} and {last}"
-    losses = "; ".join(totals_told(totals_of(facts.stops, None)))
+    losses = "; ".join(totals_sentences(totals_of(facts.stops, None)))
     yield f"{counted(len(topics), 'topic')} stopped{when} ({', '.join(reasons)}). {losses[:1].upper()}{losses[1:]}."
 
 

@@ -13,7 +13,12 @@ from kmirror.ops.selection import select_stored_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
 from kmirror.ops.show.rows import partition_rows
 from kmirror.ops.show.tables import PartitionRow
-from kmirror.ops.stop.open_transactions import SHOWN_AFTER_MS, explained, is_held_back, open_transactions
+from kmirror.ops.stop.open_transactions import (
+    SHOWN_AFTER_MS,
+    is_blocked_by_transaction,
+    open_transactions,
+    with_transaction,
+)
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.lease import has_ended
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
@@ -58,7 +63,7 @@ def with_open_transactions(
     """Return the rows, naming each open transaction that has blocked a copy for long."""
     held: defaultdict[str, list[TopicPartition]] = defaultdict(list)
     for row in rows:
-        if is_held_back(row):
+        if is_blocked_by_transaction(row):
             held[row.mirror].append(TopicPartition(row.source_topic, row.partition))
     mirrors = [record for name in held if (record := state.mirror(name)) is not None]
     found = prober.ask_sources([(record, partial(open_transactions, held[record.name])) for record in mirrors])
@@ -66,10 +71,10 @@ def with_open_transactions(
     shown = []
     for row in rows:
         opened = found.get(row.mirror, {}).get(TopicPartition(row.source_topic, row.partition))
-        if opened is None or not is_held_back(row):
+        if opened is None or not is_blocked_by_transaction(row):
             shown.append(row)
         else:
-            shown.append(explained(row, opened, sources[row.mirror], now_ms(), shown_after_ms))
+            shown.append(with_transaction(row, opened, sources[row.mirror], now_ms(), shown_after_ms))
     return shown
 
 

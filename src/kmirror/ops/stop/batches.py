@@ -1,8 +1,8 @@
-"""`promote --batch`: so many topics at a time, each batch whole, with a pause and a check in between.
+"""`promote --batch`: promote a number of topics at a time, each batch all or nothing, with a pause and a check between.
 
-A batch is a promote of its own, of all its topics together. After the pause its partitions have to be STOPPED and
-readable, and what is still to come healthy. A batch that fails, or a check that does, ends it there: the topics that
-are left stay mirrored. The same command makes new batches of what is left.
+Each batch is a promote of its own with --together. After the pause its partitions must be STOPPED and readable, and the
+remaining topics healthy. A failed batch or check ends it: the remaining topics stay mirrored. The same command, run
+again, makes new batches of what is left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST
@@ -23,31 +24,32 @@ from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.wait import Condition, wait
-from kmirror.ops.stop.clients import look_at_clients
+from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.failover import Stopped
 from kmirror.ops.stop.promote import PromoteRequest, PromoteView, Watcher, promote
-from kmirror.ops.stop.stop import stopped_already
+from kmirror.ops.stop.report import sorted_rows
+from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionState
 from kmirror.words import counted
 
-#: How long an engine may take to show that what is left is healthy.
+#: Time for the remaining topics to be reported as healthy.
 _HEALTH_MS = 30_000
-_GOES_ON = "it stays mirrored; look at it, then run the same command again: it continues with what is left"
+_CONTINUE = "it stays mirrored; fix the cause, then run the same command again: it continues with what is left"
 
 
 @dataclass(slots=True)
-class _Course:
-    """What came of the batches so far."""
+class _BatchResults:
+    """The results of the batches so far."""
 
     rows: list[TopicResult] = field(default_factory=list)
     parts: list[VerbResult] = field(default_factory=list)
     steps: dict[str, float] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
 
-    def take(self, done: Stopped, topics: Sequence[str], began_ms: int) -> None:
-        """Add what came of a batch."""
+    def add(self, done: Stopped, topics: Sequence[str], began_ms: int) -> None:
+        """Add the result of a batch."""
         result = done.result
         self.rows += result.results
         self.parts.append(result)
@@ -67,14 +69,14 @@ def promote_in_batches(
     dry_run: bool = False,
     health_ms: int = _HEALTH_MS,
 ) -> Stopped:
-    """Promote `size` topics at a time, each batch whole; `request.timeout_ms` is for all of them.
+    """Promote `size` topics at a time, each batch all or nothing; `request.timeout_ms` is for all batches.
 
     Raises:
-        UsageError: a number makes no sense.
+        UsageError: `size` is below 1, or the flags exclude each other.
         RefusedError, TimedOutError, UnreachableError: as `promote`, before the first batch.
     """
     if size < 1:
-        raise UsageError(f"--batch {size} is no number of topics", "give 1 or more")
+        raise UsageError(f"--batch {size} is not a number of topics", "give 1 or more")
     if request.together:
         raise UsageError("--together and --batch exclude each other", "give one of them: each batch is stopped whole")
     began, began_ms, event = time.monotonic(), now_ms(), stopping or threading.Event()
@@ -94,10 +96,10 @@ def promote_in_batches(
     def seconds_left() -> float | None:
         return None if request.timeout_ms is None else began + request.timeout_ms / 1000 - time.monotonic()
 
-    course, why = _Course(), ""
+    done_so_far, why = _BatchResults(), ""
     for topic in chosen:
         if topic.topic not in left:
-            course.rows += stopped_already(state, topic)
+            done_so_far.rows += already_stopped_rows(state, topic)
     with OwnEngine(mirror.name, destination.properties, request.master) as own:
         for number, names in enumerate(batches, 1):
             rest = seconds_left()
@@ -115,14 +117,14 @@ def promote_in_batches(
                 if number == 1:
                     raise
                 outcome = Outcome.TIMED_OUT if error.exit_code == ExitCode.TIMED_OUT else Outcome.FAILED
-                said = f"whether it was stopped is not known: {error.message}"
-                course.rows += [
-                    TopicResult(name, None, outcome, f"{name}: {said}", error.reason, hint=error.hint or RUN_AGAIN)
+                message = f"it is unknown whether it was stopped: {error.message}"
+                done_so_far.rows += [
+                    TopicResult(name, None, outcome, f"{name}: {message}", error.reason, hint=error.hint or RUN_AGAIN)
                     for name in names
                 ]
                 why = f"batch {number} failed"
                 break
-            course.take(done, names, at)
+            done_so_far.add(done, names, at)
             if done.result.exit_code:
                 why = f"batch {number} was not stopped as a whole"
                 break
@@ -133,46 +135,48 @@ def promote_in_batches(
                 rest = seconds_left()
                 event.wait(pause_ms / 1000 if rest is None else max(0.0, min(pause_ms / 1000, rest)))
             if trouble := _trouble(destination, mirror.name, names, [] if event.is_set() else to_come, health_ms):
-                course.rows = _with_trouble(course.rows, trouble)
+                done_so_far.rows = _with_trouble(done_so_far.rows, trouble)
                 why = f"the check after batch {number} failed"
                 break
-    reached = {row.topic for row in course.rows}
-    course.rows += unreached([name for name in left if name not in reached], why, course.rows)
-    rows = sorted(course.rows, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
-    with look_at_clients(destination, mirror) as clients:
+    reached = {row.topic for row in done_so_far.rows}
+    done_so_far.rows += not_reached_rows([name for name in left if name not in reached], why, done_so_far.rows)
+    rows = sorted_rows(done_so_far.rows)
+    with closing(ClientComparison(destination, mirror)) as clients:
         result = VerbResult.of(
             "promote",
             mirror.name,
             rows,
-            groups=[row for one in course.parts for row in one.groups],
-            warnings=dict.fromkeys(said for one in course.parts for said in _own_warnings(one)),
-            clients=clients.found(chosen),
+            groups=[row for one in done_so_far.parts for row in one.groups],
+            warnings=dict.fromkeys(warning for one in done_so_far.parts for warning in _own_warnings(one)),
+            clients=clients.gaps(chosen),
         )
-    result = replace(result, blocked=tuple(row for one in course.parts for row in one.blocked))
-    evidence = evidence_of(destination, mirror, result, began_ms, course.steps, together=False, batches=course.batches)
+    result = replace(result, blocked=tuple(row for one in done_so_far.parts for row in one.blocked))
+    evidence = evidence_of(
+        destination, mirror, result, began_ms, done_so_far.steps, together=False, batches=done_so_far.batches
+    )
     return Stopped(result, evidence)
 
 
-def unreached(topics: Collection[str], why: str, rows: Collection[TopicResult]) -> list[TopicResult]:
-    """Return the rows of topics whose batch did not come: as what ended it, they pass by waiting or do not."""
+def not_reached_rows(topics: Collection[str], why: str, rows: Collection[TopicResult]) -> list[TopicResult]:
+    """Return the rows of topics whose batch was not begun: TIMED_OUT if all that went wrong was, else REFUSED."""
     bad = [row for row in rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
     outcome = Outcome.TIMED_OUT if all(row.result is Outcome.TIMED_OUT for row in bad) else Outcome.REFUSED
     return [
-        TopicResult(name, None, outcome, f"{name} was not stopped: {why} before its turn", hint=_GOES_ON)
+        TopicResult(name, None, outcome, f"{name} was not stopped: {why} before its turn", hint=_CONTINUE)
         for name in topics
     ]
 
 
 def _own_warnings(part: VerbResult) -> list[str]:
-    """Return a batch's warnings but for those of clients, which are told once for all batches."""
+    """Return a batch's warnings without those on clients, which are reported once for all batches."""
     of_clients = set(gap_sentences(part.clients)) if part.clients is not None else set()
-    return [said for said in part.warnings if said not in of_clients]
+    return [warning for warning in part.warnings if warning not in of_clients]
 
 
 def _with_plan(done: Stopped, batches: Sequence[Sequence[str]], pause_ms: int) -> Stopped:
-    """Add to a dry run which batches there would be."""
+    """Add the planned batches to a dry run."""
     pause = f", with {pause_ms / 1000:g} s in between" if pause_ms else ""
-    lines = [f"it would be done in {counted(len(batches), 'batch', 'batches')}{pause}"]
+    lines = [f"the topics would be promoted in {counted(len(batches), 'batch', 'batches')}{pause}"]
     lines += [f"batch {number}: {', '.join(names)}" for number, names in enumerate(batches, 1)]
     return replace(done, result=replace(done.result, warnings=(*done.result.warnings, *lines)))
 
@@ -180,22 +184,22 @@ def _with_plan(done: Stopped, batches: Sequence[Sequence[str]], pause_ms: int) -
 def _trouble(
     destination: Destination, mirror: str, stopped: Collection[str], to_come: Sequence[str], health_ms: int
 ) -> dict[str, TopicResult]:
-    """Check a batch that is stopped, and what is to come; return a row for each topic that is not as it should be."""
+    """Check a stopped batch and the remaining topics; return a row for each topic that fails the check."""
     try:
         found = _unreadable(destination, mirror, stopped)
         if to_come:
-            looked = wait(destination, mirror, Condition.HEALTHY, health_ms, topics=TopicSelector(tuple(to_come)))
-            found |= {row.topic or "": row for row in looked.results if row.result is not Outcome.DONE}
+            health = wait(destination, mirror, Condition.HEALTHY, health_ms, topics=TopicSelector(tuple(to_come)))
+            found |= {row.topic or "": row for row in health.results if row.result is not Outcome.DONE}
     except (KmirrorError, OutcomeUnknown) as error:
         failed = as_kmirror_error(error)
-        said = f"whether batches that are stopped can be read, and the rest is healthy, is unknown: {failed.message}"
+        why = f"it is unknown whether the stopped batches are readable and the rest is healthy: {failed.message}"
         name = next(iter(to_come), next(iter(stopped)))
-        return {name: TopicResult(name, None, Outcome.TIMED_OUT, said, failed.reason, hint=failed.hint)}
+        return {name: TopicResult(name, None, Outcome.TIMED_OUT, why, failed.reason, hint=failed.hint)}
     return found
 
 
 def _unreadable(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, TopicResult]:
-    """Return a row for each topic that is not STOPPED, or of which a partition cannot be read at its end."""
+    """Return a row for each topic that is not STOPPED, or has a partition that cannot be read at its end."""
     state, client = destination.state(), destination.client
     records = [record for name in topics for record in state.partitions(mirror, name)]
     places = {TopicPartition(record.topic, record.partition): record for record in records}
@@ -214,14 +218,13 @@ def _unreadable(destination: Destination, mirror: str, topics: Collection[str]) 
             except (KmirrorError, OutcomeUnknown) as error:
                 why = f"it cannot be read: {error}"
         if why is not None:
-            said = f"{place} was promoted, but {why}"
-            found.setdefault(
-                place.topic, TopicResult(*place, Outcome.FAILED, said, hint="check with `kmirror describe`")
-            )
+            message = f"{place} was promoted, but {why}"
+            row = TopicResult(*place, Outcome.FAILED, message, hint="check with `kmirror describe`")
+            found.setdefault(place.topic, row)
     return found
 
 
 def _with_trouble(rows: Sequence[TopicResult], trouble: Mapping[str, TopicResult]) -> list[TopicResult]:
-    """Return the rows, with those of a check in place of what was said of the same partitions before."""
+    """Return the rows, with those of a check replacing earlier rows of the same partitions."""
     replaced = {(row.topic, row.partition) for row in trouble.values()}
     return [*(row for row in rows if (row.topic, row.partition) not in replaced), *trouble.values()]

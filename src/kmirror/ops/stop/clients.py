@@ -1,14 +1,14 @@
 """Find out what clients of a mirror's source will lack at the destination once they move there.
 
-The source is asked beside a stop, in a thread of its own, for `SOURCE_TIMEOUT_S` from the stop's beginning at most.
-Where it does not answer, what the engine saw last counts, with its time. Nothing of this fails a stop.
+A separate thread asks the source in parallel to a stop, until `SOURCE_TIMEOUT_S` after the stop began. If it does not
+answer, what the engine last read is used, with its time. None of this can fail a stop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -41,7 +41,7 @@ _DESTINATION_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the source said at `time_ms`; an error where it did not say it."""
+    """The source's answers at `time_ms`; an error instead of each one that is missing."""
 
     time_ms: int
     acls: frozenset[AclBinding] | KmirrorError
@@ -49,40 +49,34 @@ class _Answer:
     scram_users: frozenset[str] | KmirrorError
 
 
-class ClientsLook:
-    """Look at the clients of one mirror's source; made by `look_at_clients`."""
+class ClientComparison:
+    """Compare what clients of one mirror's source have there and here; starts asking the source at once."""
 
-    def __init__(self, destination: Destination, mirror: MirrorRecord, asker: BackgroundQuery) -> None:
+    def __init__(self, destination: Destination, mirror: MirrorRecord) -> None:
         self._destination = destination
         self._mirror = mirror
-        self._asker = asker
+        self._asker = BackgroundQuery(mirror.source)
         self._until = time.monotonic() + SOURCE_TIMEOUT_S
-        asker.start(partial(_ask, destination=destination.client, cluster_id=mirror.source_cluster_id))
+        self._asker.start(partial(_ask, destination=destination.client, cluster_id=mirror.source_cluster_id))
 
-    def found(self, topics: Sequence[TopicRecord]) -> ClientGaps:
-        """Return what clients of these topics lack; of those that are still mirrored, once they are stopped."""
+    def gaps(self, topics: Sequence[TopicRecord]) -> ClientGaps:
+        """Return what clients of these topics lack, or for topics still mirrored will lack once they are stopped."""
         answer = self._asker.answer(self._until)
         if not isinstance(answer, _Answer):
             why = answer or KmirrorError(f"the source does not answer within {SOURCE_TIMEOUT_S:g} s")
             answer = _Answer(now_ms(), why, why, why)
         try:
-            return _Comparison(self._destination, self._mirror, topics, answer).gaps()
+            return _GapFinder(self._destination, self._mirror, topics, answer).gaps()
         except (KmirrorError, OutcomeUnknown) as error:
             unknown = f"what clients of the source lack here is unknown: {as_kmirror_error(error).message}"
             return ClientGaps(found_ms=now_ms(), unknown=(unknown,), warned=(unknown,))
 
-
-@contextmanager
-def look_at_clients(destination: Destination, mirror: MirrorRecord) -> Iterator[ClientsLook]:
-    """Begin to ask a mirror's source for what its clients have there."""
-    asker = BackgroundQuery(mirror.source)
-    try:
-        yield ClientsLook(destination, mirror, asker)
-    finally:
-        asker.close()
+    def close(self) -> None:
+        """Close the connection to the source."""
+        self._asker.close()
 
 
-class _Comparison:
+class _GapFinder:
     def __init__(
         self, destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord], answer: _Answer
     ) -> None:
@@ -97,12 +91,12 @@ class _Comparison:
         self._warned: list[str] = []
         own = self._state.topics(mirror.name)
         names = {topic.topic for topic in topics}
-        #: What a stop will change, of topics that are not stopped yet.
+        #: The ACL changes that stopping will make, for topics that are not stopped yet.
         self._plan = plan_lift(self._state, mirror.name, [t.topic for t in own if t.topic in names and is_mirrored(t)])
-        self._goes_on = any(is_mirrored(t) and t.topic not in names for t in own)
+        self._mirroring_continues = any(is_mirrored(t) and t.topic not in names for t in own)
 
     def gaps(self) -> ClientGaps:
-        """Compare all there is to compare."""
+        """Compare rights, quotas and SCRAM users."""
         at = now_ms()
         rights, rights_ms = self._rights(at)
         known = clients_record(self._state, self._mirror.name)
@@ -116,10 +110,10 @@ class _Comparison:
         )  # fmt: skip
         cluster = admin_options(self._destination.config)
         deferred = deferred_acls(self._state, self._mirror.name) - self._plan.shared
-        if deferred and not self._goes_on:
+        if deferred and not self._mirroring_continues:
             self._warned.append(
-                f"{counted(len(deferred), 'ACL')} of the source are not created here, as mirror topics are left that"
-                " they are about or power over; `--json` has the commands"
+                f"{counted(len(deferred), 'ACL')} of the source are not created here, because they also"
+                " concern or give power over topics that are still mirrored; `--json` has the commands"
             )
         return ClientGaps(
             found_ms=at,
@@ -139,7 +133,7 @@ class _Comparison:
         what = "which clients of the source lack rights here is unknown"
         here = _asked(partial(describe_acls, self._client, timeout=_DESTINATION_S))
         if isinstance(here, NoAuthorizerError):
-            return (), at  # everyone may do everything
+            return (), at  # without an authorizer everyone may do everything
         if isinstance(here, KmirrorError):
             return self._not_known(f"{what}: {here.message}", is_warned=True)
         if OPEN_BY_DEFAULT in (self._state.rights(self._mirror.name, SHARED).detected_only or ""):
@@ -152,15 +146,15 @@ class _Comparison:
             if seen is None:
                 return self._not_known(f"{what}: {theirs.message}; its ACLs were never seen", is_warned=True)
             theirs, seen_ms = seen
-        blocked = {one for t in self._topics for one in self._state.rights(self._mirror.name, t.topic).blocked}
-        theirs -= blocked  # for the move only
+        # our own denials of WRITE at the source, for the time of the move only
+        theirs -= {one for t in self._topics for one in self._state.rights(self._mirror.name, t.topic).blocked}
         removed = {one for group in self._plan.remove.values() for one in group}
         given = {one for group in self._plan.give.values() for one in group}
         return lacking_rights(theirs, (here - removed) | given | self._plan.shared, self._scope()), seen_ms
 
     def _scope(self) -> Scope:
         logins = {login_principal(self._destination.config)}
-        with suppress(KmirrorError):  # a secret may be out of reach
+        with suppress(KmirrorError):  # a secret may have no value here
             logins.add(login_principal(client_config(self._mirror.source)))
         settings = self._settings
         return Scope(

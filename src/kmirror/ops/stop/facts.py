@@ -1,7 +1,7 @@
-"""Find out what a stop of topics means: where the source's records end, what the source has now, what is lost.
+"""Find out what stopping topics means: where the source's records end in each copy, what the source has, what is lost.
 
-A stop and its rehearsal use it alike. The destination is read here; the source is asked in a thread of its own
-(`source_ends`), so that it never delays a stop.
+A stop and its dry run share this. The destination is read here; a separate thread asks the source (`source_ends`), so
+that it never delays a stop.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.fence import FenceResult
@@ -20,19 +18,19 @@ from kmirror.cluster.reader import read_batch_at
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.context import Destination, now_ms
 from kmirror.ops.stop.mirrored_end import Evidence, mirrored_ends
-from kmirror.ops.stop.report import failure_of, found_at_stop, known_lost, last_seen, with_answer
-from kmirror.ops.stop.source_ends import SourceEnds, SourceQuestion
+from kmirror.ops.stop.report import at_stop_from_reports, failure_of, known_lost, last_reports, with_source_answer
+from kmirror.ops.stop.source_ends import SourceEnds, SourceEndsRequest
 from kmirror.state.records import AtStop, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 
-#: Reading the timestamps of last mirrored records ends after so long; what is left keeps what its lane reported.
+#: Time to read the timestamps of last mirrored records; partitions left after that keep what their lane reported.
 _READING_S = 2.0
-#: Reasons for which an inspection has found records of another client, and where.
+#: Reasons with which an inspection reports records of another client, and their offset.
 _WRITTEN = frozenset({Reason.DESTINATION_WRITTEN, Reason.OFFSET_MISMATCH})
 
 
-class StopLook:
-    """Look at the topics of one stop; `state` is that of its beginning."""
+class StopFacts:
+    """What is found out about the topics of one stop; `state` is the stored state at its beginning."""
 
     def __init__(
         self, destination: Destination, state: State, mirror: MirrorRecord, topics: Sequence[TopicRecord]
@@ -40,42 +38,38 @@ class StopLook:
         self._client: ClusterClient = destination.client
         self._state = state
         self._topics = {topic.topic: topic for topic in topics}
-        self.seen = last_seen(state, mirror.name)
-        known = {place: seen.row.destination_offset or 0 for place, seen in self.seen.items()}
-        self._question = SourceQuestion(mirror, topics, known)
-        #: Where each log's records of the source end.
+        self.reports = last_reports(state, mirror.name)
+        known = {place: report.row.destination_offset or 0 for place, report in self.reports.items()}
+        self._request = SourceEndsRequest(mirror, topics, known)
+        #: Where the source's records end in each log, once `at_stop` has been called.
         self.last_mirrored_offsets: dict[TopicPartition, int] = {}
         self.warnings: list[str] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._question.close()
+    def close(self) -> None:
+        """Close the connections to the source."""
+        self._request.close()
 
     def ask_source(self) -> None:
-        """Begin to ask the source for its ends."""
-        self._question.begin()
+        """Start asking the source for its ends."""
+        self._request.start()
 
     def source(self) -> SourceEnds:
-        """Return what the source says; waits for it, but never long."""
-        return self._question.answer()
+        """Return the source's answer; waits for it a few seconds at most."""
+        return self._request.answer()
 
-    def found(self, ends: Mapping[TopicPartition, FenceResult]) -> dict[TopicPartition, AtStop]:
-        """Return what is known of partitions whose logs end there, and note their last mirrored offsets."""
+    def at_stop(self, ends: Mapping[TopicPartition, FenceResult]) -> dict[TopicPartition, AtStop]:
+        """Return what is known of partitions whose logs end at `ends`, and set their last mirrored offsets."""
         at = now_ms()
         failures = {
-            place: failure_of(self._state.partition(self._topics[place.topic].mirror, *place), self.seen.get(place))
+            place: failure_of(self._state.partition(self._topics[place.topic].mirror, *place), self.reports.get(place))
             for place in ends
         }
         evidence = {}
         for place, end in ends.items():
             if end.end_offset is None:
                 continue
-            topic, seen, failure = self._topics[place.topic], self.seen.get(place), failures[place]
-            confirmed = seen.row.destination_offset if seen is not None else None
+            topic, report, failure = self._topics[place.topic], self.reports.get(place), failures[place]
+            confirmed = report.row.destination_offset if report is not None else None
             if failure is not None and failure.reason is Reason.SOURCE_TRUNCATED:
                 confirmed = failure.offset if confirmed is None else confirmed  # an inspection compared all up to there
             evidence[place] = Evidence(
@@ -89,17 +83,17 @@ class StopLook:
         for place, end_of in mirrored_ends(self._client, evidence).items():
             self.last_mirrored_offsets[place] = end_of.offset
             log_end = evidence[place].log_end
-            found[place] = found_at_stop(end_of, log_end, failures[place], self.seen.get(place), at)
+            found[place] = at_stop_from_reports(end_of, log_end, failures[place], self.reports.get(place), at)
             if end_of.trouble is not None:
                 self.warnings.append(f"{place}: {end_of.trouble}")
         return found
 
-    def answered(
+    def with_source_answer(
         self, known: Mapping[TopicPartition, AtStop], last_mirrored_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, AtStop]:
-        """Return what is known with the source's answer, where it has come by now."""
+        """Return what is known, updated with the source's answer where it has arrived."""
         answer = self.source()
-        found = {place: with_answer(place, one, answer) for place, one in known.items()}
+        found = {place: with_source_answer(place, one, answer) for place, one in known.items()}
         until = time.monotonic() + _READING_S
         for place, one in found.items():
             end = last_mirrored_offsets[place]
@@ -111,12 +105,12 @@ class StopLook:
         return found
 
     def _is_reported(self, place: TopicPartition, end: int) -> bool:
-        """Tell whether a lane has reported the timestamp of the last record before `end`."""
-        row = self.seen[place].row if place in self.seen else None
+        """Return whether a lane has reported the timestamp of the last record before `end`."""
+        row = self.reports[place].row if place in self.reports else None
         return row is not None and row.destination_offset == end and row.last_timestamp_ms is not None
 
     def _timestamp_before(self, place: TopicPartition, end: int) -> int | None:
-        """Return the timestamp of the batch of records that ends there; None where a marker does, or it is unread."""
+        """Return the timestamp of the batch of records that ends there; None for a marker, or if it cannot be read."""
         try:
             batch = read_batch_at(self._client, place, end - 1) if end else None
         except (KmirrorError, OutcomeUnknown):

@@ -1,12 +1,13 @@
-"""`failover`: make a mirror's topics ordinary ones at once; and `remove`, which does that for topics by name.
+"""`failover`: stop mirroring immediately and make a mirror's topics writable; `remove`: the same for named topics.
 
-Neither needs the source, an engine, Spark or Java. What is done, and in which order, is `ops.stop`'s.
+Neither needs the source, an engine, Spark or Java. The steps are those of `ops.stop.stop`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,21 @@ from kmirror.ops.evidence import evidence_of
 from kmirror.ops.gone import gone_topics, not_described
 from kmirror.ops.results import Outcome, TopicResult, VerbResult
 from kmirror.ops.selection import select_topics
-from kmirror.ops.stop.clients import look_at_clients
-from kmirror.ops.stop.facts import StopLook
+from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
-from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, stopped_row, totals_of, unmirrored_row
+from kmirror.ops.stop.report import (
+    incomplete_warnings,
+    partitions_of,
+    sorted_rows,
+    spread_warnings,
+    stopped_row,
+    totals_of,
+    unmirrored_row,
+)
 from kmirror.ops.stop.steps import Checkpoint
-from kmirror.ops.stop.stop import ended, stop, stopped_already
-from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
+from kmirror.ops.stop.stop import already_stopped_rows, stop, with_end
+from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import AtStop, PartitionRecord, PartitionState, TopicRecord
@@ -38,7 +47,7 @@ _TO_FENCE = ("CLUSTER_ACTION", "ALTER")
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What a verb that stops topics hands back: its document, and the evidence for `--report`."""
+    """What a verb that stops topics returns: its document, and the evidence for `--report`."""
 
     result: VerbResult
     evidence: dict[str, Any]
@@ -53,7 +62,7 @@ def failover(
     dry_run: bool = False,
     checkpoint: Checkpoint = lambda _: None,
 ) -> Stopped:
-    """Stop these topics, all of the mirror by default, and its discovery with them.
+    """Stop these topics; by default all topics of the mirror, and its discovery too.
 
     Raises:
         RefusedError: no such mirror or topic.
@@ -100,7 +109,7 @@ def remove(
 def _source_patterns(
     topics: TopicSelector, chosen: Sequence[TopicRecord], prefix: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return patterns of source names for patterns of destination names, and those of which there is none."""
+    """Translate patterns of destination names to source names; also return those that cannot be translated."""
     expressions, lost = [], []
     for pattern in topics.expressions:
         if not prefix:
@@ -126,10 +135,10 @@ def _carry_out(
 ) -> Stopped:
     began_ms = now_ms()
     mirror = require_mirror(state, request.mirror)
-    with look_at_clients(destination, mirror) as look:
+    with closing(ClientComparison(destination, mirror)) as clients:
         done = _preview(destination, state, request, chosen) if dry_run else stop(destination, request, checkpoint)
-        clients = look.found(chosen)
-    rows = sorted(done.results, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
+        gaps = clients.gaps(chosen)
+    rows = sorted_rows(done.results)
     totals = totals_of(rows, done.source_trouble)
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {request.mirror} has no topics")]
@@ -141,45 +150,50 @@ def _carry_out(
         groups=done.groups,
         warnings=[*warnings, *done.warnings],
         totals=totals,
-        clients=clients,
+        clients=gaps,
     )
     return Stopped(result, evidence_of(destination, mirror, result, began_ms, done.steps))
 
 
-def _preview(destination: Destination, state: State, request: StopRequest, chosen: Sequence[TopicRecord]) -> Stopping:
-    """Return what a stop would find now; the drill."""
+def _preview(
+    destination: Destination, state: State, request: StopRequest, chosen: Sequence[TopicRecord]
+) -> StopResults:
+    """Return what a stop would find now: the dry run."""
     going = [topic for topic in chosen if not is_stopped(state, topic)]
     with (
         naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE),
-        StopLook(destination, state, require_mirror(state, request.mirror), going) as look,
+        closing(StopFacts(destination, state, require_mirror(state, request.mirror), going)) as facts,
     ):
         if going:
-            look.ask_source()
-        return _rehearse(destination, state, request, chosen, look)
+            facts.ask_source()
+        return _dry_run(destination, state, request, chosen, going, facts)
 
 
-def _rehearse(
-    destination: Destination, state: State, request: StopRequest, chosen: Sequence[TopicRecord], look: StopLook
-) -> Stopping:
-    done = Stopping()
-    going = [topic for topic in chosen if not is_stopped(state, topic)]
+def _dry_run(
+    destination: Destination,
+    state: State,
+    request: StopRequest,
+    chosen: Sequence[TopicRecord],
+    going: Sequence[TopicRecord],
+    facts: StopFacts,
+) -> StopResults:
+    done = StopResults()
     found = destination.client.metadata([topic.topic for topic in going]).topics
     gone = gone_topics(destination.client, going, found)
     unadded = {topic.topic for topic in going if topic.destination_topic_id is None}
     unclear = {name: one for name, one in found.items() if one.error_code and name not in gone | unadded}
     alive = [topic for topic in going if topic.topic not in gone | unadded | unclear.keys()]
     first_source = FirstSource(state.mirror(request.mirror), alive)
-    places = {place: topic for topic in alive for place in places_of(topic)}
+    places = {place: topic for topic in alive for place in partitions_of(topic)}
     ends = log_ends(destination.client, places)
     lacking = missing_rights(destination.client, [topic.topic for topic in alive], _NEEDED)
     may_fence = _may_fence(destination)
-    known = look.found(ends)
-    known = look.answered(known, look.last_mirrored_offsets)
-    source = look.source() if going else None
+    known = facts.with_source_answer(facts.at_stop(ends), facts.last_mirrored_offsets)
+    source = facts.source() if going else None
     done.source_trouble = source.trouble if source is not None else None
     for topic in chosen:
         if topic not in going:
-            done.results += stopped_already(state, topic)
+            done.results += already_stopped_rows(state, topic)
         elif topic.topic in gone:
             done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} was deleted"))
         elif topic.topic in unadded:
@@ -189,51 +203,39 @@ def _rehearse(
             error = not_described(unclear[topic.topic])
             done.results.append(TopicResult(topic.topic, None, Outcome.FAILED, error.message, hint=error.hint))
     for place, topic in places.items():
-        done.results.append(_would_stop(state, topic, place, known.get(place), look, request.reason))
+        done.results.append(_would_stop(state, topic, place, known.get(place), facts, request.reason))
     if source is not None:
         done.results += [unmirrored_row(place, records, request.reason) for place, records in source.unmirrored.items()]
     for name, rights in sorted(lacking.items()):
-        done.results.append(
-            TopicResult(
-                name,
-                None,
-                Outcome.FAILED,
-                f"the destination does not grant us {' and '.join(rights)} on topic {name}",
-                Reason.NOT_AUTHORIZED,
-                hint=grant_line(destination.config, rights, f"--topic {name}"),
-            )
-        )
+        message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
+        hint = grant_line(destination.config, rights, f"--topic {name}")
+        done.results.append(TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
     if request.always_fence and not may_fence:
         done.warnings.append(
             "kmirror lacks the right to write markers here (ALTER or CLUSTER_ACTION on the cluster): a forgotten"
             " engine would be fenced by its lease only"
         )
     first_source.applied(destination.config, done.warnings)
-    done.warnings += look.warnings
-    done.warnings += incomplete_told(state, request.mirror, alive, look.seen)
-    done.warnings += spread_told(going, look.seen)
+    done.warnings += facts.warnings
+    done.warnings += incomplete_warnings(state, request.mirror, alive, facts.reports)
+    done.warnings += spread_warnings(going, facts.reports)
     return done
 
 
 def _would_stop(
-    state: State, topic: TopicRecord, place: TopicPartition, known: AtStop | None, look: StopLook, reason: Reason
+    state: State, topic: TopicRecord, place: TopicPartition, known: AtStop | None, facts: StopFacts, reason: Reason
 ) -> TopicResult:
     if known is None:
-        return TopicResult(
-            *place,
-            Outcome.FAILED,
-            f"the leader of {place} does not answer",
-            Reason.DESTINATION_UNREACHABLE,
-            hint="bring its broker back, or elect another leader",
-        )
+        message, hint = f"the leader of {place} does not answer", "bring its broker back, or elect another leader"
+        return TopicResult(*place, Outcome.FAILED, message, Reason.DESTINATION_UNREACHABLE, hint=hint)
     record = state.partition(topic.mirror, *place)
     if record is None:
         record = PartitionRecord(topic.mirror, *place, PartitionState.LOG_ALIGNMENT, now_ms())
-    record = ended(record, topic, look.last_mirrored_offsets[place], known, None)
+    record = with_end(record, topic, facts.last_mirrored_offsets[place], known, None)
     return stopped_row(place, record, Outcome.DONE, reason, "would be stopped")
 
 
 def _may_fence(destination: Destination) -> bool:
-    """Tell whether markers may be written, by what brokers say of our rights on the cluster (KIP-430)."""
+    """Return whether we may write markers, by our authorized operations on the cluster (KIP-430)."""
     operations = cluster_operations(destination.client)
     return any(not missing_operations(operations, [operation]) for operation in _TO_FENCE)

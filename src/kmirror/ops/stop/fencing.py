@@ -1,7 +1,7 @@
-"""Fence the engines that could still write to topics that are stopped.
+"""Fence engines that could still write to topics that are being stopped.
 
-An engine that releases the topics reports that nothing is in flight any more. Where it does not, or where the verb
-always fences, its lease is taken and its producer ids are fenced at every leader (`cluster.fence`).
+An engine that releases the topics confirms that nothing is in flight any more. If it does not, or if the verb always
+fences, its lease is taken and its producer ids are fenced at every leader (`cluster.fence`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.spec import own_producer_id
 from kmirror.ops.stop.handover import Handover, await_handover
-from kmirror.ops.stop.report import places_of
+from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.lease import EngineIdentity, Lease
 from kmirror.state.records import EngineState, PartitionState, TopicRecord
 
-#: How long an engine that is at work may take to give topics up.
+#: Time a running engine may take to release topics.
 _HANDOVER_S = 5.0
-#: How long the lanes of an engine whose lease was taken may go on, at most, by the lease's own length.
+#: Length of our own lease, and so the longest the lanes of the engine it was taken from may continue.
 _LEASE_TTL_MS = 5_000
 _REFUSED = (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
-def take_charge(work: StopWork) -> str | None:
-    """Have the engine release the topics, or take its lease; find out whether the brokers have to fence it."""
+def release_topics(work: StopWork) -> str | None:
+    """Wait until the engine has released the topics, or take its lease; decide whether brokers must fence it."""
     request = work.request
     work.must_fence = request.always_fence
     if not work.topics:
@@ -50,7 +50,7 @@ def take_charge(work: StopWork) -> str | None:
 
 
 def _end_engine(work: StopWork) -> bool:
-    """Take the lease from the engine that has it; return whether there may have been one."""
+    """Take the lease from the engine that has it; return False if there was certainly none."""
     mirror = work.request.mirror
     engine = work.destination.state().engine(mirror)
     if engine is None or (engine.state is EngineState.RELEASED and not engine.settle_ms):
@@ -66,16 +66,16 @@ def _end_engine(work: StopWork) -> bool:
 
 
 def fence_writers(work: StopWork) -> str:
-    """Fence the mirror's producers where that is needed, and look up where the logs end; the source is asked meanwhile.
+    """Fence the mirror's producers if needed, and read where the logs end; meanwhile the source is asked.
 
-    Partitions whose end is recorded already are left out.
+    Skips partitions whose end is recorded already.
     """
     client = work.destination.client
-    work.look.ask_source()
+    work.facts.ask_source()
     writers = {
         place: writer
         for topic in work.topics
-        for place in places_of(topic)
+        for place in partitions_of(topic)
         if (writer := _writer(work, topic, place)) is not None
     }
     if not writers:
@@ -88,7 +88,7 @@ def fence_writers(work: StopWork) -> str:
     if refused and work.request.fence_with_record:
         found |= fence(client, refused, with_record=True)
     elif refused:
-        # the brokers fence no one: what is in flight arrives until the lease has expired
+        # not fenced at the brokers: what is in flight may arrive until the lease has expired
         engine = work.destination.state().engine(work.request.mirror)
         time.sleep((engine.settle_ms if engine else 0) / 1000)
         found |= log_ends(client, refused)
@@ -102,11 +102,11 @@ def fence_writers(work: StopWork) -> str:
 
 
 def _writer(work: StopWork, topic: TopicRecord, place: TopicPartition) -> Writer | None:
-    """Return the producer of a partition's copy; None where its end is recorded already."""
-    record, seen = work.state.partition(topic.mirror, *place), work.look.seen.get(place)
+    """Return the producer of a partition's copy; None if its end is recorded already."""
+    record, report = work.state.partition(topic.mirror, *place), work.facts.reports.get(place)
     if record is not None and record.last_mirrored_offset is not None:
         return None
-    known_end = (seen.row.destination_offset or 0) if seen else 0
+    known_end = (report.row.destination_offset or 0) if report else 0
     guard = record.guard if record else None
     if guard is None:
         return Writer(own_producer_id(topic.mirror, *place), 0, known_end)

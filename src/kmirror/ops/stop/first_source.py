@@ -1,7 +1,7 @@
-"""The settings behind a mirror of a mirror when it stops: asked of the source once more, else what was last known.
+"""The first source's topic settings for a mirror of a mirror that stops: read from the source again, else last known.
 
-A source that is a mirror itself remembers what its own source wants. It is asked in a thread, beside the other work of
-the stop, for a few seconds at most: a source that is down or hangs never delays a failover for longer.
+A source that is a mirror itself has stored the settings of its own source. It is asked in a thread, in parallel to the
+stop, for a few seconds at most: a source that is down or hangs never delays a failover longer than that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from kmirror.settings.durations import format_duration
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.sync.topic_settings import knows_no_first_source, settings_for
-
-_MOST_NAMED = 20
+from kmirror.words import at_time, listed
 
 
 class FirstSource:
-    """Ask a mirror's source for the settings behind those of `topics` that are mirror topics there; begins at once."""
+    """Ask a mirror's source for the first source's settings of `topics` that are mirror topics there."""
 
     def __init__(self, mirror: MirrorRecord | None, topics: Sequence[TopicRecord]) -> None:
         self._topics = tuple(topics)
@@ -41,9 +40,9 @@ class FirstSource:
             threading.Thread(target=self._ask, name="kmirror-first-source", daemon=True).start()
 
     def applied(self, login: ClientConfig, warnings: list[str]) -> list[TopicRecord]:
-        """Return all topics, with what the source said; `warnings` gain what is not as fresh, or not known.
+        """Return all topics, updated with the answer; adds to `warnings` what is older, or unknown.
 
-        `login` is how the destination is reached.
+        `login` is the destination's client configuration.
         """
         if not self._asked:
             return list(self._topics)
@@ -55,7 +54,7 @@ class FirstSource:
             settled.append(fresh or topic)
             if fresh is None:
                 stale.append(topic)
-        warnings += self._told(stale, [t for t in settled if knows_no_first_source(t)], login)
+        warnings += self._warnings(stale, [t for t in settled if knows_no_first_source(t)], login)
         return settled
 
     def _ask(self) -> None:
@@ -79,7 +78,7 @@ class FirstSource:
             self._done.set()
 
     def _fresh(self, topic: TopicRecord, answer: SourceSettings | None) -> TopicRecord | None:
-        """Return the topic with what the source says now, None where it says nothing."""
+        """Return the topic with the settings the source returned now, None if it returned none."""
         found = answer.topics.get(topic.source_topic, 0) if answer is not None else 0
         if answer is None or self._mirror is None or isinstance(found, int) or topic.source_topic in answer.unreadable:
             return None
@@ -87,23 +86,25 @@ class FirstSource:
         plan = settings_for(found, None, exclude)
         return replace(topic, deferred=dict(plan.deferred), inherited=plan.inherited)
 
-    def _told(self, stale: Sequence[TopicRecord], unknown: Sequence[TopicRecord], login: ClientConfig) -> Iterable[str]:
+    def _warnings(
+        self, stale: Sequence[TopicRecord], unknown: Sequence[TopicRecord], login: ClientConfig
+    ) -> Iterable[str]:
         known = [topic for topic in stale if topic not in unknown]
         seen = [topic.first_source_seen_ms for topic in known if topic.first_source_seen_ms is not None]
         if known:
             why = self._silence if self._answer is None else "it does not report which settings it defers there"
             when = ""
             if seen:
-                at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(seen) / 1000))
-                when = f", as read at {at} ({format_duration(max(0, now_ms() - min(seen)))} ago)"
+                age = format_duration(max(0, now_ms() - min(seen)))
+                when = f", as read at {at_time(min(seen))} ({age} ago)"
             yield (
-                f"{_some(known)}: the source is a mirror too, and did not return the settings of its own source "
+                f"{_names(known)}: the source is a mirror too, and did not return the settings of its own source "
                 f"({why}): they get the last known ones{when}; compare them with the first source"
             )
         if unknown:
             kept = ", ".join(f"{key}={value}" for key, value in sorted((unknown[0].deferred or {}).items()))
             yield (
-                f"{_some(unknown)}: the source is a mirror too, and the settings of its own source were never known "
+                f"{_names(unknown)}: the source is a mirror too, and the settings of its own source were never known "
                 f"here: they keep {kept}, so no record is deleted by time or size; set what you want: "
                 f"kafka-configs {admin_options(login)} --alter --entity-type topics "
                 f"--entity-name {unknown[0].topic} --add-config retention.ms=MS,retention.bytes=BYTES"
@@ -111,12 +112,11 @@ class FirstSource:
 
 
 def _is_asked(mirror: MirrorRecord, topic: TopicRecord) -> bool:
-    """Tell whether the source topic is a mirror topic, and its first source's settings are to be followed."""
+    """Return whether the source topic is a mirror topic whose first source's settings are synced."""
     if knows_no_first_source(topic):
         return True
     return topic.first_source_seen_ms is not None and stored_settings(mirror.settings).sync_topic_configs_enabled
 
 
-def _some(topics: Sequence[TopicRecord]) -> str:
-    more = len(topics) - _MOST_NAMED
-    return ", ".join(topic.topic for topic in topics[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _names(topics: Sequence[TopicRecord]) -> str:
+    return listed([topic.topic for topic in topics])

@@ -1,12 +1,12 @@
 """Find where the source's records end in a mirror partition. Needs the destination only.
 
-Usually they end where the log does. Where another client wrote to the mirror topic, they end at its first record. A
-mirror writes under producer ids that brokers never hand out, so a batch tells who wrote it. Only what no lane has
-confirmed is read: up to there the log was compared with its source.
+Usually they end at the log end. If another client wrote to the mirror topic, they end at its first record. A mirror
+writes under producer ids that brokers never assign, so a batch's producer id shows who wrote it. Only offsets that no
+lane has confirmed are read: up to there the log was compared with its source.
 
-Two answers cost nothing. A lane has confirmed all of the log. Or the leader's last sequence number of the mirror's own
-producer fits the log's end: sequence numbers are offsets (`engine/lane/partition_copy.py`), and records of other
-clients would have moved the end.
+Nothing has to be read in two cases: a lane has confirmed the whole log; or the last sequence number that the leader
+knows of the mirror's producer matches the log end. Sequence numbers are offsets (`engine/lane/partition_copy.py`), and
+records of other clients would have moved the end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kmirror.cluster.reader import PartitionReader, read_batches
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.words import counted
 
-#: All reading ends after so long: a stop does not wait for it. So much of one partition is read at most.
+#: Limits on reading, so that a stop does not wait long: time for all partitions, bytes of each partition.
 _READING_S = 4.0
 _MOST_BYTES = 64 << 20
-#: The distances from the end at which a batch of ours is looked for grow by this.
+#: Factor by which the distance from the end grows while searching for a batch of ours.
 _FARTHER = 4
 
 
@@ -34,23 +34,23 @@ _FARTHER = 4
 class Evidence:
     """What is known of a mirror partition that ends at `log_end`; unknown numbers are None.
 
-    `confirmed` is the end of what its lane knew to be the source's. `failed_offset` is where an inspection found
-    records of another client. `last_sequence` is the last one that the leader remembers of the mirror's producer.
+    `confirmed` is the end of what its lane confirmed as the source's. `failed_offset` is where an inspection found
+    records of another client. `last_sequence` is the last one that the leader knows of the mirror's producer.
     """
 
     log_end: int
     confirmed: int | None = None
     failed_offset: int | None = None
     last_sequence: int | None = None
-    #: Its first records were there before the mirror: they have other producer ids, and equal the source's.
+    #: Its first records are older than the mirror: they have other producer ids, and equal the source's.
     is_adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MirroredEnd:
-    """Where the source's records end, and how many records of other clients follow; the first of them by `producer_id`.
+    """Where the source's records end, and how many records of other clients follow; the first is by `producer_id`.
 
-    With `trouble` it was not possible to look, and `offset` is the best that is known.
+    With `trouble` the log could not be read, and `offset` is the best that is known.
     """
 
     offset: int
@@ -77,14 +77,14 @@ def mirrored_ends(
             found[place] = _unread(places[place], "its leader did not answer in time")
             continue
         try:
-            found[place] = _look(client, place, places[place], start)
+            found[place] = _read_end(client, place, places[place], start)
         except (KmirrorError, OutcomeUnknown) as error:
             found[place] = _unread(places[place], str(error))
     return found
 
 
 def _is_all_ours(evidence: Evidence) -> bool:
-    """Tell whether all of the log is the source's, without a look at it."""
+    """Return whether all of the log is known to be the source's, without reading it."""
     end = evidence.log_end
     if evidence.failed_offset is not None:
         return False
@@ -99,12 +99,12 @@ def _unread(evidence: Evidence, trouble: str) -> MirroredEnd:
     return MirroredEnd(known, trouble=f"the writer of its last records is unknown: {trouble}")
 
 
-def _look(client: ClusterClient, place: TopicPartition, evidence: Evidence, start: int) -> MirroredEnd:
-    """Read what no lane has confirmed."""
+def _read_end(client: ClusterClient, place: TopicPartition, evidence: Evidence, start: int) -> MirroredEnd:
+    """Find the end by reading what no lane has confirmed."""
     end = evidence.log_end
     low = evidence.confirmed
     if low is None and evidence.is_adopted and evidence.failed_offset is None:
-        # what others wrote before it was adopted is the source's: only a last batch of ours tells
+        # what other clients wrote before it was adopted is the source's: only a last batch of ours is proof
         low = _last_fitting(client, place, end, max(start, end - 1))
         if low is None:
             return _unread(evidence, "no engine has checked them since the topic was adopted")
@@ -133,16 +133,17 @@ def _look(client: ClusterClient, place: TopicPartition, evidence: Evidence, star
 
 
 def _last_fitting(client: ClusterClient, place: TopicPartition, end: int, start: int) -> int | None:
-    """Return the end of the last batch of a mirror that is where its sequence number says; None where there is none.
+    """Return the end of the last batch of a mirror whose sequence number matches its offset; None if there is none.
 
-    Records of other clients move what follows them, and so do markers of ours: those are looked at one by one then.
+    Records of other clients shift what follows them, and so do our markers: those are then read one by one.
     """
     distance = 1
     reader = PartitionReader(client, place)
     while start < end:
         offset = max(start, end - distance)
         headers = [h for h in batch_headers(reader.fetch(offset).records) if h.base_offset < end]
-        fitting = [h.next_offset for h in headers if not h.is_control and not _is_foreign(h) and _fits(h)]
+        ours = [h for h in headers if not h.is_control and not _is_foreign(h)]
+        fitting = [h.next_offset for h in ours if (h.base_offset - h.base_sequence) & SEQUENCE_MASK == 0]
         if fitting:
             return min(max(fitting), end)
         if offset == start:
@@ -151,10 +152,6 @@ def _last_fitting(client: ClusterClient, place: TopicPartition, end: int, start:
     return None
 
 
-def _fits(header: BatchHeader) -> bool:
-    return (header.base_offset - header.base_sequence) & SEQUENCE_MASK == 0
-
-
 def _is_foreign(header: BatchHeader) -> bool:
-    """Tell whether another client wrote a batch; markers are not told apart."""
+    """Return whether another client wrote a batch; for markers that is unknown, and False is returned."""
     return not header.is_control and header.producer_id < FIRST_OWN_PRODUCER_ID

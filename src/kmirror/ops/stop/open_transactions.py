@@ -1,7 +1,7 @@
-"""What holds back a copy that has reached its source's last stable offset: a transaction that is open there.
+"""Open transactions at the source, which block a copy that has reached the last stable offset.
 
-Consumers that read committed records are not shown what lies beyond the first open transaction of a partition, and so
-it is not copied either. Once that lasts, whoever looks is told which transaction it is and how to end it.
+Read-committed consumers see nothing after the first open transaction of a partition, so that is not copied either. If
+it stays open, `describe` names the transaction and the command that aborts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kmirror.ops.show.tables import PartitionRow
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import PartitionState
 
-#: Younger transactions are not worth a word: their applications are at work.
+#: Younger transactions are not reported: their applications are most likely running.
 SHOWN_AFTER_MS = 60_000
 
 #: A broker sends the first batch whole, however little is asked for.
@@ -30,9 +30,9 @@ _SHORTEST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """The first open transaction of a partition, as its leader tells; `begun_ms` is what its first record says.
+    """The first open transaction of a partition, as its leader reports it; `begun_ms` is its first record's timestamp.
 
-    `transactional_id` and `state` are what its coordinator says; None where no coordinator knows it, or tells us.
+    `transactional_id` and `state` come from its coordinator; None if no coordinator knows it, or we may not ask.
     """
 
     producer_id: int
@@ -42,14 +42,14 @@ class OpenTransaction:
     state: str | None = None
 
     def __str__(self) -> str:
-        """Name it by its producer."""
+        """Describe it by its producer."""
         if self.transactional_id is None:
             return f"transaction of producer id {self.producer_id}"
         return f"transaction of producer id {self.producer_id} (transactional id {self.transactional_id}, {self.state})"
 
 
-def is_held_back(row: PartitionRow) -> bool:
-    """Tell whether a partition has all that its source lets be read, and the source holds more."""
+def is_blocked_by_transaction(row: PartitionRow) -> bool:
+    """Return whether a partition has all committed records of its source, and the source has more after them."""
     return (
         row.state is PartitionState.MIRRORING
         and (row.reason is None or row.reason in NOT_COPYING)
@@ -65,10 +65,9 @@ def open_transactions(
 ) -> dict[TopicPartition, OpenTransaction]:
     """Ask the leaders for the first open transaction of each partition (DescribeProducers, KIP-664; needs READ).
 
-    Partitions are left out that have none, that we may not ask for, or that time (seconds) does not suffice for.
+    Omits partitions that have none, that we may not read, or for which `patience_s` (seconds) is too short.
 
-    Raises:
-        UnreachableError: no broker of the cluster answers.
+    Raises UnreachableError: no broker of the cluster answers.
     """
     until = time.monotonic() + patience_s
     found = {}
@@ -92,7 +91,7 @@ def open_transactions(
 def _with_names(
     client: ClusterClient, found: Mapping[TopicPartition, OpenTransaction], patience_s: float
 ) -> dict[TopicPartition, OpenTransaction]:
-    """Return the transactions with what their coordinators call them, as far as these tell."""
+    """Return the transactions with their transactional ids and states, as far as coordinators return them."""
     try:
         known = transactions_of(client, {one.producer_id for one in found.values()}, patience_s)
     except (KmirrorError, OutcomeUnknown):
@@ -114,7 +113,7 @@ def abort_command(source: Mapping[str, str], partition: TopicPartition, start_of
 
 
 def _time_of(client: ClusterClient, partition: TopicPartition, offset: int) -> int | None:
-    """Return the time that the batch at an offset bears, None when there is none."""
+    """Return the timestamp of the batch at an offset, None if there is none."""
     for header in batch_headers(PartitionReader(client, partition).fetch(offset, max_bytes=_ONE_BATCH).records):
         if header.base_offset <= offset < header.next_offset:
             begun_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
@@ -122,10 +121,10 @@ def _time_of(client: ClusterClient, partition: TopicPartition, offset: int) -> i
     return None
 
 
-def explained(
+def with_transaction(
     row: PartitionRow, found: OpenTransaction, source: Mapping[str, str], now_ms: int, shown_after_ms: int
 ) -> PartitionRow:
-    """Return the row with the transaction as its reason, unless that is too young; `source`: client properties."""
+    """Return the row with the transaction as its reason, unless it is too young; `source`: client properties."""
     age_ms = now_ms - found.begun_ms
     if age_ms < shown_after_ms:
         return row

@@ -1,12 +1,12 @@
 """`promote`: the planned end of mirroring. It waits until a topic's copy is complete, then stops it.
 
 A topic is complete when, for all its partitions, the lag is 0 and the source's high watermark is its last stable
-offset, the source's end has not moved for a while, the first copy is complete; and when its settings are equal and
-groups stand where they do at the source. What is true of a moment only is looked at again right before the stop, and
-the source's end once more after it: a record that came after all is told, never hidden.
+offset, the source's end has not moved for a while, and the first copy is complete; and when its settings are equal and
+groups are at the same offsets as at the source. What is true only for a moment is checked again right before the stop,
+and the source's end once more after it: a record that arrives after all is reported, never hidden.
 
-Only a promote that lives stops topics. Interrupted, or out of time, it gives back what it has not stopped. Of one that
-was killed the next one is the heir (`promote_claim`).
+Only a live promote stops topics. Interrupted, or out of time, it releases the topics it has not stopped. The next
+promote takes over the topics of one that was killed (`promote_claim`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
@@ -28,26 +28,29 @@ from kmirror.ops.rights.source_cut import SourceCut
 from kmirror.ops.run.own_engine import OwnEngine
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.rows import engine_in_charge
-from kmirror.ops.stop.clients import look_at_clients
+from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.failover import Stopped
-from kmirror.ops.stop.promote_checks import (
-    LastLook,
-    other_topics_of_groups,
-    rights_trouble,
-    settings_trouble,
-)
-from kmirror.ops.stop.promote_claim import Claim, was_promoted
+from kmirror.ops.stop.promote_checks import FinalCheck, other_topics_of_groups, rights_trouble, settings_trouble
+from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
 from kmirror.ops.stop.promote_messages import (
-    blocking_told,
-    half_stopped_told,
+    blocking_text,
+    dry_run_rows,
+    half_stopped_warnings,
     not_stopped,
-    not_without,
-    others_told,
-    rehearsed,
+    not_stopped_together,
+    waits_for_text,
 )
-from kmirror.ops.stop.promote_readiness import Completeness, Look, Missing, after_the_stop, to_block, without_unblocked
-from kmirror.ops.stop.stop import stop, stopped_already
-from kmirror.ops.stop.work import Stopping, StopRequest, is_stopped
+from kmirror.ops.stop.promote_readiness import (
+    Missing,
+    Readiness,
+    ReadinessChecker,
+    check_source_after_stop,
+    not_ready_until_blocked,
+    topics_to_block,
+)
+from kmirror.ops.stop.report import sorted_rows
+from kmirror.ops.stop.stop import already_stopped_rows, stop
+from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
@@ -57,15 +60,15 @@ from kmirror.work import WorkView
 
 IDLE_MS = 10_000
 _STEP_S = 0.5
-#: How long lanes may take to report what they have copied.
+#: Time lanes may take to report what they have copied.
 _REPORT_S = 2.0
-#: How soon an engine that has ended is started again.
+#: Least time between two starts of our own engine.
 _RESTART_ENGINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteRequest:
-    """What is to be promoted; `timeout_ms` None: as long as it takes, `idle_ms` None: producers may go on."""
+    """What to promote; `timeout_ms` None: wait forever, `idle_ms` None: producers may continue (--allow-producers)."""
 
     mirror: str
     topics: TopicSelector | None = None
@@ -76,15 +79,15 @@ class PromoteRequest:
     master: str = "local[*]"
     #: Stop all of the topics at once, or none.
     together: bool = False
-    #: Deny everybody WRITE on the source's topics, in place of waiting until their ends have stood still for a while.
+    #: Deny everyone WRITE on the source's topics, instead of waiting until their ends have not moved for a while.
     block_producers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteView:
-    """What a watcher is shown: how far each topic is, the smallest lag first; `lines` are new sentences.
+    """What a watcher is shown: what each topic lacks, the smallest lag first, and new `lines` of text.
 
-    `work` is what is done meanwhile: contents are compared.
+    `work` is the progress of a comparison of contents.
     """
 
     elapsed_seconds: float
@@ -105,15 +108,15 @@ def promote(
     dry_run: bool = False,
     own: OwnEngine | None = None,
 ) -> Stopped:
-    """Stop these topics as each becomes complete; `stopping` set from elsewhere interrupts.
+    """Stop each of these topics once it is complete; set `stopping` to interrupt.
 
-    An engine that has to be started is `own`, or one for the time of the call.
+    If no engine runs, `own` is started, or one that ends with the call.
 
     Raises:
-        RefusedError: no such mirror or topic, another promote is waiting, another cluster at the source, or its
-            producers cannot be blocked there.
-        TimedOutError: whether another promote still waits is not known in time.
-        UnreachableError: a cluster does not answer when it begins.
+        RefusedError: no such mirror or topic, another promote is waiting, another cluster answers as the source, or
+            its producers cannot be blocked.
+        TimedOutError: it is not known in time whether another promote still waits.
+        UnreachableError: a cluster does not answer at the beginning.
     """
     if request.timeout_ms is not None and request.timeout_ms <= 0:
         raise UsageError("--timeout is not positive", "give a duration such as 30m")
@@ -134,40 +137,40 @@ def promote(
         source_client(mirror.source) as source,
         nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
     ):
-        completeness = Completeness(destination, mirror, request.idle_ms)
+        checker = ReadinessChecker(destination, mirror, request.idle_ms)
         require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
         show.say(f"the source answers: cluster {mirror.source_cluster_id}")
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
         cut = SourceCut(destination, mirror.name, source, state, [topic.topic for topic in chosen])
         if request.block_producers and waiting:
             cut.require_possible()
-            show.say("producers can be blocked at the source; its super users are excepted")
+            show.say("producers can be blocked at the source, except its super users")
         engine, event = _Engine(own_engine, mirror.name, show), stopping or threading.Event()
-        one = _Promotion(destination, request, source, completeness, claim, cut, engine, show, event, until, waiting)
+        promotion = _Promotion(destination, request, source, checker, claim, cut, engine, show, event, until, waiting)
         for topic in chosen:
             if topic.topic not in waiting:
-                one.done.results += stopped_already(state, topic)
+                promotion.done.results += already_stopped_rows(state, topic)
         names = {topic.topic for topic in chosen}
-        one.done.warnings += half_stopped_told(state.topics(mirror.name), mirror.name, names)
+        promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
         if dry_run:
-            one.rehearse()
+            promotion.dry_run()
         elif waiting:
             claim.await_predecessor(event, until)
             begun = claim.begin(waiting)
             try:
                 if begun:
                     if request.block_producers:
-                        one.block(begun)
-                    one.stop(begun)
-                one.wait()
+                        promotion.block(begun)
+                    promotion.stop(begun)
+                promotion.wait()
             finally:
-                one.give_back(list(waiting), ends=True)
-        blocked = one.blocked([topic.topic for topic in chosen]) if cut.since_ms else ()
-    done = one.done
-    rows = sorted(done.results, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
+                promotion.release(list(waiting), ends=True)
+        blocked = promotion.blocked([topic.topic for topic in chosen]) if cut.since_ms else ()
+    done = promotion.done
+    rows = sorted_rows(done.results)
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
-    with look_at_clients(destination, mirror) as clients:
+    with closing(ClientComparison(destination, mirror)) as clients:
         result = VerbResult.of(
             "promote",
             mirror.name,
@@ -175,7 +178,7 @@ def promote(
             dry_run=dry_run,
             groups=done.groups,
             warnings=done.warnings,
-            clients=clients.found(chosen),
+            clients=clients.gaps(chosen),
         )
         result = replace(result, blocked=blocked)
     evidence = evidence_of(destination, mirror, result, began_ms, done.steps, together=request.together)
@@ -183,7 +186,7 @@ def promote(
 
 
 class _Show:
-    """Tell a watcher how it goes."""
+    """Report progress to a watcher."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -193,18 +196,18 @@ class _Show:
         self._watcher(PromoteView(time.monotonic() - self.began, lines=(line,)))
 
     def work(self, view: WorkView) -> None:
-        """Show how comparing contents goes."""
+        """Show the progress of comparing contents."""
         self._watcher(PromoteView(view.at - self.began, work=view))
 
-    def progress(self, look: Look, held: Mapping[str, str]) -> None:
-        """Show what each topic lacks; `held` says why those that lack no records were not stopped."""
-        found = (replace(one, what=one.what or held.get(one.topic)) for one in look.missing.values())
+    def progress(self, readiness: Readiness, blockers: Mapping[str, str]) -> None:
+        """Show what each topic lacks; `blockers` says why those that lack no records were not stopped."""
+        found = (replace(one, what=one.what or blockers.get(one.topic)) for one in readiness.missing.values())
         missing = sorted(found, key=lambda one: (one.lag is None, one.lag or 0, one.topic))
         self._watcher(PromoteView(time.monotonic() - self.began, tuple(missing)))
 
 
 class _Engine:
-    """See to it that somebody copies while topics wait."""
+    """Make sure that an engine copies while topics wait."""
 
     def __init__(self, own: OwnEngine, mirror: str, show: _Show) -> None:
         self._own = own
@@ -212,8 +215,8 @@ class _Engine:
         self._show = show
         self._started_at = 0.0
 
-    def have(self, state: State) -> None:
-        """Start one where none is in charge."""
+    def ensure(self, state: State) -> None:
+        """Start our own engine if none is in charge."""
         if engine_in_charge(state, self._mirror, now_ms()) is not None or self._own.is_running:
             return
         if time.monotonic() - self._started_at > _RESTART_ENGINE_S:
@@ -225,80 +228,80 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Promotion:
-    """Topics that are `waiting`, and what has become of the others."""
+    """A promote in progress: topics that are `waiting`, and the results of the others."""
 
     destination: Destination
     request: PromoteRequest
     source: ClusterClient
-    completeness: Completeness
+    checker: ReadinessChecker
     claim: Claim
     cut: SourceCut
     engine: _Engine
     show: _Show
     stopping: threading.Event
-    #: The moment at which the time runs out, of `time.monotonic`.
+    #: When the time runs out, by `time.monotonic`.
     until: float | None
     waiting: dict[str, TopicRecord]
-    done: Stopping = field(default_factory=Stopping)
-    #: Why topics that lack no records were not stopped when that was last tried.
-    held: dict[str, str] = field(default_factory=dict)
-    #: The topic that keeps the others from being stopped together with it, for good.
-    missed: str | None = None
+    done: StopResults = field(default_factory=StopResults)
+    #: Why topics that lack no records were not stopped at the last attempt.
+    blockers: dict[str, str] = field(default_factory=dict)
+    #: With `together`: a topic that cannot be stopped, so that none of the others can be.
+    failed: str | None = None
 
     def wait(self) -> None:
-        """Stop each topic as it becomes complete, until none is left, or the time is up."""
-        request, waiting, look = self.request, self.waiting, Look()
+        """Stop each topic once it is complete, until none is left or the time is up."""
+        request, waiting, readiness = self.request, self.waiting, Readiness()
         while waiting and not self.stopping.is_set():
             state = self.destination.state()
             self._drop_stopped_by_others(state)
-            self.engine.have(state)
+            self.engine.ensure(state)
             blocked = set(self.cut.in_force)
-            look = self.completeness.look(self.source, state, waiting)
-            for topic, rows in look.failed.items():
+            readiness = self.checker.check(self.source, state, waiting)
+            for topic, rows in readiness.failed.items():
                 self.drop(topic, rows)
-            if self.missed:
+            if self.failed:
                 break
             if request.block_producers:
-                look = without_unblocked(look, blocked)
-                close = to_block(look, blocked, together=request.together)
-                if close and self._blocks(close):
+                readiness = not_ready_until_blocked(readiness, blocked)
+                close = topics_to_block(readiness, blocked, together=request.together)
+                if close and self._block_or_drop(close):
                     continue
-            ready = [topic for topic, missing in look.missing.items() if missing.what is None]
-            lacking = [topic for topic in look.missing if topic not in ready]
+            ready = [topic for topic, missing in readiness.missing.items() if missing.what is None]
+            lacking = [topic for topic in readiness.missing if topic not in ready]
             waits = request.together and bool(lacking)
-            self.held = dict.fromkeys(ready, others_told(lacking)) if waits else {}
-            self.show.progress(look, self.held)
+            self.blockers = dict.fromkeys(ready, waits_for_text(lacking)) if waits else {}
+            self.show.progress(readiness, self.blockers)
             if ready and not waits:
                 if self._stop_ready(ready):
                     continue
-                self.show.progress(look, self.held)
-            if self.missed or (self.until is not None and time.monotonic() >= self.until):
+                self.show.progress(readiness, self.blockers)
+            if self.failed or (self.until is not None and time.monotonic() >= self.until):
                 break
-            self.claim.live_on()
+            self.claim.renew()
             self.stopping.wait(_STEP_S)
         why = "interrupted" if self.stopping.is_set() else "not ready in time"
         for topic in waiting:
-            missing = look.missing.get(topic)
-            what = (missing.what if missing else None) or self.held.get(topic) or "it was about to be stopped"
+            missing = readiness.missing.get(topic)
+            what = (missing.what if missing else None) or self.blockers.get(topic) or "it was about to be stopped"
             self.done.results.append(
-                not_without(topic, self.missed) if self.missed else not_stopped(topic, why, what, missing)
+                not_stopped_together(topic, self.failed) if self.failed else not_stopped(topic, why, what, missing)
             )
 
     def drop(self, name: str, rows: Sequence[TopicResult]) -> None:
-        """Give back a topic that cannot be stopped, and say why; with `together` no other one can be, then."""
+        """Release a topic that cannot be stopped, and report why; with `together` no other topic can be either."""
         del self.waiting[name]
-        self.give_back([name])
+        self.release([name])
         self.done.results += rows
         if self.request.together:
-            self.missed = self.missed or name
+            self.failed = self.failed or name
 
     def block(self, topics: Sequence[str]) -> None:
-        """Keep producers from writing to the sources of these topics; what is looked at from now on is their end."""
+        """Deny producers WRITE on the sources of these topics; ends that are read from now on are final."""
         self.cut.block([self.waiting[name] for name in topics])
         self.show.say(f"producers are blocked at the source: {', '.join(topics)}")
 
-    def _blocks(self, topics: Sequence[str]) -> bool:
-        """Block the producers of these topics, or drop them where that is refused; False: the source is silent."""
+    def _block_or_drop(self, topics: Sequence[str]) -> bool:
+        """Block the producers of these topics, or drop the topics if that is refused; False: no answer yet."""
         try:
             self.block(topics)
         except UnreachableError as error:
@@ -317,7 +320,7 @@ class _Promotion:
             self.drop(name, [TopicResult(name, None, Outcome.FAILED, message, error.reason, hint=error.hint)])
 
     def blocked(self, chosen: Sequence[str]) -> tuple[BlockedTopic, ...]:
-        """Return what became of producers that were blocked, and tell it."""
+        """Return the topics whose producers were blocked and whether they still are, and add warnings."""
         state = self.destination.state()
         topics = {name: state.topic(self.request.mirror, name) for name in chosen}
         cut_off = [name for name, topic in topics.items() if topic is not None and not is_mirrored(topic)]
@@ -327,9 +330,9 @@ class _Promotion:
         self.done.warnings += blocked_sentences(rows, lines)
         return rows
 
-    def give_back(self, topics: Sequence[str], *, ends: bool = False) -> None:
-        """Let go of topics that were not stopped, and of their producers; `ends`: nobody waits any more."""
-        for trouble in (self.claim.give_back(topics, ends=ends), self.cut.lift(topics)):
+    def release(self, topics: Sequence[str], *, ends: bool = False) -> None:
+        """Release topics that were not stopped, and their producers; `ends`: the whole promote ends."""
+        for trouble in (self.claim.release(topics, ends=ends), self.cut.lift(topics)):
             if trouble is not None:
                 self.done.warnings.append(trouble)
                 self.show.say(trouble)
@@ -346,34 +349,34 @@ class _Promotion:
                 self.drop(name, [row])
 
     def _stop_ready(self, ready: Sequence[str]) -> bool:
-        """Stop these topics, after a last look at all that must hold; tell whether any was."""
+        """Stop these topics if a final check passes; return whether any was stopped."""
         at, waiting = time.monotonic(), self.waiting
-        last = LastLook(
+        check = FinalCheck(
             self.destination,
             self.request,
             self.source,
-            self.completeness,
+            self.checker,
             waiting,
             ready,
             self.drop,
             self.show.work,
             self.cut if self.request.block_producers else None,
         )
-        last.run()
-        going = last.going
+        check.run()
+        going = check.going
         if self.request.together and len(going) < len(waiting):
-            last.held |= dict.fromkeys(going, others_told([name for name in waiting if name not in going]))
+            check.blockers |= dict.fromkeys(going, waits_for_text([name for name in waiting if name not in going]))
             going = []
-        self.held = last.held
-        if not going or self.missed or self.stopping.is_set():
+        self.blockers = check.blockers
+        if not going or self.failed or self.stopping.is_set():
             return False
-        self.done.groups += [row for row in last.groups if row.topic in going]
+        self.done.groups += [row for row in check.groups if row.topic in going]
         self.done.steps["waited"] = self.done.steps.get("waited", 0.0) + at - self.show.began
         self.stop(going)
         return True
 
     def stop(self, going: Sequence[str]) -> None:
-        """Stop these topics, and look whether anything came at the source after all."""
+        """Stop these topics, and check whether the source received anything after all."""
         together = self.request.together
         request = StopRequest(self.request.mirror, "promote", tuple(going), Reason.PROMOTED, together=together)
         done = stop(self.destination, request)
@@ -383,7 +386,7 @@ class _Promotion:
             self.cut.note_writable(done.writable_ms)
         for name, seconds in done.steps.items():
             self.done.steps[name] = self.done.steps.get(name, 0.0) + seconds
-        rows, warnings = after_the_stop(self.source, self.waiting, done)
+        rows, warnings = check_source_after_stop(self.source, self.waiting, done)
         self.done.results += rows
         self.done.warnings += warnings
         for name in going:
@@ -391,32 +394,32 @@ class _Promotion:
             if all(row.result in (Outcome.DONE, Outcome.NOOP) for row in done.results if row.topic == name):
                 self.show.say(f"{name} is stopped")
             elif together:
-                self.missed = name
+                self.failed = name
 
-    def rehearse(self) -> None:
-        """Say of each topic whether it would be stopped now."""
-        request, state, look, done = self.request, self.destination.state(), Look(), self.done
-        begun = [name for name, topic in self.waiting.items() if was_promoted(topic)]
+    def dry_run(self) -> None:
+        """Report for each topic whether it would be stopped now."""
+        request, state, readiness, done = self.request, self.destination.state(), Readiness(), self.done
+        begun = [name for name, topic in self.waiting.items() if has_unfinished_promote(topic)]
         for name in begun:
-            word = f"{name} would be stopped now: a promote had started to stop it"
-            done.results.append(TopicResult(name, None, Outcome.DONE, word, Reason.PROMOTED))
+            message = f"{name} would be stopped now: a promote had started to stop it"
+            done.results.append(TopicResult(name, None, Outcome.DONE, message, Reason.PROMOTED))
         topics = {name: topic for name, topic in self.waiting.items() if name not in begun}
         until = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
         while not self.stopping.is_set():
             state = self.destination.state()
-            look = self.completeness.look(self.source, state, topics)
-            self.show.progress(look, {})
-            if time.monotonic() >= until or not any(one.passes for one in look.missing.values()):
+            readiness = self.checker.check(self.source, state, topics)
+            self.show.progress(readiness, {})
+            if time.monotonic() >= until or not any(one.only_time for one in readiness.missing.values()):
                 break
             self.stopping.wait(_STEP_S)
-        ready = [name for name, missing in look.missing.items() if missing.what is None]
-        held = settings_trouble(self.destination, request.mirror, ready, dry_run=True)
+        ready = [name for name, missing in readiness.missing.items() if missing.what is None]
+        blockers = settings_trouble(self.destination, request.mirror, ready, dry_run=True)
         if request.together:
-            held |= rights_trouble(self.destination, ready)
-        done.results += rehearsed(look, held, together=request.together)
+            blockers |= rights_trouble(self.destination, ready)
+        done.results += dry_run_rows(readiness, blockers, together=request.together)
         if request.block_producers and self.waiting:
             names = sorted(topic.source_topic for topic in self.waiting.values())
-            done.warnings.append(f"first, once nearly all is copied, {blocking_told(names)}")
+            done.warnings.append(f"first, once nearly all is copied, {blocking_text(names)}")
         if engine_in_charge(state, request.mirror, now_ms()) is None:
             done.warnings.append("no engine is in charge: promote would run one itself")
         if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:

@@ -1,6 +1,6 @@
-"""What promote looks at besides offsets: settings, rights, contents, and what groups read beyond a batch of topics.
+"""What promote checks besides offsets: settings, rights, contents, and groups that also read topics not promoted.
 
-`LastLook` is all that is looked at again right before a stop.
+`FinalCheck` is everything that is checked again right before a stop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
 from kmirror.ops.rights.source_cut import SourceCut
-from kmirror.ops.stop.promote_readiness import Completeness
+from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
@@ -40,12 +40,11 @@ _NEEDED = ("DESCRIBE", "READ", "WRITE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 def settings_trouble(
     destination: Destination, mirror: str, topics: Collection[str], *, dry_run: bool = False
 ) -> dict[str, str]:
-    """Bring the settings of these topics to what their sources have; return by topic what still differs, as a sentence.
+    """Sync the settings of these topics from their sources; return by topic, as a sentence, what still differs.
 
-    With `dry_run` they are only compared. Where settings are not synced nothing is looked at.
+    With `dry_run` they are only compared. Returns nothing if the mirror does not sync settings.
 
-    Raises:
-        RefusedError, UnreachableError: as for `source_client`.
+    Raises RefusedError, UnreachableError: as for `source_client`.
     """
     state = destination.state()
     record = require_mirror(state, mirror)
@@ -55,7 +54,7 @@ def settings_trouble(
         return {}
     trouble, is_recorded = _compare_settings(destination, record, known)
     if not dry_run and (trouble or not is_recorded):
-        # only then: while producers are blocked, nobody can write
+        # only if needed: while producers are blocked, every second counts
         job = SettingsSyncJob(mirror, destination.properties)
         try:
             list(job.run(JobView(record, settings, tuple(known), {}, {})))
@@ -72,9 +71,9 @@ def settings_trouble(
 def _compare_settings(
     destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
 ) -> tuple[dict[str, str], bool]:
-    """Return by topic what differs, as a sentence, and whether all that a stop will apply is on record as it is now.
+    """Return by topic what differs, as a sentence, and whether the stored settings that a stop will apply are current.
 
-    What the source's own source has is not looked at: such topics differ from what is on record.
+    Settings of a first source are not read: they do not count as current for topics that have one.
     """
     with source_client(mirror.source) as source:
         there = topic_settings(source, [topic.source_topic for topic in topics])
@@ -96,8 +95,7 @@ def _compare_settings(
 def rights_trouble(destination: Destination, topics: Sequence[str]) -> dict[str, str]:
     """Return by topic, as a sentence, the rights on it that a stop needs and the destination does not grant.
 
-    Raises:
-        UnreachableError: the destination does not answer.
+    Raises UnreachableError: the destination does not answer.
     """
     return {
         topic: f"rights: the destination does not grant us {' and '.join(rights)} on it"
@@ -110,8 +108,7 @@ def verify_trouble(
 ) -> dict[str, list[TopicResult]]:
     """Compare contents; return the rows of topics that are not equal.
 
-    Raises:
-        RefusedError, UnreachableError: as `verify`.
+    Raises RefusedError, UnreachableError: as `verify`.
     """
     from kmirror.ops.bulk import SparkChoice
     from kmirror.ops.verify.verify import VerifyRequest, verify
@@ -129,38 +126,38 @@ def verify_trouble(
 
 
 @dataclass(slots=True)
-class LastLook:
-    """Look once more at topics that are `ready`: `held` says what keeps some of them from being stopped now.
+class FinalCheck:
+    """Check topics that are `ready` once more; `blockers` says by topic why it cannot be stopped now.
 
-    `drop` is given the topics of `waiting` that cannot be stopped at all, with their rows, and takes them out of it.
+    `drop` is called with topics of `waiting` that cannot be stopped at all and their rows, and removes them from it.
     """
 
     destination: Destination
     request: PromoteRequest
     source: ClusterClient
-    completeness: Completeness
+    checker: ReadinessChecker
     waiting: Mapping[str, TopicRecord]
     ready: Sequence[str]
     drop: Callable[[str, list[TopicResult]], None]
     watch: Watch
-    #: What keeps producers from writing at the source, where that was asked for.
+    #: What blocks producers at the source, if that was requested.
     cut: SourceCut | None = None
-    held: dict[str, str] = field(default_factory=dict)
+    blockers: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
     @property
     def going(self) -> list[str]:
-        """Return the topics that nothing keeps."""
-        return [name for name in self.ready if name in self.waiting and name not in self.held]
+        """The topics that can be stopped now."""
+        return [name for name in self.ready if name in self.waiting and name not in self.blockers]
 
     def run(self) -> None:
-        """Look at all that must hold; where a cluster does not answer, no topic can be stopped now."""
-        destination, request, ends = self.destination, self.request, self.completeness.source_ends
+        """Check everything; if a cluster does not answer, no topic can be stopped now."""
+        destination, request, ends = self.destination, self.request, self.checker.high_watermarks
         before = {name: ends(self.waiting[name]) for name in self.ready}
         try:
-            self.held |= settings_trouble(destination, request.mirror, self.ready)
+            self.blockers |= settings_trouble(destination, request.mirror, self.ready)
             if request.together:
-                self.held |= rights_trouble(destination, self.ready)
+                self.blockers |= rights_trouble(destination, self.ready)
             if request.verify:
                 differing = verify_trouble(destination, request.mirror, self.going, request.master, self.watch)
                 for name, rows in differing.items():
@@ -168,16 +165,16 @@ class LastLook:
             self._sync_groups()
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
-                self.completeness.see_ends(self.source, waiting)
+                self.checker.read_source_ends(self.source, waiting)
                 if self.cut is not None:
-                    self.held |= self.cut.unsettled(waiting, ends)
+                    self.blockers |= self.cut.unsettled(waiting, ends)
         except (KmirrorError, OutcomeUnknown) as error:
-            self.held.update(dict.fromkeys(self.ready, str(error)))
+            self.blockers.update(dict.fromkeys(self.ready, str(error)))
         for name in self.going:
             if None in ends(self.waiting[name]):
-                self.held[name] = "not all ends of the source are known now"
+                self.blockers[name] = "not all ends of the source are known now"
             elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
-                self.held[name] = "producers: the source's end moved a moment ago"
+                self.blockers[name] = "producers: the source's end moved a moment ago"
 
     def _sync_groups(self) -> None:
         topics = self.going
@@ -186,23 +183,15 @@ class LastLook:
         try:
             self.groups = final_sync(self.destination, self.request.mirror, topics)
         except (KmirrorError, OutcomeUnknown) as error:
-            self.held |= dict.fromkeys(topics, f"groups: {as_kmirror_error(error).message}")
+            self.blockers |= dict.fromkeys(topics, f"groups: {as_kmirror_error(error).message}")
         for row in self.groups:
             if row.result in (Outcome.TIMED_OUT, Outcome.FAILED):
-                why = f"group {row.group} is not where it is at the source ({row.reason or 'moving'})"
-                self.held.setdefault(row.topic, why)
-
-
-@dataclass(frozen=True, slots=True)
-class _Straddling:
-    """A group that reads topics of the batch, and others."""
-
-    group: str
-    others: tuple[str, ...]
+                why = f"group {row.group} is not at the same offset as at the source ({row.reason or 'moving'})"
+                self.blockers.setdefault(row.topic, why)
 
 
 def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, batch: Iterable[TopicRecord]) -> list[str]:
-    """Return a sentence for each group that also uses topics of the source that are not part of this batch."""
+    """Return a warning for each group that also uses topics of the source that are not part of this batch."""
     settings = stored_settings(require_mirror(state, mirror).settings)
     names = {topic.source_topic for topic in batch}
     groups = ClusterGroups(source)
@@ -215,15 +204,10 @@ def other_topics_of_groups(source: ClusterClient, state: State, mirror: str, bat
         found = groups.committed(kinds)
     except (KmirrorError, OutcomeUnknown) as error:
         return [f"the topics used by groups could not be read: {error}"]
-    straddling = []
+    warnings = []
     for group, offsets in sorted(found.items()):
-        if isinstance(offsets, int):
-            continue
-        used = {place.topic for place in offsets}
-        if used & names and used - names:
-            straddling.append(_Straddling(group, tuple(sorted(used - names))))
-    return [
-        f"group {one.group} also uses {', '.join(one.others[:_MOST_NAMED])}"
-        f"{', …' if len(one.others) > _MOST_NAMED else ''}, not part of this batch"
-        for one in straddling
-    ]
+        used = set() if isinstance(offsets, int) else {place.topic for place in offsets}
+        if used & names and (others := sorted(used - names)):
+            more = ", …" if len(others) > _MOST_NAMED else ""
+            warnings.append(f"group {group} also uses {', '.join(others[:_MOST_NAMED])}{more}, not part of this batch")
+    return warnings

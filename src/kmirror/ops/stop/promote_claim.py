@@ -1,7 +1,7 @@
-"""What is remembered of a promote while it waits: that it lives, and which topics wait for it.
+"""The stored claim of a waiting promote: a heartbeat, and which topics wait.
 
-Who was killed has not said that he ended. His record stands still then, and after a while of that the topics are the
-next one's: those that waited wait on, and those whose stop had begun are stopped to the end.
+A killed promote leaves its record, but no longer renews it. Once that has lasted long enough, the next promote takes
+over the topics: those that waited keep waiting, and stops that had begun are completed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from kmirror.state.events import Event
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, Record, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
+from kmirror.words import at_time
 
-_ALIVE_EVERY_S = 3.0
-#: A record that has not been renewed for so long is of somebody who is gone, by this clock as by the one in it.
-_GONE_AFTER_S = 15.0
+_HEARTBEAT_S = 3.0
+#: A claim that has not been renewed for this long, by the local clock or by its own, belongs to a dead promote.
+_DEAD_AFTER_S = 15.0
 _STEP_S = 0.5
 
 
@@ -33,43 +34,41 @@ class Claim:
         self._mirror = mirror
         self._say = say
         self._began_ms = now_ms()
-        self._alive_at = 0.0
-        #: The promote before, which is gone.
+        self._renewed_at = 0.0
+        #: The claim of an earlier promote, which is dead.
         self._before: WorkflowRecord | None = None
 
     def await_predecessor(self, stopping: threading.Event, until: float | None) -> None:
-        """Wait until it is known that nobody else waits; `until` is a moment of `time.monotonic`.
+        """Wait until it is certain that no other promote waits; `until` is a time of `time.monotonic`.
 
         Raises:
-            RefusedError: somebody does.
+            RefusedError: another one waits.
             TimedOutError: that is not known in time.
         """
         found = self._found(self._destination.state())
         if found is not None and found.is_alive(now_ms()):
             self._say(
-                f"a promote of {found.actor} started at {_clock(found.began_ms)} and has not ended: checking"
+                f"a promote of {found.actor} started at {at_time(found.began_ms)} and has not ended: checking"
                 " whether it is alive"
             )
-        gone_at = boottime() + _GONE_AFTER_S
-        while found is not None and found.is_alive(now_ms()) and boottime() < gone_at:
+        dead_at = boottime() + _DEAD_AFTER_S
+        while found is not None and found.is_alive(now_ms()) and boottime() < dead_at:
             if stopping.wait(_STEP_S) or (until is not None and time.monotonic() >= until):
                 raise TimedOutError(
                     f"it is not yet known whether the promote of {found.actor}, started at"
-                    f" {_clock(found.began_ms)}, is still waiting",
-                    f"it counts as dead after {_GONE_AFTER_S:g} s without a sign of life: run the same command"
-                    " again then",
+                    f" {at_time(found.began_ms)}, is still waiting",
+                    f"it counts as dead after {_DEAD_AFTER_S:g} s without a heartbeat: run the same command again then",
                 )
             again = self._found(self._destination.state())
             if again is not None and again.last_seen_ms != found.last_seen_ms:
-                raise _other(self._mirror, again)
+                raise _another_promote(self._mirror, again)
             found = again
         self._before = found
 
     def begin(self, topics: Collection[str]) -> list[str]:
-        """Record that these topics wait for their promotion; return those that do not, since their stop had begun.
+        """Record that these topics wait to be promoted; return those whose stop had begun and that therefore do not.
 
-        Raises:
-            RefusedError: somebody else waits, or a topic is in other hands.
+        Raises RefusedError: another promote waits, or another operation on a topic is in progress.
         """
         begun: list[str] = []
 
@@ -77,32 +76,32 @@ class Claim:
             begun.clear()
             found = self._found(state)
             if found is not None and found != self._before:
-                raise _other(self._mirror, found)
-            records: list[Record] = [self._alive()]
+                raise _another_promote(self._mirror, found)
+            records: list[Record] = [self._record()]
             for name in topics:
                 topic = state.topic(self._mirror, name)
                 if topic is not None and topic.pending_operation in (None, PENDING_PROMOTE):
                     desired = DesiredState.ACTIVE if topic.desired is DesiredState.PAUSED else topic.desired
                     records.append(replace(topic, desired=desired, pending_operation=PENDING_PROMOTE))
-                elif topic is not None and was_promoted(topic):
+                elif topic is not None and has_unfinished_promote(topic):
                     begun.append(name)
                 else:
-                    raise _in_other_hands(name, topic)
+                    raise _not_promotable(name, topic)
             details = {"topics": sorted(topics)[:100], "count": len(topics)}
             return Changes(tuple(records), (), (Event(now_ms(), self._mirror, "promote", actor(), "WAITING", details),))
 
         change(self._destination, self._mirror, decide)
-        self._alive_at = time.monotonic()
+        self._renewed_at = time.monotonic()
         return begun
 
-    def live_on(self) -> None:
-        """Say that somebody still waits."""
-        if time.monotonic() - self._alive_at > _ALIVE_EVERY_S:
-            self._alive_at = time.monotonic()
-            change(self._destination, self._mirror, lambda _: Changes((self._alive(),)))
+    def renew(self) -> None:
+        """Renew the claim if its heartbeat is due."""
+        if time.monotonic() - self._renewed_at > _HEARTBEAT_S:
+            self._renewed_at = time.monotonic()
+            change(self._destination, self._mirror, lambda _: Changes((self._record(),)))
 
-    def give_back(self, topics: Collection[str], *, ends: bool = False) -> str | None:
-        """Let go of topics that were not stopped; return what went wrong. `ends`: nobody waits any more."""
+    def release(self, topics: Collection[str], *, ends: bool = False) -> str | None:
+        """Release topics that were not stopped; return an error message, or None. `ends`: delete the claim too."""
 
         def decide(state: State) -> Changes:
             found = [state.topic(self._mirror, name) for name in topics]
@@ -125,16 +124,16 @@ class Claim:
     def _found(self, state: State) -> WorkflowRecord | None:
         return state.workflow(self._mirror, PROMOTE)
 
-    def _alive(self) -> WorkflowRecord:
+    def _record(self) -> WorkflowRecord:
         return WorkflowRecord(self._mirror, PROMOTE, "WAITING", actor(), self._began_ms, now_ms())
 
 
-def was_promoted(topic: TopicRecord) -> bool:
-    """Tell whether a promote has begun to stop a topic and not finished it."""
+def has_unfinished_promote(topic: TopicRecord) -> bool:
+    """Return whether a promote has begun to stop a topic and has not finished."""
     return topic.pending_operation == PENDING_STOP and topic.stop_reason is Reason.PROMOTED
 
 
-def _in_other_hands(name: str, topic: TopicRecord | None) -> RefusedError:
+def _not_promotable(name: str, topic: TopicRecord | None) -> RefusedError:
     if topic is None:
         return RefusedError(f"{name} is no longer a mirror topic", "check with `kmirror events`")
     if topic.pending_operation == PENDING_STOP:
@@ -146,12 +145,8 @@ def _in_other_hands(name: str, topic: TopicRecord | None) -> RefusedError:
     return RefusedError(f"{name} cannot be promoted now: {topic.pending_operation}", "check with `kmirror describe`")
 
 
-def _other(mirror: str, found: WorkflowRecord) -> RefusedError:
+def _another_promote(mirror: str, found: WorkflowRecord) -> RefusedError:
     return RefusedError(
-        f"another promote of mirror {mirror} is waiting: {found.actor}, since {_clock(found.began_ms)}",
+        f"another promote of mirror {mirror} is waiting: {found.actor}, since {at_time(found.began_ms)}",
         "wait for it, or interrupt it there; topics that it has not stopped go back to ACTIVE then",
     )
-
-
-def _clock(time_ms: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ms / 1000))

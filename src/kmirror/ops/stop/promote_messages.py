@@ -1,4 +1,4 @@
-"""What promote says of topics that are not stopped, or would not be. Pure."""
+"""Messages of promote about topics that are not stopped, or would not be. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kmirror.errors import Reason
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.stop.promote_claim import was_promoted
-from kmirror.ops.stop.promote_readiness import Look, Missing
+from kmirror.ops.stop.promote_claim import has_unfinished_promote
+from kmirror.ops.stop.promote_readiness import Missing, Readiness
 from kmirror.state.records import TopicRecord
+from kmirror.words import listed
 
 _MOST_NAMED = 20
 
 
-def others_told(others: Sequence[str]) -> str:
-    """Say what a topic that is ready waits for when it is to be stopped together with others."""
-    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return f"it is ready and waits for {others[0]}{more}"
+def waits_for_text(others: Sequence[str]) -> str:
+    """Return what a ready topic waits for if it must be stopped together with others."""
+    return f"it is ready and waits for {listed(others, 1)}"
 
 
 def not_stopped(topic: str, why: str, what: str, missing: Missing | None) -> TopicResult:
@@ -26,24 +26,24 @@ def not_stopped(topic: str, why: str, what: str, missing: Missing | None) -> Top
     return TopicResult(topic, None, Outcome.TIMED_OUT, message, lag=missing.lag if missing else None, hint=hint)
 
 
-def not_without(topic: str, missed: str, *, dry_run: bool = False) -> TopicResult:
-    """Return the row of a topic that is given back, since the topic `missed` cannot be stopped together with it."""
-    word = "would not be stopped" if dry_run else "was not stopped"
-    message = f"{topic} {word}: --together stops all topics or none, and {missed} cannot be stopped"
-    hint = f"it stays mirrored; fix {missed} first, or exclude it with --exclude"
+def not_stopped_together(topic: str, failed: str, *, dry_run: bool = False) -> TopicResult:
+    """Return the row of a topic that is released because the topic `failed` cannot be stopped together with it."""
+    what = "would not be stopped" if dry_run else "was not stopped"
+    message = f"{topic} {what}: --together stops all topics or none, and {failed} cannot be stopped"
+    hint = f"it stays mirrored; fix {failed} first, or exclude it with --exclude"
     return TopicResult(topic, None, Outcome.REFUSED, message, hint=hint)
 
 
-def rehearsed(look: Look, held: dict[str, str], *, together: bool) -> list[TopicResult]:
-    """Return the rows of a dry run; `held` names what else keeps topics that lack no records."""
-    rows = [row for rows in look.failed.values() for row in rows]
-    lacking = [name for name, missing in look.missing.items() if missing.what or name in held]
-    for name, missing in look.missing.items():
-        what = missing.what or held.get(name)
-        if together and look.failed:
-            rows.append(not_without(name, next(iter(look.failed)), dry_run=True))
+def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bool) -> list[TopicResult]:
+    """Return the rows of a dry run; `blockers` names what else blocks topics that lack no records."""
+    rows = [row for rows in readiness.failed.values() for row in rows]
+    lacking = [name for name, missing in readiness.missing.items() if missing.what or name in blockers]
+    for name, missing in readiness.missing.items():
+        what = missing.what or blockers.get(name)
+        if together and readiness.failed:
+            rows.append(not_stopped_together(name, next(iter(readiness.failed)), dry_run=True))
         elif what or (together and lacking):
-            message = f"{name} would wait: {what or others_told(lacking)}"
+            message = f"{name} would wait: {what or waits_for_text(lacking)}"
             rows.append(TopicResult(name, None, Outcome.TIMED_OUT, message, lag=missing.lag))
         else:
             message = f"{name} would be stopped now"
@@ -51,22 +51,20 @@ def rehearsed(look: Look, held: dict[str, str], *, together: bool) -> list[Topic
     return rows
 
 
-def blocking_told(topics: Sequence[str]) -> str:
-    """Say what --block-producers does at the source with these topics there."""
-    more = f" and {len(topics) - _MOST_NAMED} more" if len(topics) > _MOST_NAMED else ""
+def blocking_text(topics: Sequence[str]) -> str:
+    """Return what --block-producers does at the source for these source topics."""
     return (
-        f"the source would deny WRITE to everybody but its super users on {', '.join(topics[:_MOST_NAMED])}{more}, and "
+        f"the source would deny WRITE to everyone but its super users on {listed(topics, _MOST_NAMED)}, and "
         "refuse their records from then on"
     )
 
 
-def half_stopped_told(topics: Iterable[TopicRecord], mirror: str, chosen: Collection[str]) -> list[str]:
-    """Return a sentence that names topics, not `chosen` now, whose promote was killed while it stopped them."""
-    names = [topic.topic for topic in topics if was_promoted(topic) and topic.topic not in chosen]
+def half_stopped_warnings(topics: Iterable[TopicRecord], mirror: str, chosen: Collection[str]) -> list[str]:
+    """Return a warning that names topics outside `chosen` whose promote was killed while it was stopping them."""
+    names = [topic.topic for topic in topics if has_unfinished_promote(topic) and topic.topic not in chosen]
     if not names:
         return []
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return [
-        f"a promote was interrupted while it was stopping {', '.join(names[:_MOST_NAMED])}{more}: neither mirrored "
+        f"a promote was interrupted while it was stopping {listed(names, _MOST_NAMED)}: neither mirrored "
         f"nor writable until `kmirror promote --mirror {mirror} --topics {','.join(names[:_MOST_NAMED])}` finishes it"
     ]

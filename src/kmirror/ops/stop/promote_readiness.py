@@ -1,4 +1,4 @@
-"""What a topic lacks before it may be promoted, and what came at its source after that: looked at, not decided."""
+"""What a topic lacks before it may be promoted, and what its source received after the stop. Decides nothing."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from kmirror.ops.context import Destination, naming_cluster, now_ms, source_clie
 from kmirror.ops.results import Outcome, TopicResult
 from kmirror.ops.show.engine_health import clock_trouble
 from kmirror.ops.stop.open_transactions import abort_command, open_transactions
-from kmirror.ops.stop.report import Seen, last_seen
-from kmirror.ops.stop.work import Stopping
+from kmirror.ops.stop.report import LastReport, last_reports
+from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted
 
 _SOURCE_S = 10.0
-#: A copy that reaches in this time what its source held is close enough to keep producers waiting for the rest.
+#: A copy this far behind its source is close enough to block producers until it has the rest.
 _CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a topic still lacks: the lag where it is known, and a sentence; None: it is ready."""
+    """What a topic still lacks: the lag if known, and a sentence; with `what` None it is ready."""
 
     topic: str
     lag: int | None
     what: str | None
-    #: True when nothing but time is missing.
-    passes: bool = False
-    #: True when the first copy is complete, and the rest is only seconds behind its source.
+    #: True if nothing but time is missing.
+    only_time: bool = False
+    #: True if the first copy is complete, and the copy is only seconds behind its source.
     is_close: bool = False
 
 
 @dataclass(slots=True)
 class _End:
-    """Where a source partition ended when it was last looked at, and since when."""
+    """Where a source partition ended when it was last read, and since when it has not moved."""
 
     last_stable_offset: int
     high_watermark: int
@@ -49,29 +49,29 @@ class _End:
 
 @dataclass(slots=True)
 class Goal:
-    """An end of a source partition that the copy is to reach, when it was seen, and how long the one before took."""
+    """An end of a source partition that the copy must reach, when it was read, and how long the previous one took."""
 
     offset: int
     at: float
     took: float | None = None
 
     def is_close(self, copied: int, now: float, end: int) -> bool:
-        """Tell whether the copy, which ends at `copied` now, follows its source within seconds."""
+        """Return whether the copy, which ends at `copied` now, follows its source within seconds."""
         if copied >= self.offset:
             self.offset, self.at, self.took = end, now, now - self.at
         return self.took is not None and max(self.took, now - self.at) <= _CLOSE_S
 
 
 @dataclass(slots=True)
-class Look:
-    """How the partitions stand: what is missing by topic, and what cannot be waited for."""
+class Readiness:
+    """By topic: what is missing, or the rows of FAILED partitions, for which waiting does not help."""
 
     missing: dict[str, Missing] = field(default_factory=dict)
     failed: dict[str, list[TopicResult]] = field(default_factory=dict)
 
 
-class Completeness:
-    """Look at both clusters again and again, and say what each topic of a mirror still lacks. For one thread."""
+class ReadinessChecker:
+    """Find out, each time it is asked, what each topic of a mirror still lacks. For one thread."""
 
     def __init__(self, destination: Destination, mirror: MirrorRecord, idle_ms: int | None) -> None:
         self._destination = destination
@@ -81,32 +81,33 @@ class Completeness:
         #: Brokers of the source that did not answer when its ends were last asked for.
         self._silent: frozenset[int] = frozenset()
         self._goals: dict[TopicPartition, Goal] = {}
-        #: The engine's last heartbeat, and how far its clock is off where that was seen to move.
+        #: The engine's last heartbeat; and if its clock differs from ours, as found at a new heartbeat, by how much.
         self._heartbeat_ms: int | None = None
         self._clock_trouble: str | None = None
 
-    def look(self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord]) -> Look:
-        """Look at both clusters; say what each topic lacks."""
-        look = Look()
-        self._see_clock(state)
+    def check(self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord]) -> Readiness:
+        """Read both clusters, and return what each topic lacks."""
+        readiness = Readiness()
+        self._check_clock(state)
         try:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-                self.see_ends(source, waiting.values())
+                self.read_source_ends(source, waiting.values())
             here = self._destination.client.list_offsets(
                 {TopicPartition(t.topic, p): LATEST for t in waiting.values() for p in range(t.partitions)},
                 log_end=True,
             )
         except (KmirrorError, OutcomeUnknown) as error:
             for name in waiting:
-                look.missing[name] = Missing(name, None, str(error))
-            return look
+                readiness.missing[name] = Missing(name, None, str(error))
+            return readiness
         ends = {place: answer.offset for place, answer in here.items()}
-        seen = last_seen(state, self._mirror.name)
+        reports = last_reports(state, self._mirror.name)
         for name, topic in waiting.items():
             failed = []
             for p in range(topic.partitions):
                 place = TopicPartition(name, p)
-                record, row = state.partition(topic.mirror, *place), seen[place].row if place in seen else None
+                record = state.partition(topic.mirror, *place)
+                row = reports[place].row if place in reports else None
                 if (
                     record is not None
                     and record.state is PartitionState.FAILED
@@ -117,13 +118,13 @@ class Completeness:
                         TopicResult(*place, Outcome.FAILED, record.message or "FAILED", record.reason, hint=hint)
                     )
             if failed:
-                look.failed[name] = failed
+                readiness.failed[name] = failed
             else:
-                look.missing[name] = self._missing(state, topic, ends, seen)
-        return look
+                readiness.missing[name] = self._missing(state, topic, ends, reports)
+        return readiness
 
-    def _see_clock(self, state: State) -> None:
-        """Find out whether the engine's reports seem older than they are, and so older than what they are about."""
+    def _check_clock(self, state: State) -> None:
+        """Find out whether the engine's clock makes its reports look older than they are."""
         engine = state.engine(self._mirror.name)
         if engine is None or engine.last_seen_ms == self._heartbeat_ms:
             return
@@ -131,8 +132,8 @@ class Completeness:
             self._clock_trouble = clock_trouble(engine, now_ms())
         self._heartbeat_ms = engine.last_seen_ms
 
-    def see_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
-        """Look where these topics end at the source. Raises UnreachableError."""
+    def read_source_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
+        """Read where these topics end at the source. Raises UnreachableError."""
         places = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(t.partitions)}
         found, self._silent = source.newest_metadata({t.source_topic for t in topics}, timeout=_SOURCE_S)
         # the high watermark first: a last stable offset asked for later is below it only if a transaction is open,
@@ -154,10 +155,10 @@ class Completeness:
         state: State,
         topic: TopicRecord,
         here: Mapping[TopicPartition, int | None],
-        seen: Mapping[TopicPartition, Seen],
+        reports: Mapping[TopicPartition, LastReport],
     ) -> Missing:
         lag, unknown, moved_at, follows = 0, 0, 0.0, True
-        open_partitions, incomplete, doubtful = [], [], []
+        open_partitions, incomplete, unconfirmed = [], [], []
         for p in range(topic.partitions):
             place = TopicPartition(topic.topic, p)
             end, mine = self._ends.get(TopicPartition(topic.source_topic, p)), here.get(place)
@@ -174,9 +175,9 @@ class Completeness:
             record = state.partition(topic.mirror, *place)
             if not (record is not None and record.initial_copy_complete):
                 incomplete.append(p)
-            elif record.state is PartitionState.FAILED or not self._is_copied(seen.get(place), mine):
-                doubtful.append(p)
-        what, passes = None, False
+            elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(place), mine):
+                unconfirmed.append(p)
+        what, only_time = None, False
         if unknown:
             what = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
             if self._silent:
@@ -184,31 +185,32 @@ class Completeness:
         elif lag:
             what = counted(lag, "record")
         elif open_partitions:
-            what = self._open_told(topic, open_partitions)
+            what = self._open_text(topic, open_partitions)
         elif incomplete:
             what = f"the first copy is not complete ({counted(len(incomplete), 'partition')})"
         elif self._idle_ms is not None and (still := time.monotonic() - moved_at) < self._idle_ms / 1000:
-            passes = True
+            only_time = True
             what = f"producers: the source's end moved {still:.0f} s ago, required: {self._idle_ms / 1000:g} s"
-        elif doubtful:
-            passes = True
-            what = f"the engine has not yet confirmed that everything is copied ({counted(len(doubtful), 'partition')})"
+        elif unconfirmed:
+            only_time = True
+            many = counted(len(unconfirmed), "partition")
+            what = f"the engine has not yet confirmed that everything is copied ({many})"
             what += f": {self._clock_trouble}" if self._clock_trouble else ""
         is_close = follows and not unknown and not incomplete
-        return Missing(topic.topic, None if unknown else lag, what, passes, is_close)
+        return Missing(topic.topic, None if unknown else lag, what, only_time, is_close)
 
-    def _is_copied(self, seen: Seen | None, end: int) -> bool:
-        """Tell whether a lane has brought a log to its end; equal ends alone may be another client's records.
+    def _is_copied(self, report: LastReport | None, end: int) -> bool:
+        """Return whether a lane has copied up to the log end; equal ends alone may be due to another client's records.
 
-        Where producers may go on, reports are always a moment behind the log's end.
+        With --allow-producers, reports are always a moment behind the log end.
         """
-        row = seen.row if seen else None
+        row = report.row if report else None
         if row is None or row.state is not PartitionState.MIRRORING or row.destination_offset is None:
             return False
         return row.destination_offset == end or self._idle_ms is None
 
-    def _open_told(self, topic: TopicRecord, partitions: Sequence[int]) -> str:
-        """Name the transaction that is open at the source."""
+    def _open_text(self, topic: TopicRecord, partitions: Sequence[int]) -> str:
+        """Describe the transaction that is open at the source."""
         place = TopicPartition(topic.source_topic, partitions[0])
         named = "a transaction is open"
         try:
@@ -222,33 +224,33 @@ class Completeness:
             pass
         return named
 
-    def source_ends(self, topic: TopicRecord) -> list[int | None]:
-        """Return the high watermarks of a topic as they were last seen at the source, by partition."""
+    def high_watermarks(self, topic: TopicRecord) -> list[int | None]:
+        """Return the high watermarks of a topic as last read at the source, by partition."""
         ends = (self._ends.get(TopicPartition(topic.source_topic, p)) for p in range(topic.partitions))
         return [end.high_watermark if end else None for end in ends]
 
 
-def without_unblocked(look: Look, blocked: Collection[str]) -> Look:
-    """Return the look with no topic ready whose producers could still write when it was taken."""
+def not_ready_until_blocked(readiness: Readiness, blocked: Collection[str]) -> Readiness:
+    """Return the readiness with no topic ready whose producers could still write when it was read."""
     waits = f"producers: they are blocked once its copy is less than {_CLOSE_S:g} s behind"
     missing = {
-        name: one if name in blocked or one.what is not None else replace(one, what=waits, passes=True)
-        for name, one in look.missing.items()
+        name: one if name in blocked or one.what is not None else replace(one, what=waits, only_time=True)
+        for name, one in readiness.missing.items()
     }
-    return Look(missing, look.failed)
+    return Readiness(missing, readiness.failed)
 
 
-def to_block(look: Look, blocked: Collection[str], *, together: bool) -> list[str]:
-    """Return the topics whose producers are to be blocked now; with `together` none before all are close."""
-    if together and not all(one.is_close or name in blocked for name, one in look.missing.items()):
+def topics_to_block(readiness: Readiness, blocked: Collection[str], *, together: bool) -> list[str]:
+    """Return the topics whose producers must be blocked now; with `together` none before all are close."""
+    if together and not all(one.is_close or name in blocked for name, one in readiness.missing.items()):
         return []
-    return [name for name, one in look.missing.items() if one.is_close and name not in blocked]
+    return [name for name, one in readiness.missing.items() if one.is_close and name not in blocked]
 
 
-def after_the_stop(
-    source: ClusterClient, topics: Mapping[str, TopicRecord], done: Stopping
+def check_source_after_stop(
+    source: ClusterClient, topics: Mapping[str, TopicRecord], done: StopResults
 ) -> tuple[list[TopicResult], list[str]]:
-    """Look where the source ends after a stop; return the stop's rows with what came there after all, and warnings."""
+    """Read where the source ends after a stop; return the stop's rows with what it received late, and warnings."""
     asked = {TopicPartition(topics[place.topic].source_topic, place.partition): place for place in done.ends}
     warnings = []
     try:
@@ -282,7 +284,7 @@ def _silence_text(brokers: Collection[int]) -> str:
 
 
 def _complete(row: TopicResult, place: TopicPartition) -> TopicResult:
-    """Return a row with what the source was just seen to hold, not what lanes saw of it last."""
+    """Return a row that reports the source's end as just read, not as lanes last reported it."""
     message = f"{place} is stopped at {row.last_mirrored_offset}; checked after that, the source had no further records"
     return replace(row, message=message, lag=0)
 

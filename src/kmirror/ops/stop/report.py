@@ -1,13 +1,12 @@
 """What a stop reports: where each copy ended, what the source has after that, and the totals. Pure: no I/O, no clock.
 
-What is known of a partition is in its record (`AtStop`), so that a stop, its rehearsal and whoever asks again later
-say the same. Of everybody who saw the source's end the newest counts, and its time is always named: a number that is
-old is a lower bound.
+What is known of a partition is kept in its record (`AtStop`), so that a stop, its dry run and later reports agree. The
+newest observation of the source's end counts, and is always given with its time: an old number is a lower bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -16,77 +15,67 @@ from kmirror.ops.results import STALE_MS, Outcome, StopTotals, TopicResult, is_c
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnds
 from kmirror.settings.durations import format_duration
-from kmirror.state.records import (
-    FRESH_SECONDS,
-    AtStop,
-    PartitionRecord,
-    PartitionState,
-    ProgressRow,
-    TopicRecord,
-)
+from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.words import at_time, counted
-
-_MOST_NAMED = 20
+from kmirror.words import at_time, counted, listed
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the mirror's lanes last said of a partition, and when."""
+class LastReport:
+    """The last report of the mirror's lanes on a partition, and its time."""
 
     row: ProgressRow
-    #: When the source had said what the row says of it, at the latest.
+    #: The time as of which the row describes the source.
     as_of_ms: int
     time_ms: int = 0
 
 
-def last_seen(state: State, mirror: str) -> dict[TopicPartition, Seen]:
-    """Return what lanes last said of the partitions of a mirror, since they became its partitions."""
+def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
+    """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions."""
     since = {topic.topic: max(topic.added_at_ms or 0, topic.rebuilt_at_ms or 0) for topic in state.topics(mirror)}
-    found: dict[TopicPartition, Seen] = {}
+    found: dict[TopicPartition, LastReport] = {}
     for progress in sorted(state.progress(mirror), key=lambda one: one.time_ms):
         for row in progress.rows:
             if progress.time_ms < since.get(row.topic, 0):
                 continue
             fresh_ms = progress.time_ms - int(FRESH_SECONDS * 1000)
             as_of_ms = fresh_ms if row.source_seen_ms is None else row.source_seen_ms
-            found[TopicPartition(row.topic, row.partition)] = Seen(row, as_of_ms, progress.time_ms)
+            found[TopicPartition(row.topic, row.partition)] = LastReport(row, as_of_ms, progress.time_ms)
     return found
 
 
-def places_of(topic: TopicRecord) -> list[TopicPartition]:
+def partitions_of(topic: TopicRecord) -> list[TopicPartition]:
     """Return the partitions of a mirror topic."""
     return [TopicPartition(topic.topic, partition) for partition in range(topic.partitions)]
 
 
-# -- what is known -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a partition had FAILED when it was stopped, and from which offset on it could not be copied."""
+    """Why a partition had FAILED when it was stopped, and the first offset that could not be copied."""
 
     reason: Reason
     message: str | None
     offset: int | None
 
 
-def failure_of(record: PartitionRecord | None, seen: Seen | None) -> Failure | None:
-    """Return why a partition has FAILED, by its record or by a lane's report that is newer; None when it has not."""
-    report = seen if seen is not None and seen.row.state is PartitionState.FAILED else None
-    offset = report.row.failed_offset if report is not None else None
-    # one that is being stopped does not say any more that it FAILED, but why
+def failure_of(record: PartitionRecord | None, report: LastReport | None) -> Failure | None:
+    """Return why a partition has FAILED, by its record or by a newer report of its lane; None if it has not."""
+    failed = report if report is not None and report.row.state is PartitionState.FAILED else None
+    offset = failed.row.failed_offset if failed is not None else None
+    # the record of a partition that is STOPPING keeps the reason
     states = (PartitionState.FAILED, PartitionState.STOPPING)
     if record is not None and record.reason is not None and record.state in states:
         return Failure(record.reason, record.message, record.failed_offset if offset is None else offset)
-    if report is None or report.row.reason is None:
+    if failed is None or failed.row.reason is None:
         return None
-    is_newer = record is None or report.time_ms > record.state_time_ms
-    return Failure(report.row.reason, report.row.message, offset) if is_newer else None
+    is_newer = record is None or failed.time_ms > record.state_time_ms
+    return Failure(failed.row.reason, failed.row.message, offset) if is_newer else None
 
 
-def found_at_stop(end: MirroredEnd, log_end: int, failure: Failure | None, seen: Seen | None, time_ms: int) -> AtStop:
-    """Return what is known of a partition at the moment of its stop, the source's own answer not yet."""
+def at_stop_from_reports(
+    end: MirroredEnd, log_end: int, failure: Failure | None, report: LastReport | None, time_ms: int
+) -> AtStop:
+    """Return what is known of a partition at the moment of its stop, before the source has answered."""
     known = AtStop(
         time_ms,
         log_end,
@@ -98,9 +87,9 @@ def found_at_stop(end: MirroredEnd, log_end: int, failure: Failure | None, seen:
         diverged = failure.reason is Reason.SOURCE_DIVERGED
         fork = failure.offset if diverged else None
         known = replace(known, failure=failure.reason, failure_message=failure.message, fork_offset=fork)
-    if seen is None:
+    if report is None:
         return known
-    row = seen.row
+    row = report.row
     known = replace(known, last_timestamp_ms=row.last_timestamp_ms, records_per_second=row.records_per_second)
     if row.source_offset is None:
         return known
@@ -108,13 +97,13 @@ def found_at_stop(end: MirroredEnd, log_end: int, failure: Failure | None, seen:
         known,
         source_offset=row.source_offset,
         source_high_watermark=row.source_high_watermark,
-        source_as_of_ms=seen.as_of_ms,
+        source_as_of_ms=report.as_of_ms,
         source_answered=False,
     )
 
 
-def with_answer(place: TopicPartition, known: AtStop, answer: SourceEnds) -> AtStop:
-    """Return what is known of a partition when the source has answered, or has not."""
+def with_source_answer(place: TopicPartition, known: AtStop, answer: SourceEnds) -> AtStop:
+    """Return what is known of a partition, updated with the source's answer if it has one on the partition."""
     if place.topic in answer.notes:
         return replace(known, source_note=answer.notes[place.topic])
     end = answer.ends.get(place)
@@ -132,9 +121,6 @@ def with_answer(place: TopicPartition, known: AtStop, answer: SourceEnds) -> AtS
     )
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
 def stopped_row(
     place: TopicPartition,
     record: PartitionRecord | None,
@@ -142,18 +128,18 @@ def stopped_row(
     reason: Reason | None,
     is_stopped: str = "is stopped",
 ) -> TopicResult:
-    """Return the result of a partition that is stopped: where, what the source has after that, and what had failed."""
+    """Return the row of a stopped partition: its end, what the source has after that, and its failure if any."""
     if record is None or record.last_mirrored_offset is None:
         return TopicResult(*place, outcome, f"{place} {is_stopped}; its last mirrored offset is unknown", reason)
     lmo, known = record.last_mirrored_offset, record.at_stop
     lag = known_lost(lmo, known) if known is not None else None
     row = TopicResult(*place, outcome, None, reason, last_mirrored_offset=lmo, lag=lag, at_stop=known)
-    told = [f"{place} {is_stopped} at {lmo}", *(_told(row, known) if known else ["the loss is unknown"])]
-    return replace(row, message="; ".join(told))
+    clauses = [f"{place} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
+    return replace(row, message="; ".join(clauses))
 
 
 def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
-    """Return how many records the source was seen to have that the copy has not; None where it was never seen."""
+    """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
     if known.source_offset is None:
         return None
     shared = last_mirrored_offset if known.fork_offset is None else min(last_mirrored_offset, known.fork_offset)
@@ -161,12 +147,12 @@ def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
 
 
 def unmirrored_row(place: TopicPartition, records: int, reason: Reason) -> TopicResult:
-    """Return the result of a partition that only the source has."""
-    told = f"{place} exists on the source only, with {counted(records, 'record')}: none of them was copied"
-    return TopicResult(*place, Outcome.DONE, told, reason, lag=records)
+    """Return the row of a partition that only the source has."""
+    message = f"{place} exists on the source only, with {counted(records, 'record')}: none of them was copied"
+    return TopicResult(*place, Outcome.DONE, message, reason, lag=records)
 
 
-def _told(row: TopicResult, known: AtStop) -> Iterable[str]:
+def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
     if known.failure is not None:
         yield f"it had FAILED with {known.failure}: {known.failure_message}"
     if known.foreign_records:
@@ -181,7 +167,7 @@ def _told(row: TopicResult, known: AtStop) -> Iterable[str]:
     if known.source_note is not None:
         yield known.source_note
     if row.lag is None or known.source_as_of_ms is None:
-        yield "the number of further records on the source is unknown: the source was never seen"
+        yield "the number of further records on the source is unknown: its end was never read"
         return
     old = known.time_ms - known.source_as_of_ms
     age = "" if is_current(known) or old < 1 else f", {format_duration(old)} before the stop"
@@ -199,8 +185,13 @@ def _told(row: TopicResult, known: AtStop) -> Iterable[str]:
         yield f"about {row.estimated_more:,} more since then at {rate}, an estimate"
 
 
-def needs_a_look(row: TopicResult) -> bool:
-    """Tell whether a person should see the row: something failed, is unknown, or was lost."""
+def sorted_rows(rows: Iterable[TopicResult]) -> list[TopicResult]:
+    """Return rows by topic and partition; one on the whole topic comes first."""
+    return sorted(rows, key=lambda row: (row.topic or "", -1 if row.partition is None else row.partition))
+
+
+def needs_attention(row: TopicResult) -> bool:
+    """Return whether an operator should see the row: something failed, is unknown, or was lost."""
     if row.result is Outcome.NOOP and row.partition is None:
         return False
     if row.result not in (Outcome.DONE, Outcome.NOOP) or row.lag or row.at_stop is None:
@@ -209,17 +200,16 @@ def needs_a_look(row: TopicResult) -> bool:
     return bool(row.lag is None or known.failure or known.foreign_records or known.source_note)
 
 
-# -- totals ------------------------------------------------------------------------------------------------------------
-
-
 def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTotals:
-    """Sum up the rows of partitions; `source_trouble` says why the source has not answered now, None when it has."""
+    """Sum up the rows of partitions; `source_trouble` is why the source did not answer now, None if it did."""
     parts = [row for row in rows if row.partition is not None]
     known = [row.at_stop for row in parts if row.at_stop is not None]
     lost = [row.lag for row in parts if row.lag is not None]
     rpos = [row.rpo_ms for row in parts]
     certain = [rpo for rpo in rpos if rpo is not None]
     ages = [one.source_as_of_ms for one in known if one.source_offset is not None and one.source_as_of_ms is not None]
+    # partitions that have everything (RPO 0) do not count
+    last_copied = [row.at_stop.last_timestamp_ms for row in parts if row.at_stop is not None and row.rpo_ms != 0]
     return StopTotals(
         partitions=len(parts),
         failed_partitions=sum(one.failure is not None for one in known),
@@ -229,73 +219,61 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
         foreign_records=sum(one.foreign_records for one in known),
         rpo_ms=max(certain, default=0) if len(certain) == len(rpos) else None,
         rpo_at_least_ms=max(certain, default=None),
-        last_mirrored_timestamp_ms=min((at for row in parts if (at := _last_copied(row)) is not None), default=None),
+        last_mirrored_timestamp_ms=min((at for at in last_copied if at is not None), default=None),
         as_of_ms=min(ages, default=None),
         stopped_ms=max((one.time_ms for one in known), default=None),
         source_trouble=source_trouble,
     )
 
 
-def _last_copied(row: TopicResult) -> int | None:
-    """Return the timestamp of the last record that was copied, unless nothing is known to follow it."""
-    return row.at_stop.last_timestamp_ms if row.at_stop is not None and row.rpo_ms != 0 else None
-
-
-def totals_told(totals: StopTotals) -> list[str]:
-    """Return the totals in sentences, for people."""
-    told = [counted(totals.partitions, "partition")]
+def totals_sentences(totals: StopTotals) -> list[str]:
+    """Return the totals as sentences."""
+    sentences = [counted(totals.partitions, "partition")]
     if totals.known_lost_records is not None:
-        told[0] += f": {counted(totals.known_lost_records, 'record')} known lost"
+        sentences[0] += f": {counted(totals.known_lost_records, 'record')} known lost"
     if totals.as_of_ms is not None:
         age = (totals.stopped_ms or totals.as_of_ms) - totals.as_of_ms
         is_old = age > STALE_MS or (totals.source_trouble is not None and age > 0)
         old = f", {format_duration(age)} before the stop; later records are lost too" if is_old else ""
-        told[0] += f" as of {at_time(totals.as_of_ms)}{old}"
+        sentences[0] += f" as of {at_time(totals.as_of_ms)}{old}"
     if totals.partitions_unknown:
-        told.append(f"{counted(totals.partitions_unknown, 'partition')}: the loss is unknown")
+        sentences.append(f"{counted(totals.partitions_unknown, 'partition')}: the loss is unknown")
     if totals.estimated_more_records:
-        told.append(f"about {totals.estimated_more_records:,} more records lost, an estimate from the last known rates")
+        more = totals.estimated_more_records
+        sentences.append(f"about {more:,} more records lost, an estimate from the last known rates")
     if totals.failed_partitions:
-        told.append(f"{counted(totals.failed_partitions, 'partition')} had FAILED before the stop")
+        sentences.append(f"{counted(totals.failed_partitions, 'partition')} had FAILED before the stop")
     if totals.rpo_ms is not None:
-        told.append(f"RPO: {totals.rpo_ms / 1000:g} s between the last mirrored record and the source's last one")
+        sentences.append(f"RPO: {totals.rpo_ms / 1000:g} s between the last mirrored record and the source's last one")
     else:
         since = totals.last_mirrored_timestamp_ms
         least = f"at least {totals.rpo_at_least_ms / 1000:g} s" if totals.rpo_at_least_ms else "not known"
-        told.append(f"RPO: {least}" + (f"; the last mirrored record is from {at_time(since)}" if since else ""))
+        sentences.append(f"RPO: {least}" + (f"; the last mirrored record is from {at_time(since)}" if since else ""))
     if totals.source_trouble is not None:
-        told.append(f"the source does not answer now: {totals.source_trouble}")
-    return told
+        sentences.append(f"the source does not answer now: {totals.source_trouble}")
+    return sentences
 
 
-# -- warnings ----------------------------------------------------------------------------------------------------------
-
-
-def incomplete_told(
-    state: State, mirror: str, topics: Iterable[TopicRecord], seen: Mapping[TopicPartition, Seen]
+def incomplete_warnings(
+    state: State, mirror: str, topics: Iterable[TopicRecord], reports: Mapping[TopicPartition, LastReport]
 ) -> list[str]:
-    """Return a sentence that names the partitions whose first copy was never complete, where there are some."""
+    """Return a warning that names the partitions whose first copy was never complete, if any."""
     partial = [
         str(place)
         for topic in topics
-        for place in places_of(topic)
+        for place in partitions_of(topic)
         if not ((record := state.partition(mirror, *place)) and record.initial_copy_complete)
-        and not (place in seen and seen[place].row.source_offset == 0)
+        and not (place in reports and reports[place].row.source_offset == 0)
     ]
-    return [f"the first copy was not complete: {_some(partial)}"] if partial else []
+    return [f"the first copy was not complete: {listed(partial)}"] if partial else []
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def spread_told(topics: Iterable[TopicRecord], seen: Mapping[TopicPartition, Seen]) -> list[str]:
-    """Return a sentence on how far apart in time the topics' last mirrored records are, where they are."""
+def spread_warnings(topics: Iterable[TopicRecord], reports: Mapping[TopicPartition, LastReport]) -> list[str]:
+    """Return a warning on how far apart in time the topics' last mirrored records are, unless they are not."""
     latest: dict[str, int] = {}
     for topic in topics:
-        for place in places_of(topic):
-            at = seen[place].row.last_timestamp_ms if place in seen else None
+        for place in partitions_of(topic):
+            at = reports[place].row.last_timestamp_ms if place in reports else None
             if at is not None:
                 latest[topic.topic] = max(at, latest.get(topic.topic, at))
     spread = max(latest.values(), default=0) - min(latest.values(), default=0)

@@ -1,7 +1,7 @@
-"""Ask a source where it ends while its mirror is being stopped. Never in the way of the stop.
+"""Ask a source where it ends while its mirror is being stopped, without delaying the stop.
 
-The question runs in a thread of its own. It is begun together with the fencing, and its answer is waited for
-`SOURCE_TIMEOUT_S` from then at most: the source may be gone, or accept connections and say nothing. Every broker is
+The request runs in its own thread, started together with the fencing. The stop waits for the answer until
+`SOURCE_TIMEOUT_S` after that: the source may be gone, or accept connections and not answer. Every broker is
 asked who leads: one that is cut off from the others still answers as the leader that it was.
 """
 
@@ -21,14 +21,14 @@ from kmirror.ops.context import now_ms, require_same_cluster
 from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, BackgroundQuery
 from kmirror.state.records import MirrorRecord, TopicRecord
 
-#: The ends come first; what else is asked gets what is left of the time.
+#: Limit for the ends, which are asked first; the other requests get the remaining time.
 _ENDS_S = 1.5
 _SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEnd:
-    """Where a source partition ends: its last stable offset, and the timestamp of its newest record where asked."""
+    """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record."""
 
     offset: int
     high_watermark: int | None = None
@@ -37,10 +37,10 @@ class SourceEnd:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnds:
-    """What the source said at `time_ms`, by mirror partition; with `trouble` it said nothing.
+    """The source's answer at `time_ms`, by mirror partition; with `trouble` it did not answer.
 
-    `notes` say by mirror topic that the source's topic is gone, or another one: its ends are left out. `unmirrored` are
-    the offsets in partitions that only the source has.
+    `notes` report by mirror topic that the source topic is gone or was recreated: its ends are omitted. `unmirrored`
+    counts the offsets in partitions that only the source has.
     """
 
     time_ms: int
@@ -50,29 +50,29 @@ class SourceEnds:
     trouble: str | None = None
 
 
-class SourceQuestion:
-    """Ask a mirror's source about these topics: `begin`, then `answer` as often as one likes; `close` in the end.
+class SourceEndsRequest:
+    """Ask a mirror's source about these topics: `start`, then `answer` any number of times, then `close`.
 
-    `known_ends` is where the mirror's logs ended once: only of partitions that go on behind that the newest timestamp
-    is asked.
+    `known_ends` is where the mirror's logs ended at some time: the newest timestamp is only asked for partitions that
+    have more at the source.
     """
 
     def __init__(
         self, mirror: MirrorRecord, topics: Sequence[TopicRecord], known_ends: Mapping[TopicPartition, int]
     ) -> None:
         self._asker = BackgroundQuery(mirror.source)
-        self._question = partial(_ask, topics=tuple(topics), known_ends=known_ends, cluster_id=mirror.source_cluster_id)
+        self._request = partial(_ask, topics=tuple(topics), known_ends=known_ends, cluster_id=mirror.source_cluster_id)
         self._until: float | None = None
 
-    def begin(self) -> None:
-        """Begin to ask, the first time this is called."""
+    def start(self) -> None:
+        """Start asking, the first time this is called."""
         if self._until is None:
             self._until = time.monotonic() + SOURCE_TIMEOUT_S
-            self._asker.start(self._question)
+            self._asker.start(self._request)
 
     def answer(self) -> SourceEnds:
-        """Return what the source said, or that it has not answered in time."""
-        self.begin()
+        """Return the source's answer, or that it did not answer in time."""
+        self.start()
         found = self._asker.answer(self._until or 0.0)
         if isinstance(found, SourceEnds):
             return found
@@ -80,7 +80,7 @@ class SourceQuestion:
         return SourceEnds(now_ms(), trouble=why)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._asker.close()
 
 
@@ -129,8 +129,8 @@ def _ask(
         marks = client.list_offsets(
             {place: LATEST for place in offsets if place in there}, metadata=metadata, timeout=left()
         )
-        behind = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
-        newest = _newest(client, behind, left()) if behind else {}
+        lagging = [place for place in offsets if place in there and offsets[place] > known_ends.get(there[place], 0)]
+        newest = _newest(client, lagging, left()) if lagging else {}
         starts = client.list_offsets({place: EARLIEST for place in offsets if place in surplus}, timeout=left())
     except (KmirrorError, OutcomeUnknown):
         return SourceEnds(at, ends, notes)
@@ -148,7 +148,7 @@ def _ask(
 def _newest(
     client: ClusterClient, partitions: Sequence[TopicPartition], timeout: float
 ) -> Mapping[TopicPartition, OffsetAnswer]:
-    """Look up the newest timestamps; brokers before Kafka 3.0 do not know them."""
+    """Look up the newest timestamps; brokers before Kafka 3.0 cannot."""
     try:
         return client.list_offsets(dict.fromkeys(partitions, MAX_TIMESTAMP), timeout=timeout)
     except UnsupportedVersionError:

@@ -1,6 +1,6 @@
-"""A verb as a table of steps, and the runner that carries one out.
+"""A verb as a table of steps, and the runner that carries it out.
 
-After a kill, the same command runs the same table from its beginning: what is recorded is not done again, and what was
+After a kill, the same command runs the same table from its beginning: recorded steps are not repeated, and what was
 true only for a moment is checked again.
 """
 
@@ -12,12 +12,12 @@ from typing import Generic, Protocol, TypeVar
 
 from kmirror.state.client import boottime
 
-#: Called with the name of each step that has been reached.
+#: Called with the name of each completed step.
 Checkpoint = Callable[[str], None]
 
 
 class Clock:
-    """Time the steps of a verb, in `seconds` by name, and tell a checkpoint of each one that has been reached."""
+    """Measure the steps of a verb, in `seconds` by name, and call the checkpoint after each of them."""
 
     def __init__(self, checkpoint: Checkpoint = lambda _: None, seconds: Mapping[str, float] | None = None) -> None:
         self._checkpoint = checkpoint
@@ -25,14 +25,14 @@ class Clock:
         self.seconds = dict(seconds or {})
 
     def reached(self, step: str) -> None:
-        """Add the time since the step before to this one's."""
+        """Add the time since the previous step to this one's."""
         self.seconds[step] = self.seconds.get(step, 0.0) + boottime() - self._at
         self._at = boottime()
         self._checkpoint(step)
 
 
 class Work(Protocol):
-    """What the steps of a table share; `is_over` skips the remaining steps."""
+    """What the steps of a table share; set `is_over` to skip the remaining steps."""
 
     is_over: bool
 
@@ -42,10 +42,10 @@ W = TypeVar("W", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[W]):
-    """One step: what it `does`, in words, and `run`, which returns the name of what it reached, or None.
+    """One step: what it `does`, in words, and `run`, which returns a name for timing and checkpoint, or None.
 
-    A `durable` step records its outcome before it returns, and does not repeat what is recorded. Each run repeats any
-    other step.
+    A `durable` step records its outcome before it returns, and does not repeat what is recorded. Any other step is
+    repeated by each run.
     """
 
     does: str

@@ -1,13 +1,14 @@
-"""Stop mirroring to topics, so that they are ordinary topics afterwards: what failover, remove and promote share.
+"""Stop mirroring to topics and make them ordinary topics: shared by failover, remove and promote.
 
-`CLAIM` and `STOP` say what is done, and in which order. Killed anywhere, the same command goes on: what is recorded
-is not done again, everything else can be done twice.
+`CLAIM` and `STOP` list the steps in order. Killed at any point, the same command resumes: recorded steps are not
+repeated, and every other step can be done twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from kmirror.cluster.protocol.codes import code_name
@@ -17,12 +18,12 @@ from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
 from kmirror.ops.gone import gone_topics, not_described
 from kmirror.ops.results import Outcome, TopicResult
-from kmirror.ops.stop.aftermath import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
-from kmirror.ops.stop.facts import StopLook
-from kmirror.ops.stop.fencing import fence_writers, take_charge
-from kmirror.ops.stop.report import incomplete_told, places_of, spread_told, stopped_row, unmirrored_row
+from kmirror.ops.stop.facts import StopFacts
+from kmirror.ops.stop.fencing import fence_writers, release_topics
+from kmirror.ops.stop.make_writable import apply_settings, clamp_group_offsets, lift_protection, trim_fillers
+from kmirror.ops.stop.report import incomplete_warnings, partitions_of, spread_warnings, stopped_row, unmirrored_row
 from kmirror.ops.stop.steps import Checkpoint, Clock, Step, carry_out
-from kmirror.ops.stop.work import RUN_AGAIN, Stopping, StopRequest, StopWork, is_stopped
+from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import canonical, stored_settings
 from kmirror.state.events import Event
@@ -44,31 +45,31 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import at_time
 
-#: How long the deletion of a topic that was being rebuilt may take to be carried out.
+#: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
 _MOST_TOPICS_IN_EVENT = 100
 
 
-def stop(destination: Destination, request: StopRequest, checkpoint: Checkpoint = lambda _: None) -> Stopping:
-    """Stop mirroring to these topics; `checkpoint` is called with the name of each step that has been recorded.
+def stop(destination: Destination, request: StopRequest, checkpoint: Checkpoint = lambda _: None) -> StopResults:
+    """Stop mirroring to these topics; `checkpoint` is called with the name of each completed step.
 
     Raises:
-        RefusedError: no such mirror; a topic is being rebuilt or added by somebody else at the very moment.
-        UnreachableError: the destination does not answer; the same command goes on.
+        RefusedError: no such mirror; another operation is rebuilding or adding a topic at this moment.
+        UnreachableError: the destination does not answer; the same command resumes.
     """
     clock = Clock(checkpoint)
-    work = StopWork(destination, request, clock, Stopping(steps=clock.seconds))
+    work = StopWork(destination, request, clock, StopResults(steps=clock.seconds))
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         carry_out(CLAIM, work, clock)
         if not work.is_over:
             mirror = require_mirror(work.state, request.mirror)
-            with StopLook(destination, work.state, mirror, work.topics) as work.look:
+            with closing(StopFacts(destination, work.state, mirror, work.topics)) as work.facts:
                 carry_out(STOP, work, clock)
     return work.done
 
 
 def _claim(work: StopWork) -> None:
-    """Record what is wanted, and find the topics of which that is to be done."""
+    """Record that the topics are to be stopped, and find those for which that is still to be done."""
     request, claimed = work.request, State()
     rebuilds: dict[str, Rebuild] = {}
 
@@ -110,7 +111,7 @@ def _claim(work: StopWork) -> None:
         }[rebuild.step]
         work.done.warnings.append(f"{name} was being rebuilt because it did not match its source: {kept}")
     if any(rebuild.step is RebuildStep.REPLACE for rebuild in rebuilds.values()):
-        # its deletion may have been sent right before the claim
+        # its deletion may have been sent just before the claim
         time.sleep(_DELETION_S)
     known = {name: claimed.topic(request.mirror, name) for name in request.topics}
     work.state = claimed
@@ -120,11 +121,11 @@ def _claim(work: StopWork) -> None:
         if topic is None:
             work.done.results.append(TopicResult(name, None, Outcome.NOOP, f"{name} is not a mirror topic"))
         else:
-            work.done.results += stopped_already(claimed, topic)
+            work.done.results += already_stopped_rows(claimed, topic)
 
 
 def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
-    """Return the mirror's record with its discovery ended, or with filters that leave topics out."""
+    """Return the mirror's record with its discovery ended, or with filters that exclude topics."""
     changed = replace(mirror, discovery_ended=True) if request.whole else mirror
     settings = stored_settings(mirror.settings)
     more = tuple(name for name in request.exclude if name not in settings.topics_exclude.patterns)
@@ -137,8 +138,8 @@ def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
     return replace(changed, settings=kept | {key: value for key, value in filters.items() if value})
 
 
-def _leave_out_gone(work: StopWork) -> None:
-    """Finish topics that were deleted, or deleted and created again, and leave them out."""
+def _finish_deleted(work: StopWork) -> None:
+    """Finish topics that were deleted or recreated, and drop them from the work."""
     client = work.destination.client
     found = client.metadata([topic.topic for topic in work.topics]).topics
     gone = gone_topics(client, work.topics, found)
@@ -147,11 +148,11 @@ def _leave_out_gone(work: StopWork) -> None:
         here = found.get(topic.topic)
         never = topic.destination_topic_id is None
         if never or topic.topic in gone:
-            word = "had not become a mirror topic yet" if never else "is gone"
-            word += f"; its old records are in {topic.archive}" if topic.archive else ""
+            what = "had not become a mirror topic yet" if never else "is gone"
+            what += f"; its old records are in {topic.archive}" if topic.archive else ""
             _record_stopped(work, [topic], {})
             work.clock.reached("stopped")
-            work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {word}"))
+            work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}"))
         elif here is not None and here.error_code:
             work.fail(topic.topic, not_described(here))
         else:
@@ -160,10 +161,10 @@ def _leave_out_gone(work: StopWork) -> None:
 
 
 def _record_ends(work: StopWork) -> str:
-    """Record where the source's records end; with `together` the rest waits until that is known of all topics."""
-    request, look = work.request, work.look
-    at_stop = look.found(work.log_ends)
-    work.done.warnings += look.warnings
+    """Record where the source's records end; with `together` the stop ends here unless that is known for all topics."""
+    request, facts = work.request, work.facts
+    at_stop = facts.at_stop(work.log_ends)
+    work.done.warnings += facts.warnings
     for place, end in sorted(work.log_ends.items()):
         if end.error_code:
             why = f"the leader of {place} cannot be asked: {code_name(end.error_code)}"
@@ -180,8 +181,8 @@ def _record_ends(work: StopWork) -> str:
                 at = now_ms()
                 record = PartitionRecord(request.mirror, *place, PartitionState.LOG_ALIGNMENT, at)
             if record.last_mirrored_offset is None:
-                row = look.seen[place].row if place in look.seen else None
-                records.append(ended(record, topic, look.last_mirrored_offsets[place], known, row))
+                row = facts.reports[place].row if place in facts.reports else None
+                records.append(with_end(record, topic, facts.last_mirrored_offsets[place], known, row))
         return Changes(tuple(records))
 
     if work.log_ends:
@@ -190,15 +191,15 @@ def _record_ends(work: StopWork) -> str:
         work.is_over = True
         missed = next(iter(work.failed))
         for topic in work.left:
-            word = f"{topic.topic} is no longer mirrored and not yet writable: {missed} cannot be stopped with it"
-            work.done.results.append(TopicResult(topic.topic, None, Outcome.TIMED_OUT, word, hint=RUN_AGAIN))
+            message = f"{topic.topic} is no longer mirrored and not yet writable: {missed} cannot be stopped with it"
+            work.done.results.append(TopicResult(topic.topic, None, Outcome.TIMED_OUT, message, hint=RUN_AGAIN))
     return "ends recorded"
 
 
-def ended(
+def with_end(
     record: PartitionRecord, topic: TopicRecord, last_mirrored_offset: int, known: AtStop, row: ProgressRow | None
 ) -> PartitionRecord:
-    """Return the record with where the copy ended; a later mirror of the topic writes under another producer id."""
+    """Return the record with where the copy ended, and another producer id for a later mirror of the topic."""
     epoch = row.last_epoch if row is not None and row.last_epoch is not None else record.last_mirrored_epoch
     salt = f"{topic.topic}\0{topic.destination_topic_id}\0{known.log_end}"
     return replace(
@@ -214,33 +215,27 @@ def ended(
     )
 
 
-def _hear_source(work: StopWork) -> str:
-    """Take what the source has answered by now."""
-    known = _known_at_stop(work.state, work.left)
-    work.done.ends = {place: record.last_mirrored_offset or 0 for place, (record, _) in known.items()}
-    work.at_stop = work.look.answered({place: one for place, (_, one) in known.items()}, work.done.ends)
-    work.source = work.look.source()
+def _take_source_answer(work: StopWork) -> str:
+    """Take the source's answer as far as it has arrived."""
+    known: dict[TopicPartition, AtStop] = {}
+    for topic in work.left:
+        for record in work.state.partitions(topic.mirror, topic.topic):
+            if record.last_mirrored_offset is not None:
+                place = TopicPartition(topic.topic, record.partition)
+                known[place] = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
+                work.done.ends[place] = record.last_mirrored_offset
+    work.at_stop = work.facts.with_source_answer(known, work.done.ends)
+    work.source = work.facts.source()
     work.done.source_trouble = work.source.trouble
     return "source asked"
 
 
-def _known_at_stop(state: State, topics: Sequence[TopicRecord]) -> dict[TopicPartition, tuple[PartitionRecord, AtStop]]:
-    """Return what is recorded of partitions whose end is recorded."""
-    found = {}
-    for topic in topics:
-        for record in state.partitions(topic.mirror, topic.topic):
-            if record.last_mirrored_offset is not None:
-                known = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
-                found[TopicPartition(topic.topic, record.partition)] = record, known
-    return found
-
-
 def _finish(work: StopWork) -> str:
-    """Record that what is left is stopped, and say how."""
+    """Record that the remaining topics are stopped, and add their rows."""
     request, finished, done = work.request, work.left, work.done
     _record_stopped(work, finished, work.at_stop)
     for topic in finished:
-        for place in places_of(topic):
+        for place in partitions_of(topic):
             record = work.state.partition(request.mirror, *place)
             if record is not None and place in work.at_stop:
                 record = replace(record, at_stop=work.at_stop[place])
@@ -248,8 +243,8 @@ def _finish(work: StopWork) -> str:
     names = {topic.topic for topic in finished}
     unmirrored = [(place, records) for place, records in work.source.unmirrored.items() if place.topic in names]
     done.results += [unmirrored_row(place, records, request.reason) for place, records in unmirrored]
-    done.warnings += incomplete_told(work.state, request.mirror, finished, work.look.seen)
-    done.warnings += spread_told(finished, work.look.seen)
+    done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports)
+    done.warnings += spread_warnings(finished, work.facts.reports)
     return "stopped"
 
 
@@ -258,7 +253,7 @@ def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapp
 
     def decide(state: State) -> Changes:
         records: list[TopicRecord | PartitionRecord] = []
-        told: dict[str, object] = {}
+        offsets: dict[str, object] = {}
         for known in topics:
             topic = state.topic(request.mirror, known.topic)
             if topic is None or topic.pending_operation != PENDING_STOP:
@@ -275,13 +270,13 @@ def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapp
                     at_stop=at_stop.get(TopicPartition(topic.topic, record.partition), record.at_stop),
                 )
                 records.append(stopped)
-                if len(told) < _MOST_TOPICS_IN_EVENT:
-                    told[f"{topic.topic}-{record.partition}"] = record.last_mirrored_offset
+                if len(offsets) < _MOST_TOPICS_IN_EVENT:
+                    offsets[f"{topic.topic}-{record.partition}"] = record.last_mirrored_offset
             records.append(replace(topic, pending_operation=None, deferred=None))
         if not records:
             return Changes()
         names = [topic.topic for topic in topics]
-        details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": told}
+        details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
         event = Event(now_ms(), request.mirror, request.verb, actor(), ExitCode.OK.name, details)
         return Changes(tuple(records), (), (event,))
 
@@ -291,23 +286,23 @@ def _record_stopped(work: StopWork, topics: Sequence[TopicRecord], at_stop: Mapp
 
 CLAIM = (
     Step("record which topics are stopped, and why: engines release them", _claim, durable=True),
-    Step("have the engine release the topics, or take its lease", take_charge),
-    Step("finish topics that were deleted, or deleted and created again", _leave_out_gone, durable=True),
+    Step("have the engine release the topics, or take its lease", release_topics),
+    Step("finish topics that were deleted or recreated", _finish_deleted, durable=True),
 )
 STOP = (
-    Step("fence the mirror's producers at every leader; meanwhile the source is asked for its ends", fence_writers),
-    Step("record where the source's records end (LMO); from here on they can be written", _record_ends, durable=True),
+    Step("fence the mirror's producers at every leader, while the source is asked for its ends", fence_writers),
+    Step("record where the source's records end (LMO); from here on others may write", _record_ends, durable=True),
     Step("delete filler of a first copy that was never finished", trim_fillers),
-    Step("bring the offsets that were synced for groups into the logs", clamp_group_offsets),
-    Step("apply the settings that were held back", apply_settings),
-    Step("lift the write protection, and prove it", lift_protection),
-    Step("take what the source has answered so far", _hear_source),
+    Step("move synced group offsets that are outside the logs into them", clamp_group_offsets),
+    Step("apply the deferred settings", apply_settings),
+    Step("lift the write protection, and probe that the topics are writable", lift_protection),
+    Step("take the source's answer as far as it has arrived", _take_source_answer),
     Step("record that the topics are STOPPED, and what the source was known to have", _finish, durable=True),
 )
 
 
-def stopped_already(state: State, topic: TopicRecord) -> list[TopicResult]:
-    """Return what is remembered of a topic that was stopped before, by partition."""
+def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
+    """Return the stored results of a topic that was stopped before, by partition."""
     records = state.partitions(topic.mirror, topic.topic)
     why = topic.stop_reason or "STOPPED"
     if not records:
@@ -325,11 +320,7 @@ def stopped_already(state: State, topic: TopicRecord) -> list[TopicResult]:
 
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:
-    """Refuse to run a mirror that was failed over as a whole and has got no topic since.
-
-    Raises:
-        RefusedError: says what can be done instead.
-    """
+    """Refuse to run a mirror that was failed over as a whole and has had no topic added since. Raises RefusedError."""
     if mirror.discovery_ended and all(is_stopped(state, topic) for topic in state.topics(mirror.name)):
         raise RefusedError(
             f"mirror {mirror.name} was failed over as a whole: there is nothing to copy",

@@ -1,10 +1,10 @@
-"""`switchover`: the planned change of roles. The mirror is promoted here, and its source becomes the mirror of this.
+"""`switchover`: exchange the roles of source and destination as planned.
 
-1. What can be known before is looked at: the file names this very cluster, and the source answers.
-2. promote, here. What it has not stopped in time is mirrored on, and nothing is turned round.
-3. failback, on the old source: nothing lies beyond where mirroring stopped, so nothing is copied again.
+1. Check in advance: the file names this very cluster, and the source answers.
+2. Promote here. Topics that are not stopped in time stay mirrored, and then nothing is reversed.
+3. Fail back on the old source: it has no records after the last mirrored ones, so nothing is copied again.
 
-The command started again goes on where it was.
+The same command, run again, resumes where it was.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RETURN = "RETURN"
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverRequest:
-    """What changes roles; `properties` say how the old source is to reach this cluster, `timeout_ms` None: no limit."""
+    """What to switch over; `properties` are how the old source reaches this cluster, `timeout_ms` None: no limit."""
 
     mirror: str
     properties: Mapping[str, str]
@@ -58,7 +58,7 @@ class SwitchoverRequest:
     idle_ms: int | None = IDLE_MS
     master: str = "local[*]"
     watch_s: float = WATCH_S
-    #: Deny everybody WRITE on the source's topics until they are mirror topics of this cluster.
+    #: Deny everyone WRITE on the source's topics until they are mirror topics of this cluster.
     block_producers: bool = False
 
 
@@ -74,9 +74,9 @@ def switchover(
     """Promote these topics here, all of the mirror by default, and make their source mirror them from here.
 
     Raises:
-        UsageError: a property is not understood.
+        UsageError: an invalid property.
         RefusedError: no such mirror or topic, the file names another cluster, another promote is waiting.
-        UnreachableError: a cluster does not answer; the same command goes on.
+        UnreachableError: a cluster does not answer; the same command resumes.
     """
     began_ms = now_ms()
     state = destination.state()
@@ -85,7 +85,7 @@ def switchover(
     _require_way_back(destination, mirror, request)
     topics = TopicSelector(tuple(chosen))
     if not dry_run:
-        _note(destination, mirror.name, _PROMOTE, chosen)
+        _record_step(destination, mirror.name, _PROMOTE, chosen)
         checkpoint("begun")
     stopped = promote(
         destination,
@@ -102,7 +102,7 @@ def switchover(
         dry_run=dry_run,
     )
     if dry_run or stopped.result.exit_code:
-        # what is stopped already stays so, and is turned round when the rest is ready as well
+        # topics that are stopped stay so, and are reversed once the others are ready as well
         result = replace(stopped.result, verb=SWITCHOVER)
         if result.error is not None and not dry_run:
             again = "nothing was reversed yet: run the same command again to continue"
@@ -110,19 +110,19 @@ def switchover(
             result = replace(result, error=replace(result.error, hint=hint))
         return Stopped(result, {**stopped.evidence, "verb": SWITCHOVER})
     checkpoint("promoted")
-    _note(destination, mirror.name, _RETURN, chosen)
-    checkpoint("turning round")
-    returned = _turned_round(mirror, request, topics, watcher)
+    _record_step(destination, mirror.name, _RETURN, chosen)
+    checkpoint("reversing")
+    returned = _reverse(mirror, request, topics, watcher)
     result = _joined(mirror.name, stopped.result, returned)
     if result.exit_code == ExitCode.OK:
-        _forget(destination, mirror.name)
+        _delete_progress(destination, mirror.name)
     back = returned.evidence if isinstance(returned, Stopped) else None
     evidence = evidence_of(destination, mirror, result, began_ms, {}, promote=stopped.evidence, failback=back)
     return Stopped(result, evidence)
 
 
 def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
-    """Refuse before anything is stopped what would be refused after it, as far as that can be known."""
+    """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known."""
     back, _ = checked_properties(request.properties)
     with source_client(back) as client:
         found = cluster_id_of(client)
@@ -136,10 +136,10 @@ def _require_way_back(destination: Destination, mirror: MirrorRecord, request: S
         require_same_cluster(mirror.source_cluster_id, old.cluster_id)
 
 
-def _turned_round(
+def _reverse(
     mirror: MirrorRecord, request: SwitchoverRequest, topics: TopicSelector, watcher: Watcher
 ) -> Stopped | KmirrorError:
-    """Make the old source a mirror of this cluster; return how that went, or why it did not."""
+    """Make the old source a mirror of this cluster; return the result, or the error."""
     back = FailbackRequest(
         mirror.name, request.properties, topics, watch_s=request.watch_s, spark=SparkChoice(request.master)
     )
@@ -151,7 +151,7 @@ def _turned_round(
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) -> VerbResult:
-    """Return one document for both halves; what was promoted is not undone by what failed after it."""
+    """Return one document for both halves; a failure of the second does not undo the promote."""
     if isinstance(returned, Stopped):
         back = returned.result
         rows = (*stopped.results, *back.results)
@@ -162,20 +162,21 @@ def _joined(mirror: str, stopped: VerbResult, returned: Stopped | KmirrorError) 
         rows, groups, warnings = stopped.results, stopped.groups, stopped.warnings
         error, code = ErrorInfo.of(returned), returned.exit_code
     if code == ExitCode.REFUSED:
-        # nothing is "unchanged" any more; whoever still reads or writes there may be gone later, records stay
+        # REFUSED would mean that nothing was changed. Clients still in use there may stop later, so retrying can help;
+        # records after the fork stay.
         has_records = isinstance(returned, Stopped)
         code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
     if error is not None:
-        told = f"promoted, but the old source is no mirror of this cluster yet: {error.message}"
-        hint = f"{error.hint or 'look at it'}; then run the same command again"
-        error = ErrorInfo(code, told, hint, error.reason)
+        message = f"promoted, but the old source is not a mirror of this cluster yet: {error.message}"
+        hint = f"{error.hint or 'fix the cause'}; then run the same command again"
+        error = ErrorInfo(code, message, hint, error.reason)
         outcome = Outcome.TIMED_OUT if code == ExitCode.TIMED_OUT else Outcome.FAILED
-        rows = (*rows, TopicResult(None, None, outcome, told, error.reason, hint=hint))
+        rows = (*rows, TopicResult(None, None, outcome, message, error.reason, hint=hint))
     done = VerbResult(SWITCHOVER, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
     return replace(done, blocked=stopped.blocked)
 
 
-def _note(destination: Destination, mirror: str, step: str, topics: list[str]) -> None:
+def _record_step(destination: Destination, mirror: str, step: str, topics: list[str]) -> None:
     def decide(state: State) -> Changes:
         found = state.workflow(mirror, SWITCHOVER)
         began = found.began_ms if found else now_ms()
@@ -186,7 +187,7 @@ def _note(destination: Destination, mirror: str, step: str, topics: list[str]) -
     change(destination, mirror, decide)
 
 
-def _forget(destination: Destination, mirror: str) -> None:
+def _delete_progress(destination: Destination, mirror: str) -> None:
     def decide(state: State) -> Changes:
         found = state.workflow(mirror, SWITCHOVER)
         event = Event(now_ms(), mirror, SWITCHOVER, actor(), ExitCode.OK.name, {})

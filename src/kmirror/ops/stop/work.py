@@ -1,4 +1,4 @@
-"""A stop of topics: what is asked for, how it went, and what its steps hand to each other."""
+"""A stop of topics: the request, its results, and what its steps share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.context import Destination
 from kmirror.ops.results import GroupResult, Outcome, TopicResult
-from kmirror.ops.stop.facts import StopLook
+from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds
 from kmirror.ops.stop.steps import Clock
@@ -22,27 +22,27 @@ RUN_AGAIN = "run the same command again to finish"
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """What is to be stopped, and how; `topics` are destination names."""
+    """What to stop, and how; `topics` are destination names."""
 
     mirror: str
     verb: str
     topics: tuple[str, ...]
     reason: Reason
-    #: The whole mirror: its discovery ends with it, and its engine.
+    #: The whole mirror: also ends its discovery and its engine.
     whole: bool = False
-    #: Shut the mirror's producers out at the brokers also where its engine has given the topics up.
+    #: Fence the mirror's producers at the brokers even if the engine has released the topics.
     always_fence: bool = False
-    #: Where markers may not be written, shut them out by one visible record per partition.
+    #: If we may not write markers, fence with one visible record per partition.
     fence_with_record: bool = False
-    #: Make no topic writable before where each of them ends is recorded.
+    #: Make no topic writable before the ends of all of them are recorded.
     together: bool = False
-    #: Source topics that discovery is not to bring back.
+    #: Source topics that discovery must not bring back.
     exclude: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
-class Stopping:
-    """How a stop went: results by topic and partition, and how long its steps took, in seconds."""
+class StopResults:
+    """Results of a stop by topic and partition, and the duration of its steps in seconds."""
 
     results: list[TopicResult] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
@@ -50,28 +50,28 @@ class Stopping:
     steps: dict[str, float] = field(default_factory=dict)
     #: Where the source's records end in each log.
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    #: When topics were proved to be writable, in epoch milliseconds.
+    #: When a probe showed that a topic is writable, in epoch milliseconds.
     writable_ms: dict[str, int] = field(default_factory=dict)
-    #: Why the source did not say where it ends; None when it did, or was not asked.
+    #: Why the source did not return its ends; None if it did, or was not asked.
     source_trouble: str | None = None
 
 
 @dataclass(slots=True)
 class StopWork:
-    """A stop in progress; `topics` are claimed and still exist, `failed` are rows of those that cannot be stopped."""
+    """A stop in progress; `topics` are claimed and still exist, `failed` has rows of those that cannot be stopped."""
 
     destination: Destination
     request: StopRequest
     clock: Clock
-    done: Stopping
+    done: StopResults
     is_over: bool = False
     failed: dict[str, TopicResult] = field(default_factory=dict)
     topics: Sequence[TopicRecord] = ()
-    #: As it was read last: with the claim, then with the recorded ends.
+    #: The stored state as last read: with the claim, then with the recorded ends.
     state: State = field(default_factory=State)
-    #: True when the engine may still send something.
+    #: True if the engine may still send something.
     must_fence: bool = False
-    look: StopLook = field(init=False)
+    facts: StopFacts = field(init=False)
     #: Log ends that were not recorded before.
     log_ends: Mapping[TopicPartition, FenceResult] = field(default_factory=dict)
     first_source: FirstSource = field(init=False)
@@ -80,11 +80,11 @@ class StopWork:
 
     @property
     def left(self) -> list[TopicRecord]:
-        """Return the topics of which nothing has failed."""
+        """Topics for which nothing has failed."""
         return [topic for topic in self.topics if topic.topic not in self.failed]
 
     def fail(self, topic: str, error: KmirrorError, partition: int | None = None) -> None:
-        """Report what keeps a topic from being stopped now."""
+        """Report why a topic cannot be stopped now."""
         hint = error.hint or RUN_AGAIN
         row = TopicResult(topic, partition, Outcome.FAILED, error.message, error.reason, hint=hint)
         self.failed[topic] = row
@@ -92,5 +92,5 @@ class StopWork:
 
 
 def is_stopped(state: State, topic: TopicRecord) -> bool:
-    """Tell whether mirroring to a topic has been stopped, with all that belongs to it."""
+    """Return whether mirroring to a topic has been stopped completely, with no operation pending."""
     return topic.desired is DesiredState.STOPPED and topic.pending_operation is None

@@ -1,4 +1,4 @@
-"""Compare partitions of two clusters that are held to be the same: plan it, and have it done side by side."""
+"""Compare partitions of two clusters that should be the same: plan it, and run it in threads or on Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kmirror.work import Meter, Watch
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """What is compared where, in which tasks, and about how many bytes of one side that is."""
+    """What to compare where, in which tasks, and about how many bytes of one side that is."""
 
     where: Where
     shares: tuple[CompareWorkUnit, ...] = ()
@@ -49,7 +49,7 @@ def plan_comparison(
     destination_properties: Mapping[str, str],
     sample: int | None = None,
 ) -> ComparisonPlan:
-    """Decide where these are compared, and in which tasks; with `sample` head, tail and so many ranges of each."""
+    """Decide where to compare these, and in which tasks; with `sample`: head, tail and that many ranges of each."""
     ends = source_properties, destination_properties
     if sample is not None:
         size = sum(sampled_bytes(extent, sample) for extent in extents)
@@ -70,20 +70,20 @@ class Bounds(NamedTuple):
 
     @property
     def start(self) -> int:
-        """From where on they can be compared."""
+        """The first offset that can be compared."""
         return max(self.source_start, self.destination_start)
 
     @property
     def end(self) -> int:
-        """Up to where; where nothing can be compared it is the start."""
+        """The end of what can be compared; the start if nothing can."""
         return max(self.start, self.destination_end)
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """Pairs of partitions, destination's first, and their bounds; what does not tell where it starts or ends is absent.
+class PartitionPairs:
+    """Pairs of partitions and their bounds, by partition of the destination.
 
-    `unknown` says why, by partition of the destination.
+    A pair whose bounds cannot be read is not in `bounds`; `unknown` says why.
     """
 
     sources: Mapping[TopicPartition, TopicPartition]
@@ -93,16 +93,15 @@ class Pairs:
     unknown: Mapping[TopicPartition, KmirrorError]
 
     @classmethod
-    def look(
+    def read(
         cls, source: ClusterClient, destination: ClusterClient, pairs: Iterable[tuple[TopicPartition, TopicPartition]]
-    ) -> Pairs:
-        """Look at (source, destination) pairs.
+    ) -> PartitionPairs:
+        """Read the bounds of (source, destination) pairs.
 
-        Raises:
-            UnreachableError, OutcomeUnknown: a cluster does not answer.
+        Raises UnreachableError, OutcomeUnknown: a cluster does not answer.
         """
         sources = {here: there for there, here in pairs}
-        # what is asked of the destination first, the source has to be ahead of
+        # the destination's ends first: then the source must be ahead of them
         ends = destination.list_offsets(dict.fromkeys(sources, LATEST), log_end=True)
         starts = destination.list_offsets(dict.fromkeys(sources, EARLIEST))
         source_starts = source.list_offsets(dict.fromkeys(sources.values(), EARLIEST))
@@ -124,7 +123,7 @@ class Pairs:
     def plan(
         self, bulk: Bulk, source_properties: Mapping[str, str], destination_properties: Mapping[str, str]
     ) -> ComparisonPlan:
-        """Plan to compare all that the destination's logs hold."""
+        """Plan to compare everything in the destination's logs."""
         extents = [
             Extent(
                 here.topic,
@@ -147,9 +146,9 @@ def carry_out(
     watch: Watch,
     note: Callable[[Mapping[TopicPartition, PartitionVerdict]], str | None] = lambda _: None,
 ) -> dict[TopicPartition, PartitionVerdict]:
-    """Compare as planned; return what was found of each partition of the destination.
+    """Compare as planned; return the verdicts by partition of the destination.
 
-    `watch` is shown how it goes, with what `note` makes of the verdicts so far.
+    `watch` is shown the progress, with the text that `note` returns for the verdicts so far.
     """
     verdicts: dict[TopicPartition, PartitionVerdict] = {}
     if not plan.shares:
@@ -164,7 +163,7 @@ def carry_out(
 
 
 def differing(verdicts: Mapping[TopicPartition, PartitionVerdict]) -> str | None:
-    """Count the partitions that were found to differ, for who watches; None while there are none."""
+    """Return how many partitions were found to differ, as a note on the progress; None while there are none."""
     count = sum(verdict.first_difference is not None for verdict in verdicts.values())
     return f"{counted(count, 'partition')} DIFFERENT" if count else None
 
@@ -172,10 +171,10 @@ def differing(verdicts: Mapping[TopicPartition, PartitionVerdict]) -> str | None
 def indivisible_topics(
     source: ClusterClient, destination: ClusterClient, pairs: Iterable[tuple[str, str]]
 ) -> frozenset[str]:
-    """Return those destination topics of (source, destination) pairs that must be compared in one piece.
+    """Return the destination topics of (source, destination) pairs that must be compared in one piece.
 
-    One side is compacted: what is missing there may be explained far after it. Where the settings may not be read, what
-    may be compacted is treated as if it were.
+    If one side is compacted, a record far after a missing one may explain it. Topics whose settings we may not read are
+    treated as compacted.
     """
     all_pairs = list(pairs)
     try:

@@ -1,6 +1,6 @@
-"""What `verify` hands back: a row per partition, one exit code, and the evidence for `--report`. Pure.
+"""What `verify` returns: a row per partition, one exit code, and the evidence for `--report`. Pure.
 
-`to_json()` gives exactly what `--json` prints. Unknown numbers are None, offsets are exclusive as in Kafka.
+`to_json()` returns exactly what `--json` prints. Unknown numbers are None, ends are exclusive as in Kafka.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.results import ERROR_OR_NULL, EXIT_CODE, OUTCOME, REASON, ErrorInfo, Outcome
 from kmirror.words import counted, one_line
 
-#: Where a difference tells what happened; elsewhere either side may have been changed.
+#: Kinds of difference that show what happened; for others either side may have been changed.
 _REASONS = {DifferenceKind.MISSING_TAIL: Reason.DESTINATION_TRUNCATED, DifferenceKind.CORRUPT: Reason.CORRUPT_BATCH}
 _UNALIGNED = KmirrorError(
     "its log is still being aligned", "verify it once `kmirror describe` shows the topic as ACTIVE"
@@ -41,8 +41,8 @@ _UNALIGNED = KmirrorError(
 _CLUSTER_REASONS = frozenset({Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE, Reason.AUTHENTICATION_FAILED})
 
 
-class Comparison(StrEnum):
-    """Name how a comparison ended, for people."""
+class ComparisonResult(StrEnum):
+    """How a comparison ended, as tables show it."""
 
     EQUAL = "equal"
     DIFFERENT = "DIFFERENT"
@@ -51,11 +51,11 @@ class Comparison(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
-    """Say how one partition (`partition` None: the whole topic) compares: DONE is equal, as far as it was looked at.
+    """The result of one partition (`partition` None: the whole topic): DONE is equal, as far as it was compared.
 
     FAILED is `different`, or could not be compared. `end` is how far it was compared: the last mirrored offset, or the
-    destination's end when the command began. `offsets` counts those looked at, `lag` what the source has beyond the
-    destination's end, which is no difference.
+    destination's end when the command began. `offsets` counts those compared, `lag` what the source has after the
+    destination's end, which is not a difference.
     """
 
     topic: str
@@ -77,11 +77,11 @@ class VerifyRow:
     source_topic: str | None = None
 
     @property
-    def verdict(self) -> Comparison:
-        """The result in a word for people."""
+    def verdict(self) -> ComparisonResult:
+        """The result as tables show it."""
         if self.result is Outcome.DONE:
-            return Comparison.EQUAL
-        return Comparison.DIFFERENT if self.different else Comparison.NOT_COMPARED
+            return ComparisonResult.EQUAL
+        return ComparisonResult.DIFFERENT if self.different else ComparisonResult.NOT_COMPARED
 
 
 _UNCOMPARED = "the row is about the whole topic"
@@ -135,7 +135,7 @@ VERIFIED: Table[VerifyRow] = Table(
             "what was found, in a sentence",
             lambda row: row.message,
             "MESSAGE",
-            cell=lambda row: "; ".join(one_line(told) for told in (row.message, *row.notes)),
+            cell=lambda row: "; ".join(one_line(text) for text in (row.message, *row.notes)),
         ),
         Column("different", FLAG, "whether the two logs differ", lambda row: row.different),
         Column(
@@ -182,17 +182,17 @@ VERIFIED: Table[VerifyRow] = Table(
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """Hold what `verify` found; `evidence` is the document of `--report`."""
+    """The result of `verify`; `evidence` is the document of `--report`."""
 
     mirror: str
     exit_code: ExitCode
     rows: tuple[VerifyRow, ...]
     error: ErrorInfo | None
     warnings: tuple[str, ...]
-    #: Where contents were compared, None where there was nothing to compare; in how many tasks; and that in words.
+    #: Where contents were compared, None if there was nothing to compare; in how many tasks; and both in words.
     where: Where | None = None
     tasks: int = 0
-    told: str = ""
+    how: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ VERIFY: tuple[Column[VerifyOutcome], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """A range of offsets that one task compares; its size is an estimate, None where it is not known."""
+    """A range of offsets that one task compares; its size is an estimate, None if unknown."""
 
     topic: str
     partition: int
@@ -266,8 +266,8 @@ VERIFY_PLAN: Table[PlannedRange] = Table(
 
 
 @dataclass(frozen=True, slots=True)
-class Comparing:
-    """How a comparison was made: each of its steps with the milliseconds it took, on which Spark, of how much."""
+class VerifyEvidence:
+    """How a comparison was done: its steps with their duration in milliseconds, the Spark master, the sample."""
 
     outcome: VerifyOutcome
     steps: tuple[tuple[str, int], ...]
@@ -279,8 +279,8 @@ _STEP: tuple[Column[tuple[str, int]], ...] = (
     Column("step", TEXT, "the step", lambda step: step[0]),
     Column("durationMs", DURATION, "how long it took", lambda step: step[1]),
 )
-#: The evidence for `--report`, beside who did it, when and to which clusters.
-COMPARING: tuple[Column[Comparing], ...] = (
+#: The evidence for `--report`, besides who ran the command, when and on which clusters.
+VERIFY_EVIDENCE: tuple[Column[VerifyEvidence], ...] = (
     Column(
         "steps",
         list_of(object_of(_STEP)),
@@ -304,10 +304,7 @@ COMPARING: tuple[Column[Comparing], ...] = (
     Column("warnings", list_of(TEXT), "warnings for people", lambda work: list(work.outcome.warnings)),
     Column("exitCode", EXIT_CODE, "the exit code", lambda work: int(work.outcome.exit_code)),
     Column(
-        "error",
-        ERROR_OR_NULL,
-        "why not all is equal",
-        lambda work: work.outcome.error and work.outcome.error.to_json(),
+        "error", ERROR_OR_NULL, "why not all is equal", lambda work: work.outcome.error and work.outcome.error.to_json()
     ),
     Column("comparedIn", _RAN[0].type, "threads of the command, or Spark", lambda work: work.outcome.where),
     Column("tasks", COUNT, "in how many tasks", lambda work: work.outcome.tasks),
@@ -316,7 +313,7 @@ COMPARING: tuple[Column[Comparing], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One partition as it stood when the command began; `notes` are what is known before anything is compared."""
+    """One partition to compare, as of the start of the command; `notes` are known before anything is compared."""
 
     topic: str
     partition: int
@@ -324,22 +321,22 @@ class Subject:
     end: int
     lag: int | None
     last_mirrored_offset: int | None = None
-    #: Set when the source topic is not the one the mirror was made from.
+    #: Set if the source topic was recreated since the mirror was made.
     recreated: str | None = None
     notes: tuple[str, ...] = field(default=())
     #: Where the destination's log starts, if that is below `start`.
     destination_start: int | None = None
-    #: True until an engine has brought the destination's log to its start: filler is in order then.
+    #: True until an engine has aligned the start of the destination's log: until then filler is normal.
     unaligned: bool = False
 
     @property
     def has_work(self) -> bool:
-        """True when there is something to look at."""
+        """True if there is something to compare."""
         return self.end > self.start or self.destination_start is not None
 
 
 def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
-    """Return the row for what was found of one partition."""
+    """Return the row of one partition."""
     difference, trouble = verdict.first_difference, verdict.trouble
     reason: Reason | None = None
     hint = None
@@ -380,7 +377,7 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
 
 
 def _sides(difference: Difference) -> tuple[str, ...]:
-    """Return what each side has where they differ, a sentence each."""
+    """Return what each side has at the difference, as a text each."""
     return tuple(
         f"{name}: offset {record.offset}, timestamp {record.timestamp}, checksum {record.checksum}"
         if record is not None
@@ -400,7 +397,7 @@ def _sentence(subject: Subject, verdict: PartitionVerdict) -> str:
 
 
 def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
-    """Return 7 with any difference; else 4 with anything not compared, 6 when a cluster let us compare nothing."""
+    """Return 7 for any difference; else 4 for anything not compared, or 6 if the clusters allowed no comparison."""
     all_rows = tuple(rows)
     failed = [row for row in all_rows if row.result is not Outcome.DONE]
     if any(row.different for row in failed):
@@ -413,7 +410,7 @@ def exit_code_of(rows: Iterable[VerifyRow]) -> ExitCode:
 
 
 def error_of(rows: Iterable[VerifyRow], code: ExitCode) -> ErrorInfo | None:
-    """Sum up what went wrong in a sentence, None when nothing did."""
+    """Return what is wrong in one sentence, None if nothing is."""
     all_rows = tuple(rows)
     different = [row for row in all_rows if row.different]
     failed = [row for row in all_rows if row.result is not Outcome.DONE and not row.different]

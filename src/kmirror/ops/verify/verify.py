@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -24,18 +24,12 @@ from kmirror.ops.gone import is_gone
 from kmirror.ops.results import Outcome
 from kmirror.ops.selection import select_topics
 from kmirror.ops.show.cluster_view import ClusterSnapshot, Prober
-from kmirror.ops.verify.comparing import (
-    ComparisonPlan,
-    carry_out,
-    differing,
-    indivisible_topics,
-    plan_comparison,
-)
+from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
 from kmirror.ops.verify.results import (
-    COMPARING,
-    Comparing,
+    VERIFY_EVIDENCE,
     PlannedRange,
     Subject,
+    VerifyEvidence,
     VerifyOutcome,
     VerifyRow,
     error_of,
@@ -55,19 +49,19 @@ _NEEDED = ("READ", "DESCRIBE_CONFIGS")
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What `verify` is asked to do; `topics` None is every topic of the mirror, `sample` None is everything in them."""
+    """What to verify; `topics` None is every topic of the mirror, `sample` None is everything in them."""
 
     mirror: str
     topics: TopicSelector | None = None
-    #: Compare head, tail and so many random ranges of each partition instead of everything.
+    #: Compare head, tail and this many random ranges of each partition instead of everything.
     sample: int | None = None
     spark: SparkChoice = field(default_factory=SparkChoice)
 
 
 def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwatched) -> VerifyOutcome:
-    """Compare every partition up to its last mirrored offset, or up to where the destination ends now.
+    """Compare every partition up to its last mirrored offset, or up to the destination's log end.
 
-    Topics may go on being mirrored meanwhile. `watch` is called from this thread.
+    Topics may be mirrored meanwhile. `watch` is called from this thread.
 
     Raises:
         UsageError: a contradictory request.
@@ -75,7 +69,7 @@ def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwa
         UnreachableError: a cluster does not answer at all.
     """
     with _Run(destination, request, watch) as run:
-        rows, plan = run.look()
+        rows, plan = run.read_clusters()
         if plan.shares:
             with run.step("compare"):
                 run.compare(plan)
@@ -85,13 +79,9 @@ def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwa
 
 
 def explain(destination: Destination, request: VerifyRequest, watch: Watch = unwatched) -> list[PlannedRange]:
-    """Return what `verify` would compare in which task, and compare nothing.
-
-    Raises:
-        as `verify`; Spark is not started.
-    """
+    """Return what `verify` would compare in which task, without comparing or starting Spark. Raises as `verify`."""
     with _Run(destination, request, watch) as run:
-        _, plan = run.look()
+        _, plan = run.read_clusters()
         return [
             PlannedRange(piece.topic, piece.partition, piece.start, piece.end, task, plan.where, run.size_of(piece))
             for task, share in enumerate(plan.shares)
@@ -99,7 +89,7 @@ def explain(destination: Destination, request: VerifyRequest, watch: Watch = unw
         ]
 
 
-def _look(
+def _read_clusters(
     destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
 ) -> tuple[ClusterSnapshot, ClusterSnapshot]:
     with Prober(destination) as prober:
@@ -111,23 +101,15 @@ def _look(
     return here, there
 
 
-@dataclass(frozen=True, slots=True)
-class _Logins:
-    """How the clusters are reached, and as whom."""
-
-    destination: ClientConfig
-    source: ClientConfig
-
-
 def _subjects(
     state: State,
     mirror: MirrorRecord,
     topics: Sequence[TopicRecord],
     here: ClusterSnapshot,
     there: ClusterSnapshot,
-    logins: _Logins,
+    logins: Mapping[str, ClientConfig],
 ) -> tuple[list[VerifyRow], list[Subject]]:
-    """Return rows for what cannot be compared, and what can be."""
+    """Return rows for what cannot be compared, and subjects for what can."""
     rows: list[VerifyRow] = []
     subjects: list[Subject] = []
     for topic in topics:
@@ -153,17 +135,17 @@ def _subjects(
 
 
 def _topic_trouble(
-    topic: TopicRecord, ours: TopicMetadata | None, theirs: TopicMetadata | None, logins: _Logins
+    topic: TopicRecord, ours: TopicMetadata | None, theirs: TopicMetadata | None, logins: Mapping[str, ClientConfig]
 ) -> VerifyRow | None:
     def row(reason: Reason | None, message: str, hint: str | None = None) -> VerifyRow:
-        told = f"could not be compared: {message}"
+        message = f"could not be compared: {message}"
         return VerifyRow(
-            topic=topic.topic, partition=None, result=Outcome.FAILED, message=told, reason=reason, hint=hint
+            topic=topic.topic, partition=None, result=Outcome.FAILED, message=message, reason=reason, hint=hint
         )
 
     for found, name, side, login in (
-        (ours, topic.topic, "destination", logins.destination),
-        (theirs, topic.source_topic, "source", logins.source),
+        (ours, topic.topic, "destination", logins["destination"]),
+        (theirs, topic.source_topic, "source", logins["source"]),
     ):
         code = found.error_code if found else Code.UNKNOWN_TOPIC_OR_PARTITION
         if code == Code.TOPIC_AUTHORIZATION_FAILED:
@@ -222,7 +204,7 @@ def _subject(
     notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
     lag = None if stopped else max(0, source_offset - log_end)
     start = min(start, end)
-    # a log that ends below the start of its source is either old or on its way there
+    # a log that ends before the start of its source is either old or not aligned yet
     has_lower_start = log_start < start and (start < end or stopped)
     return Subject(
         topic.topic,
@@ -243,7 +225,7 @@ def _was_aligned(record: PartitionRecord) -> bool:
 
 
 class _Run:
-    """One verification under way: what is known of each partition, how long each step took."""
+    """A verification in progress: what is known of each partition, and how long each step took."""
 
     def __init__(self, destination: Destination, request: VerifyRequest, watch: Watch) -> None:
         if request.sample is not None and not 0 <= request.sample <= _MOST_SAMPLES:
@@ -261,7 +243,7 @@ class _Run:
         self._request = request
         self._watch = watch
         self._began_ms = now_ms()
-        #: Each step, and how many milliseconds it took.
+        #: Each step, and its duration in milliseconds.
         self._steps: list[tuple[str, int]] = []
         self._sources = {topic.topic: topic.source_topic for topic in self._topics}
         lanes = stored_settings(self._mirror.settings).copy_lanes
@@ -281,12 +263,12 @@ class _Run:
         yield
         self._steps.append((name, round((time.monotonic() - began) * 1000)))
 
-    def look(self) -> tuple[list[VerifyRow], ComparisonPlan]:
-        """Look at both clusters; return rows for what cannot be compared, and how the rest is."""
+    def read_clusters(self) -> tuple[list[VerifyRow], ComparisonPlan]:
+        """Read both clusters; return rows for what cannot be compared, and a plan for the rest."""
         mirror = self._mirror
-        with self.step("look"), Meter(self._watch, f"looking at mirror {mirror.name}"):
-            here, there = _look(self._destination, mirror, self._topics)
-            logins = _Logins(self._destination.config, client_config(mirror.source))
+        with self.step("look"), Meter(self._watch, f"reading both clusters of mirror {mirror.name}"):
+            here, there = _read_clusters(self._destination, mirror, self._topics)
+            logins = {"destination": self._destination.config, "source": client_config(mirror.source)}
             rows, subjects = _subjects(self._state, mirror, self._topics, here, there, logins)
             self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
             return rows, self._plan([subject for subject in subjects if subject.has_work])
@@ -315,7 +297,7 @@ class _Run:
         return plan_comparison(self._bulk, extents, source_properties, destination.properties, sample)
 
     def size_of(self, piece: Piece) -> int | None:
-        """Return about how many bytes a piece is; None where brokers do not tell the size of its partition."""
+        """Return about how many bytes a piece has; None if brokers do not report the size of its partition."""
         extent = self._extents[piece.destination]
         return None if extent.size_in_bytes is None else round(extent.bytes_per_offset * (piece.end - piece.start))
 
@@ -325,15 +307,15 @@ class _Run:
         self.verdicts = carry_out(self._bulk, plan, what, self._watch, differing)
 
     def outcome(self, rows: Sequence[VerifyRow], plan: ComparisonPlan) -> VerifyOutcome:
-        """Sum up."""
+        """Return the result with its evidence."""
         mirror, tasks = self._mirror, len(plan.shares)
         code = exit_code_of(rows)
         warnings = () if rows else (f"mirror {mirror.name} has no topics yet: nothing was compared",)
         error = error_of(rows, code)
         shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
         where = plan.where if tasks else None
-        told = self._bulk.summary(plan.where, tasks) if tasks else ""
-        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings, where, tasks, told)
+        how = self._bulk.summary(plan.where, tasks) if tasks else ""
+        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings, where, tasks, how)
         deed = VerbRun("verify", self._destination, mirror, self._began_ms)
-        work = Comparing(outcome, tuple(self._steps), self._bulk.master, self._request.sample)
-        return replace(outcome, evidence=document(VERB_RUN, deed) | document(COMPARING, work))
+        work = VerifyEvidence(outcome, tuple(self._steps), self._bulk.master, self._request.sample)
+        return replace(outcome, evidence=document(VERB_RUN, deed) | document(VERIFY_EVIDENCE, work))

@@ -1,6 +1,6 @@
-"""What follows when mirroring to topics has ended: they get what was held back, and become fit for their new owners.
+"""Steps of a stop after mirroring has ended: remove filler, clamp group offsets, apply deferred settings, lift ACLs.
 
-Needs the destination only. All of it can be done twice.
+They need the destination only, and each can be done twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kmirror.ops.context import as_kmirror_error, now_ms
 from kmirror.ops.groups.sync import clamp_groups
 from kmirror.ops.rights.at_stop import lift_rights, probe_writable
 from kmirror.ops.stop.first_source import FirstSource
-from kmirror.ops.stop.report import places_of
+from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, StopWork
 from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.topic_settings import settings_at_stop
@@ -30,13 +30,13 @@ from kmirror.words import counted
 
 
 def trim_fillers(work: StopWork) -> str:
-    """Delete filler in front of the records, of first copies that never came so far."""
+    """Delete filler before the first record, left by first copies that never reached the records."""
     client = work.destination.client
     work.topics, work.state = work.left, work.destination.state()
     work.first_source = FirstSource(work.state.mirror(work.request.mirror), work.topics)
     suspects: list[TopicPartition] = []
     for topic in work.topics:
-        for place in places_of(topic):
+        for place in partitions_of(topic):
             record = work.state.partition(topic.mirror, *place)
             if record is not None and record.last_mirrored_offset and not (record.aligned or record.begun):
                 suspects.append(place)
@@ -72,15 +72,15 @@ def trim_fillers(work: StopWork) -> str:
 
 
 def _writer_at(client: ClusterClient, place: TopicPartition, start: int) -> int | None:
-    """Return the producer id of the batch with which a log begins; None where there is no batch."""
+    """Return the producer id of the first batch of a log; None if there is no batch."""
     headers = batch_headers(PartitionReader(client, place).fetch(start).records)
     return next((header.producer_id for header in headers if header.next_offset > start), None)
 
 
 def clamp_group_offsets(work: StopWork) -> str:
-    """Bring the offsets that were synced for groups into the logs."""
+    """Move synced group offsets that are outside the logs into them."""
     client = work.destination.client
-    places = [place for topic in work.left for place in places_of(topic)]
+    places = [place for topic in work.left for place in partitions_of(topic)]
     try:
         starts = client.list_offsets(dict.fromkeys(places, EARLIEST))
         ends = client.list_offsets(dict.fromkeys(places, LATEST), log_end=True)
@@ -96,7 +96,7 @@ def clamp_group_offsets(work: StopWork) -> str:
 
 
 def apply_settings(work: StopWork) -> str:
-    """Give topics the settings that were held back while they were mirrored."""
+    """Give topics the settings that were deferred while they were mirrored."""
     destination = work.destination
     work.topics = work.first_source.applied(destination.config, work.done.warnings)
     try:
@@ -123,20 +123,20 @@ def apply_settings(work: StopWork) -> str:
 
 
 def lift_protection(work: StopWork) -> str:
-    """Lift the write protection, and prove it by a probe."""
+    """Lift the write protection, and probe that the topics are writable."""
     destination = work.destination
     try:
         names = [topic.topic for topic in work.left]
         for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
             if lifted.error is not None:
                 work.fail(name, lifted.error)
-        places = [place for topic in work.left for place in places_of(topic)]
-        unproved = set()
+        places = [place for topic in work.left for place in partitions_of(topic)]
+        unproven = set()
         for place, error in probe_writable(destination, places).items() if names else ():
             if error is not None:
-                unproved.add(place.topic)
+                unproven.add(place.topic)
                 work.done.warnings.append(f"whether {place} can be written could not be probed: {error.message}")
-        work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproved], now_ms())
+        work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproven], now_ms())
     except (KmirrorError, OutcomeUnknown) as trouble:
         for topic in work.left:
             work.fail(topic.topic, as_kmirror_error(trouble))
