@@ -604,8 +604,8 @@ MUTANTS = (
     Mutant(
         "promote without the last look",
         "ops/stop/promote_checks.py",
-        "            if request.idle_ms is not None and ends(self.waiting[name]) != before[name]:\n",
-        "            if request.idle_ms is not None and not ends(self.waiting[name]):\n",
+        "            elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:\n",
+        "            elif request.idle_ms is not None and not ends(self.waiting[name]):\n",
         "a record that came a moment ago would be left behind",
         ("tests/unit/test_promote_readiness.py",),
     ),
