@@ -1,6 +1,6 @@
-"""What campaigns did and found, added up over sessions in docs/results/campaign.json, and the tables made of it.
+"""The results of campaigns, accumulated in docs/results/campaign.json, and the tables made from them.
 
-`python -m campaign.results` writes the tables into docs/campaign.md; a test compares.
+`python -m campaign.results` writes the tables into docs/campaign.md; a test compares them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END = "<!-- end -->\n"
 
 
 class Results:
-    """A file of results, written anew with each; without a file nothing is kept."""
+    """A results file, rewritten after each result; without a file nothing is stored."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -32,32 +32,32 @@ class Results:
 
     @property
     def known_logs(self) -> set[str]:
-        """Return the seeds of logs that were judged."""
+        """The seeds of the batches of logs that have been judged."""
         return {one["seed"] for one in self._found["logs"]}
 
     def add_logs(self, result: Mapping[str, Any]) -> None:
-        """Add a batch of logs."""
+        """Add the result of a batch of logs."""
         self._add("logs", result)
 
     def add_world(self, result: Mapping[str, Any]) -> None:
-        """Add a world; of its faults how often each act was really done."""
+        """Add the result of a world, with how often each fault was really injected."""
         acts = Counter(str(fault["act"]) for fault in result["faults"] if was_done(fault))
         self._add("worlds", {**result, "faults": dict(sorted(acts.items()))})
 
     def _add(self, part: str, result: Mapping[str, Any]) -> None:
-        told = [{key: one[key] for key in ("what", "count") if key in one} for one in result["violations"]]
-        self._found[part].append({**self._run, **result, "violations": told})
+        violations = [{key: one[key] for key in ("what", "count") if key in one} for one in result["violations"]]
+        self._found[part].append({**self._run, **result, "violations": violations})
         if self._file is not None:
             self._file.write_text(as_text(self._found), encoding="utf-8")
 
 
 def was_done(fault: Mapping[str, Any]) -> bool:
-    """Tell whether a fault was done: its victim may be gone, or there is nothing that it could do."""
+    """Return False if a fault had no effect: its victim was gone, or it had nothing to act on."""
     return not fault.keys() & {"error", "nothing"}
 
 
 def as_text(found: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return results as they are stored: a line each."""
+    """Return results as stored: one per line."""
     parts = []
     for part, some in found.items():
         lines = ",\n".join("  " + json.dumps(one, ensure_ascii=False) for one in some)
@@ -70,11 +70,8 @@ def _commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
 def tables(found: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the tables of what was done and found."""
+    """Return the tables of what was run and found."""
     return "".join(line + "\n" for line in _lines(found))
 
 
@@ -83,30 +80,30 @@ def _lines(found: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     faults = sum((Counter(one["faults"]) for one in worlds), Counter[str]())
     yield "| | worlds | generated logs |"
     yield "|---|---|---|"
-    yield f"| how many | {len(worlds):,} | {sum(one['logs'] for one in logs):,} |"
+    yield f"| runs | {len(worlds):,} | {sum(one['logs'] for one in logs):,} |"
     yield f"| faults | {faults.total():,} | {sum(sum(one['faults'].values()) for one in logs):,} |"
     yield f"| hours | {_hours(worlds)} | {_hours(logs)} |"
     yield f"| runs with a violation | {_violated(worlds)} | {_violated(logs)} |"
     yield ""
     if worlds:
-        yield f"Faults in worlds: {_counted(faults)}."
+        yield f"Faults in worlds: {_counted(faults)}.\n"
         endings = Counter(str(one["ending"]) for one in worlds)
-        yield f"Worlds ended by {_counted(endings)}."
+        yield f"Endings of worlds: {_counted(endings)}.\n"
     if logs:
         features = sum((Counter(one["features"]) for one in logs), Counter[str]())
         done = sum((Counter(one["faults"]) for one in logs), Counter[str]())
         records, hidden, cleaned = (
             sum(one[key] for one in logs) for key in ("records", "hiddenOffsets", "cleanedOffsets")
         )
-        yield f"{records:,} records were judged in generated logs, between {hidden:,} offsets that show none"
-        yield f"({cleaned:,} of them in compacted topics). Logs with: {_counted(features)}."
-        yield f"Done under their copies: {_counted(done)}."
+        yield f"The generated logs held {records:,} records and {hidden:,} offsets without a visible record"
+        yield f"({cleaned:,} of them in compacted topics). Features of logs: {_counted(features)}.\n"
+        yield f"Faults while they were copied: {_counted(done)}.\n"
     some = worlds + logs
     if some:
         versions = sorted({" to ".join(one.get("versions") or one["ground"]["versions"]) for one in some})
         commits = sorted({one["commit"] for one in some})
         yield f"Kafka {', '.join(versions)}; kmirror at {', '.join(commits)}; {min(one['date'] for one in some)} to"
-        yield f"{max(one['date'] for one in some)}. Seeds are in [campaign.json](results/campaign.json)."
+        yield f"{max(one['date'] for one in some)}. The seeds are in [campaign.json](results/campaign.json)."
 
 
 def _hours(some: list[dict[str, Any]]) -> str:
@@ -122,7 +119,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def write_page() -> None:
-    """Replace the page's tables by those that the stored results make."""
+    """Replace the page's tables by those of the stored results."""
     before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, rest = after.partition(END)
     PAGE.write_text(before + BEGIN + stored_tables() + END + rest, encoding="utf-8")

@@ -234,11 +234,11 @@ def test_the_tables_add_up_worlds_and_logs() -> None:
     seen = {"records": 9, "hiddenOffsets": 3, "cleanedOffsets": 1}
     logs = {**run, **seen, "versions": ["4.3.1", "4.3.1"], "logs": 500, "faults": {"lane killed": 2}, "features": {}}
     text = tables({"worlds": [world, world], "logs": [logs, {**logs, "violations": [{"what": "lacks"}]}]})
-    assert "| how many | 2 | 1,000 |" in text
+    assert "| runs | 2 | 1,000 |" in text
     assert "| faults | 4 | 4 |" in text
     assert "| hours | 1.0 | 1.0 |" in text
     assert "| runs with a violation | 0 | 1 |" in text
-    assert "18 records were judged" in text
+    assert "generated logs held 18 records" in text
     assert "3.9.2 to 4.3.1, 4.3.1 to 4.3.1" in text
 
 
