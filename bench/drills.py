@@ -1,12 +1,12 @@
-"""Drills with a clock: `python -m bench.drills`, or one part with its sizes, `--only failover --partitions 10`.
+"""Timed drills: `python -m bench.drills`, or one part with chosen sizes, `--only failover --partitions 10`.
 
-* failover: under load the source is killed. How long from typing `failover` to the first write that the destination
-  takes (RTO), what had been acknowledged and is not there (RPO), and what `failover` told of that.
-* switchover: under load, with `--block-producers`. How long nobody can write, at either side.
-* failback: how much of a log is copied again when the old source becomes the mirror, against all of it.
+* failover: the source is killed under load. Measures the time from typing `failover` to the first write that the
+  destination accepts (RTO), the acknowledged records that are missing (RPO), and what `failover` reported.
+* switchover: under load, with `--block-producers`. Measures how long no cluster accepts writes.
+* failback: how much of a log is copied again when the old source becomes the mirror, compared with the whole log.
 
-Each size has a fresh pair of clusters with TLS, logins and ACLs: only where writing is denied can it be seen when it is
-allowed again. Results go to docs/results/drills.json, and the tables of docs/drills.md are written of them.
+Each size gets a fresh pair of clusters with TLS, logins and ACLs: only where writes are denied can one see when they
+are allowed again. Results go to docs/results/drills.json, and the tables of docs/drills.md are generated from them.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ PAGE = REPOSITORY / "docs" / "drills.md"
 BEGIN = "<!-- {}: written by: python -m bench.drills -->\n"
 END = "<!-- end -->\n"
 SIZES = {"failover": (10, 1_000, 5_000), "switchover": (100, 1_000), "failback": (10,)}
-#: How long nobody may be unable to write in a switchover, by partitions.
+#: The longest time without writes that a switchover may cause, by number of partitions.
 AIMS_S = {100: 2.0, 1_000: 10.0}
 PARTITIONS_OF_A_TOPIC = 10
 _RATE = 1_000
 _LOADED_S = 20.0
 #: From the loss of the source until someone types the command.
 _NOTICED_S = 5.0
-#: Of so many topics at most it is watched when they take writes.
+#: The most topics that are checked for when they accept writes.
 _WATCHED = 20
 _TIMEOUT_S = 900.0
 _USERS = {"app": "app-secret"}
-#: Mirrors store no passwords, but where they are.
+#: Mirrors store references to passwords, never passwords.
 _LOGIN = "KM_DRILL_LOGIN"
 _RECORDS_BEFORE, _RECORDS_SINCE = 100_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverDrill:
-    """How a failover went whose source was killed under load, in seconds and records; unknown is None.
+    """A failover after the source was killed under load, in seconds and records; unknown is None.
 
-    `lost_*` is the truth: what the source acknowledged, and the destination did not have when the command was typed;
-    the window is from the acknowledgement of the first of them to the kill. `told_*` is what the command said.
+    `lost_*` is the truth: what the source had acknowledged and the destination did not have when the command was typed;
+    the window is from the acknowledgement of the first such record to the kill. `told_*` is what the command reported.
     """
 
     partitions: int
@@ -79,7 +79,7 @@ class FailoverDrill:
 
     @property
     def is_honest(self) -> bool:
-        """Tell whether what was told is as alarming as the truth: an RPO that is unknown is."""
+        """Return whether the report is at least as alarming as the truth; an unknown RPO is."""
         return self.told_rpo_seconds is None or (
             self.told_rpo_seconds >= self.lost_rpo_seconds
             and (self.told_lost_records or 0) + self.told_more_records >= self.lost_records
@@ -88,7 +88,7 @@ class FailoverDrill:
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverDrill:
-    """How a switchover with `--block-producers` went: how long no write was taken, by what was seen and was told."""
+    """A switchover with `--block-producers`: how long no write was accepted, as measured and as reported (`told_*`)."""
 
     partitions: int
     topics: int
@@ -103,7 +103,7 @@ class SwitchoverDrill:
 
 @dataclass(frozen=True, slots=True)
 class FailbackDrill:
-    """What was copied at first, and what a failback copies again; each with the start of its engine."""
+    """What was copied first, and what a failback copies again; each including the start of its engine."""
 
     partitions: int
     full_records: int
@@ -138,7 +138,7 @@ class Site:
                     for operation in (Operation.WRITE, Operation.READ)
                 ]
                 if set(create_acls(admin, may).values()) != {None} or not await_acls(admin, may):
-                    raise CopyFailedError("the applications' rights cannot be given")
+                    raise CopyFailedError("cannot grant the applications' rights")
 
     def _write(self, name: str, properties: Mapping[str, str]) -> None:
         text = "".join(f"{key}={value}\n" for key, value in properties.items())
@@ -157,18 +157,18 @@ class Site:
         return kmirror(verb, "--mirror", "drill", *here, *arguments)
 
     def link(self, to: str) -> str:
-        """Return the file that says how a mirror reaches a cluster."""
+        """Return the properties file with which a mirror connects to a cluster."""
         return str(self.folder / f"{to}-link.properties")
 
     def mirror(self) -> None:
-        """Create the topics with a record in each partition, and a mirror of them."""
+        """Create the topics, with a record in each partition, and mirror them."""
         _create(self.pair, self.topics, len(self.places) // len(self.topics))
         _produce(self.app("source"), self.places, len(self.places))
         carry_out(self.command("destination", "create", "--mirror-config", self.link("source")))
         carry_out(self.command("destination", "add", "--topics", "drill-.*"))
 
     def run(self) -> Running:
-        """Start an engine, and return when all is copied."""
+        """Start an engine; return when everything is copied."""
         log = self.folder / "run.log"
         running = Running([start(self.command("destination", "run"), log)], log, False)
         try:
@@ -180,7 +180,7 @@ class Site:
         return running
 
     def timed(self, argv: Sequence[str]) -> tuple[float, dict[str, Any]]:
-        """Run a command that prints a document; return how long it takes, and the document."""
+        """Run a command with `--json`; return its seconds and its document."""
         began = time.monotonic()
         done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         seconds = time.monotonic() - began
@@ -222,7 +222,7 @@ def drill_failover(site: Site) -> FailoverDrill:
     totals = told["totals"]
     wrong = [row for row in told["results"] if row["lastMirroredOffset"] != ends[_place_of(row)]]
     if wrong:
-        raise CopyFailedError(f"of {len(wrong)} partitions a wrong end was told: {wrong[:3]}")
+        raise CopyFailedError(f"a wrong end was reported for {len(wrong)} partitions: {wrong[:3]}")
     return FailoverDrill(
         len(site.places),
         len(site.topics),
@@ -245,7 +245,7 @@ def _place_of(row: Mapping[str, Any]) -> TopicPartition:
 
 
 def drill_switchover(site: Site) -> SwitchoverDrill:
-    """Move all producers under load, denying them to write while they move."""
+    """Move all producers under load, with writes denied while they move."""
     site.mirror()
     running = site.run()
     report = site.folder / "switchover.json"
@@ -277,7 +277,7 @@ def drill_switchover(site: Site) -> SwitchoverDrill:
 
 
 def drill_failback(site: Site) -> FailbackDrill:
-    """Move to the destination, write some records there, and make the old source its mirror."""
+    """Promote, write some records to the destination, and make the old source its mirror."""
     site.mirror()
     _produce(site.app("source"), site.places, _RECORDS_BEFORE)
     once = ("--until-caught-up", "--timeout", f"{_TIMEOUT_S:g}s")
@@ -327,7 +327,7 @@ def _produce(properties: Mapping[str, str], places: Sequence[TopicPartition], co
         if number % 1000 == 0:
             producer.poll(0.05)
     if producer.flush(_TIMEOUT_S):
-        raise CopyFailedError("the records were not taken")
+        raise CopyFailedError("the records were not acknowledged")
 
 
 DRILLS: dict[str, Callable[[Site], FailoverDrill | SwitchoverDrill | FailbackDrill]] = {
@@ -337,11 +337,8 @@ DRILLS: dict[str, Callable[[Site], FailoverDrill | SwitchoverDrill | FailbackDri
 }
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
 def tables(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the page shows of the results, by part."""
+    """Return the page's tables of the results, by part."""
     parts = {"machine": _machine, "failover": _failover, "switchover": _switchover, "failback": _failback}
     is_known = {"machine": bool(results), **{name: name in results for name in DRILLS}}
     return {
@@ -361,7 +358,7 @@ def _machine(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _failover(results: Mapping[str, Any]) -> Iterator[str]:
-    yield "| partitions | first write after | all after | lost in truth | told lost | RPO in truth | RPO told |"
+    yield "| partitions | first write after | all after | records lost | reported lost | RPO | reported RPO |"
     yield "|---|---|---|---|---|---|---|"
     for row in results.get("failover", {}).get("drills", ()):
         told = "unknown" if row["told_lost_records"] is None else f"{row['told_lost_records']:,}"
@@ -374,7 +371,7 @@ def _failover(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _switchover(results: Mapping[str, Any]) -> Iterator[str]:
-    yield "| partitions | no write taken, median | longest | told | aim | records lost |"
+    yield "| partitions | no writes, median | longest | reported | aim | records lost |"
     yield "|---|---|---|---|---|---|"
     for row in results.get("switchover", {}).get("drills", ()):
         told = "unknown" if row["told_longest_seconds"] is None else f"at most {row['told_longest_seconds']:g} s"
@@ -406,20 +403,22 @@ def write_page(results: Mapping[str, Any]) -> None:
 
 
 def stored() -> dict[str, Any]:
-    """Return what was measured last, by part."""
+    """Return the stored results, by part."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Drill, and write what was measured; 1 where less was told than was lost, or an aim was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.drills", description="Drills with a clock.")
+    """Run drills and store the results; return 1 if a loss was under-reported or an aim was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.drills", description="Timed drills.")
     parser.add_argument("--only", choices=DRILLS, action="append", help="only this part; may be repeated")
     parser.add_argument(
-        "--partitions", type=int, action="append", help="in place of the part's own sizes; may be repeated"
+        "--partitions", type=int, action="append", help="instead of the part's own sizes; may be repeated"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="other parts in it are kept (%(default)s)")
-    parser.add_argument("--page", action="store_true", help="only write docs/drills.md from what is stored")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="results file; keeps the parts that do not run (%(default)s)"
+    )
+    parser.add_argument("--page", action="store_true", help="only write docs/drills.md from the stored results")
     options = parser.parse_args(arguments)
     results = stored()
     if options.page:

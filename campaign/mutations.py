@@ -1,8 +1,8 @@
 """Break the product on purpose and see a test fail: `python -m campaign.mutations`, or with words of a mutant's name.
 
-The tree is copied to a folder of its own. There the mutant is put in, it is made sure that this is the code that Python
-imports, and its tests run, the narrowest first, until one fails. The mutant is taken out again, and the same tests have
-to pass. What caught it is written to docs/results/mutations.json, and docs/mutations.md's table from that.
+Works in a copy of the tree: applies a mutant, checks that Python imports the changed code, and runs the mutant's tests,
+the narrowest first, until one fails; then reverts the mutant, after which the same test must pass. Writes what caught
+each mutant to docs/results/mutations.json, and from that the table of docs/mutations.md.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class StaleError(Exception):
-    """A mutant does not fit the product any more, or a test that is to catch it is no judge."""
+    """A mutant no longer fits the code, or its test fails without it too."""
 
 
 def mutated(mutant: Mutant, text: str) -> str:
     """Return a module's text with the mutant in it.
 
     Raises:
-        StaleError: its place is not there, or there twice.
+        StaleError: its place is missing or not unique.
     """
     found = text.count(mutant.old)
     if found != 1:
-        raise StaleError(f"{mutant.name}: its place is {found} times in {mutant.file}")
+        raise StaleError(f"{mutant.name}: its place occurs {found} times in {mutant.file}")
     return text.replace(mutant.old, mutant.new)
 
 
 def digest(mutant: Mutant) -> str:
-    """Return what changes with what a mutant does: a result is one of this mutant only."""
+    """Return a digest of what a mutant changes, so that an old result never counts for a changed mutant."""
     return hashlib.sha256(repr((mutant.file, mutant.old, mutant.new)).encode()).hexdigest()[:12]
 
 
@@ -63,14 +63,14 @@ class Tree:
         shutil.copytree(REPOSITORY, self._folder, ignore=_LEFT_OUT, symlinks=True)
         path = os.pathsep.join((str(self._folder / "src"), str(self._folder)))
         self._environment = {**os.environ, "PYTHONPATH": path}
-        #: The tests that were seen to pass without a mutant.
+        #: Tests known to pass without a mutant.
         self._passed: set[str] = set()
 
     def catcher(self, mutant: Mutant) -> str | None:
         """Return the test that fails with this mutant, None where none does.
 
         Raises:
-            StaleError: the mutant does not fit, or that test fails without it too.
+            StaleError: the mutant does not fit, or that test also fails without it.
         """
         file = self._folder / "src" / "kmirror" / mutant.file
         text = file.read_text(encoding="utf-8")
@@ -82,14 +82,14 @@ class Tree:
         finally:
             self._write(file, text)
         if test is not None and test not in self._passed:
-            code, said = self._run(test)
+            code, output = self._run(test)
             if code:
-                raise StaleError(f"{mutant.name}: {test} fails without it too ({code}):\n{said[-2000:]}")
+                raise StaleError(f"{mutant.name}: {test} fails without it too ({code}):\n{output[-2000:]}")
             self._passed.add(test)
         return caught
 
     def _write(self, file: Path, text: str) -> None:
-        """Write a module; what was compiled of it before must not stand for it."""
+        """Write a module and remove its cached bytecode."""
         file.write_text(text, encoding="utf-8")
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
@@ -108,12 +108,12 @@ class Tree:
             raise StaleError(f"the broken {name} cannot be imported: {done.stdout}{done.stderr[-500:]}")
 
     def _failure(self, test: str) -> str | None:
-        code, said = self._run(test)
+        code, output = self._run(test)
         if code not in (0, 1):
-            raise StaleError(f"{test} could not be run ({code}):\n{said[-2000:]}")
+            raise StaleError(f"{test} could not be run ({code}):\n{output[-2000:]}")
         if not code:
             return None
-        found = _FAILED.search(said)
+        found = _FAILED.search(output)
         return found[1] if found else test
 
     def _run(self, test: str) -> tuple[int, str]:
@@ -131,25 +131,25 @@ class Tree:
 
 
 def is_caught(mutant: Mutant, results: Mapping[str, Any]) -> bool:
-    """Tell whether a test is known to catch the mutant as it is now."""
+    """Return whether a test is known to catch the mutant in its current form."""
     known = results.get(mutant.name)
     return known is not None and known["digest"] == digest(mutant) and known["caught_by"] is not None
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the table of what caught each mutant."""
-    lines = ["| what was broken | else | caught by |", "|---|---|---|"]
+    lines = ["| what was broken | otherwise | caught by |", "|---|---|---|"]
     for mutant in MUTANTS:
-        told = "**nothing**"
+        caught_by = "**nothing**"
         if is_caught(mutant, results):
             file, _, name = results[mutant.name]["caught_by"].partition("::")
-            told = f"`{file}`: {_sentence(name)}"
-        lines.append(f"| {mutant.name} (`{mutant.file}`) | {mutant.why} | {told} |")
+            caught_by = f"`{file}`: {_sentence(name)}"
+        lines.append(f"| {mutant.name} (`{mutant.file}`) | {mutant.why} | {caught_by} |")
     return "".join(line + "\n" for line in lines)
 
 
 def _sentence(test: str) -> str:
-    """Return a test's name as the sentence that it is."""
+    """Return a test's name as a sentence."""
     return test.partition("[")[0].rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
@@ -166,12 +166,14 @@ def _write_page(results: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run mutants one by one; 1 when one of them is not caught, or does not fit."""
+    """Run mutants one by one; return 1 if one is not caught or does not fit."""
     parser = argparse.ArgumentParser(prog="python -m campaign.mutations", description="Break kmirror on purpose.")
     parser.add_argument("names", nargs="*", metavar="WORDS", help="only mutants with these words in their names")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the results, kept of those that do not run")
-    parser.add_argument("--missing", action="store_true", help="only those that nothing is known to catch")
-    parser.add_argument("--table", action="store_true", help="only write docs/mutations.md from what is stored")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="results file; keeps the results of mutants that do not run"
+    )
+    parser.add_argument("--missing", action="store_true", help="only mutants that no test is known to catch")
+    parser.add_argument("--table", action="store_true", help="only write docs/mutations.md from the stored results")
     options = parser.parse_args(arguments)
     results = stored()
     if options.table:

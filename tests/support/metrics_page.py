@@ -1,4 +1,4 @@
-"""docs/metrics.md, made of the metrics' declarations: `python -m tests.support.metrics_page` writes it."""
+"""docs/metrics.md, generated from the declarations of metrics: `python -m tests.support.metrics_page` writes it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 _INTRODUCTION = """\
 # Metrics
 
-`kmirror run --http [HOST:]PORT` serves these at `/metrics`, as text for Prometheus, and as OpenMetrics for clients that
+`kmirror run --http [HOST:]PORT` serves these at `/metrics`, as text for Prometheus and as OpenMetrics for clients that
 ask for it ([Health, metrics and status over HTTP](operating.md#health-metrics-and-status-over-http)).
 
-- **What is not known is absent**, never 0. Rules that watch a lag also need `kmirror_partitions_lag_unknown > 0`, and
-  `up == 0` or `absent(kmirror_healthy)` for an engine that is not there: one that is stuck answers 503.
-- Values are what the running engine knows: `describe` looks at both clusters instead, and may be ahead by a few
-  seconds. What `describe` calls OPEN_TRANSACTION is not looked for here.
-- The lag is that of `describe`: the source's last stable offset, as it was told within the last 10 seconds, less the
-  destination's log end as the lanes last reported it. While no worker reports, it is what is missing at most.
-- Ends of logs are served for each partition only: sums of them over partitions mean nothing. To have the metrics of
-  partitions, set `metrics.per.partition=true`: four series for each of them.
-- Counters begin at 0 with each engine; `rate()` and `increase()` know that.
+- **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0` or
+  `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.
+- Values are what the running engine knows; `describe` reads both clusters instead, and may be a few seconds ahead.
+  OPEN_TRANSACTION of `describe` is not detected here.
+- The lag is that of `describe`: the source's last stable offset, read within the last 10 seconds, minus the
+  destination's log end as the lanes last reported it. While no worker reports, it is an upper bound.
+- Log ends are served per partition only, because sums over partitions mean nothing. `metrics.per.partition=true`
+  enables them: four series per partition.
+- Counters start at 0 with each engine; `rate()` and `increase()` handle that.
 
-A mirror's metrics have the label `mirror` before those listed.
+A mirror's metrics have the label `mirror` in addition to those listed.
 """
 
 
@@ -36,11 +36,10 @@ def page() -> str:
             _INTRODUCTION,
             "## Mirrors\n",
             *_table(METRICS),
-            "\n## The run itself\n\nThese are there from the start, also while `run` waits or stands by.\n",
+            "\n## The run itself\n\nThese exist from the start, also while `run` waits or stands by.\n",
             *_table(RUN_METRICS),
-            "\n## The same elsewhere\n\nWhat comes nearest in Apache Kafka's cluster mirroring (KIP-1279) and"
-            " in Confluent's cluster linking. Numbers\nneed not be equal: kmirror measures lag to the last stable"
-            " offset.\n",
+            "\n## The same elsewhere\n\nThe closest metrics of Apache Kafka's cluster mirroring (KIP-1279) and"
+            " Confluent's cluster linking. Numbers\nmay differ: kmirror measures lag to the last stable offset.\n",
             "| metric | KIP-1279 | Cluster Linking |\n|---|---|---|",
             *(
                 f"| `{one.name}` | {one.kip_1279 or '–'} | {one.cluster_linking or '–'} |"

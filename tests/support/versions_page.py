@@ -1,7 +1,7 @@
-"""docs/versions.md, made of what was seen: `python -m tests.support.versions_page` runs the stories and writes it.
+"""docs/versions.md: `python -m tests.support.versions_page` runs a scenario per Kafka version and writes the page.
 
-It takes some ten minutes. With versions (`3.3.2 3.6.2`) only their stories run, and the others' results stay; with
-`--page` none does.
+It takes some ten minutes. With versions as arguments (`3.3.2 3.6.2`) only theirs run, and the other results stay; with
+`--page` none runs.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _ROOT = Path(__file__).parent.parent.parent
 PAGE = _ROOT / "docs" / "versions.md"
 RESULTS = _ROOT / "docs" / "results" / "versions.json"
 
-#: The steps of a story, by what the page calls them.
+#: The steps of a scenario, and their names on the page.
 STEPS = {
     "copies": "copy of every kind of log",
     "forks": "group offsets, failover, fork found",
-    "resets": "source topic created again",
+    "resets": "source topic recreated",
     "returns": "failback",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of one version in one role, the other side being of the newest."""
+    """The result for one version in one role; the other cluster has the newest version."""
 
     version: str
     role: str
-    #: By step, whether all was as it should be.
+    #: By step, whether it passed.
     steps: dict[str, bool]
 
 
 def seen(results: Path = RESULTS) -> list[Seen]:
-    """Return what the committed results say."""
+    """Return the committed results."""
     found: list[dict[str, Any]] = json.loads(results.read_text(encoding="utf-8"))["seen"]
     return [Seen(**one) for one in found]
 
@@ -57,8 +57,8 @@ def page(rows: Sequence[Seen]) -> str:
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for one in rows:
         manager = "ZooKeeper" if needs_zookeeper(one.version) else "KRaft"
-        told = ["yes" if one.steps[step] else "**no**" for step in STEPS]
-        table.append(f"| {' | '.join([one.version, manager, one.role, *told])} |")
+        results = ["yes" if one.steps[step] else "**no**" for step in STEPS]
+        table.append(f"| {' | '.join([one.version, manager, one.role, *results])} |")
     different = [f"| {version} | {what} |" for version, what in _DIFFERENCES.items()]
     older = ["| brokers before | what is different |", "|---|---|", *different]
     return "\n".join([_INTRODUCTION, *table, "", _NOTES, *older, _END])
@@ -68,10 +68,10 @@ _INTRODUCTION = f"""\
 # Versions of Kafka
 
 kmirror copies from Kafka {Role.SOURCE.first_version} and later to Kafka {Role.DESTINATION.first_version} and later.
-The two sides need not have the same version. For each request it takes the newest version that a broker offers, and
+The two sides need not have the same version. For each request kmirror uses the newest version that a broker offers, and
 `kmirror check` names what a broker lacks. Older clusters are refused (exit code 3) before anything is changed.
 
-Seen on real brokers, one on each side; the other side was {DEFAULT_KAFKA_VERSION}:
+Tested with real brokers, one per cluster; the other cluster was {DEFAULT_KAFKA_VERSION}:
 """
 
 _NOTES = """\
@@ -79,9 +79,9 @@ _NOTES = """\
   what consumers read is compared record by record.
 * *group offsets, failover, fork found*: after a failover both sides are written to, and `add --adopt` names the exact
   offset of the fork.
-* *source topic created again*: the topic is deleted and created again while nothing is fetched, and has more records
-  than before: no record of the new topic is copied, and the partition becomes SOURCE_TOPIC_RECREATED.
-* *failback*: the old source becomes the destination; what only it had is archived.
+* *source topic recreated*: the topic is deleted and recreated while nothing is fetched, and has more records than
+  before: no record of the new topic is copied, and the partition becomes SOURCE_TOPIC_RECREATED.
+* *failback*: the old source becomes the destination; records that only it had are archived.
 
 `make test-slow` runs this for the oldest source, `make test-long` for all.
 `.venv/bin/python -m tests.support.versions_page` writes this page and [its results](results/versions.json).
@@ -89,19 +89,19 @@ _NOTES = """\
 ## What is different with older brokers
 """
 
-#: By the first version of which it is not true any more.
+#: By the first version without the difference.
 _DIFFERENCES = {
-    "4.1": "As destination they are told topics by name. The id is checked right before, each answer's offset after.",
-    "3.6": "There is one limit for timestamps, `message.timestamp.difference.max.ms`, in place of two.",
-    "3.4": "How long a producer id is remembered is `transactional.id.expiration.ms`, a week by default.",
-    "3.1": "As source they are asked for records by topic name. Behind each answer kmirror asks for its topics' ids,"
-    " and takes nothing that is not proven to be of the same topic.",
-    "3.0": "As source they do not tell the timestamp of the newest record, so `failover` reports the loss without it.",
+    "4.1": "As destination: topics are written by name. The id is checked right before, each answer's offset afterwards.",
+    "3.6": "There is one limit for timestamps, `message.timestamp.difference.max.ms`, instead of two.",
+    "3.4": "`transactional.id.expiration.ms`, a week by default, is how long a producer id is remembered.",
+    "3.1": "As source: records are fetched by topic name. After each answer kmirror asks for its topics' ids,"
+    " and uses nothing that is not proved to be from the same topic.",
+    "3.0": "As source: brokers do not report the timestamp of the newest record, so `failover` reports the loss without it.",
 }
 
 _END = """
-A topic needs an id (KIP-516). Brokers have them from 2.8 on, once `inter.broker.protocol.version` is 2.8 or later:
-before that `add` refuses, because a topic that was deleted and created again could not be told from the old one.
+A topic needs an id (KIP-516). Brokers assign ids from 2.8 on, once `inter.broker.protocol.version` is 2.8 or later.
+Before that `add` refuses, because a recreated topic could not be distinguished from the old one.
 That is also why Kafka before 2.8 is refused.
 """
 
