@@ -15,8 +15,8 @@ _INTRODUCTION = """\
 `kmirror run --http [HOST:]PORT` serves these at `/metrics`, as text for Prometheus and as OpenMetrics for clients that
 ask for it ([Health, metrics and status over HTTP](operating.md#health-metrics-and-status-over-http)).
 
-- **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0` or
-  `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.
+- **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0`
+  or `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.
 - Values are what the running engine knows; `describe` reads both clusters instead, and may be a few seconds ahead.
   OPEN_TRANSACTION of `describe` is not detected here.
 - The lag is that of `describe`: the source's last stable offset, read within the last 10 seconds, minus the

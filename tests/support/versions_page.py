@@ -91,12 +91,12 @@ _NOTES = """\
 
 #: By the first version without the difference.
 _DIFFERENCES = {
-    "4.1": "As destination: topics are written by name. The id is checked right before, each answer's offset afterwards.",
+    "4.1": "As destination: topics are written by name. The id is checked right before, each answer's offset after.",
     "3.6": "There is one limit for timestamps, `message.timestamp.difference.max.ms`, instead of two.",
     "3.4": "`transactional.id.expiration.ms`, a week by default, is how long a producer id is remembered.",
     "3.1": "As source: records are fetched by topic name. After each answer kmirror asks for its topics' ids,"
     " and uses nothing that is not proved to be from the same topic.",
-    "3.0": "As source: brokers do not report the timestamp of the newest record, so `failover` reports the loss without it.",
+    "3.0": "As source: they do not report the newest record's timestamp, so `failover` reports the loss without it.",
 }
 
 _END = """
