@@ -1,13 +1,12 @@
 """Run the bench: `make bench`, or `python -m bench --megabytes 100 --rounds 1 --only 16k,kmirror` for a quick try.
 
-`--only logs` measures what is no copying of plain batches: holes, a log's start above 0, transactions; once each,
-smaller with fewer megabytes.
+`--only logs` measures logs that are not plain batches: holes, a log start above 0, transactions; once each, smaller
+with fewer megabytes.
 
-Brokers compile what they have run often, so all that a contender makes them do is warmed up first, with little batches:
-of those a second holds as many as a minute of large ones. Then the source is filled once with each data set, and every
-contender copies it: once to warm up what it alone makes the brokers do, and then round after round in another order,
-each time into a topic that did not exist. What counts is the median. A full run writes docs/results/bench.json, and of
-that README.md's table; `--readme` writes the table alone.
+JVMs compile hot code, so everything that a contender makes the brokers do is warmed up first with small batches, of
+which a second holds as many as a minute of large ones. Then the source is filled once with each data set, and every
+contender copies it: once to warm up, and then once per round in changing order, each time into a new topic. The median
+counts. A full run writes docs/results/bench.json and from it README.md's table; `--readme` writes only the table.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from bench.contenders import (
     Kmirror,
     KmirrorApart,
     Load,
-    let_go,
     prepare_senders,
+    start_senders,
 )
 from bench.cores import cores_apart
 from bench.data import DATA_SETS, WARM_UP, Amount, DataSet
@@ -50,9 +49,9 @@ ROUNDS = 3
 MEGABYTES = 1000
 HELP_RUNS = 9
 _BEGAN = time.monotonic()
-#: As often a contender copies little batches before all else.
+#: How often a contender copies small batches before anything else.
 _LITTLE_WARM_UPS = 2
-#: As often a contender copies a data set before it is measured: at least, and at most.
+#: How often a contender copies a data set before it is measured: at least, and at most.
 _LEAST_WARM_UPS = 6
 _MOST_WARM_UPS = 12
 CONTENDERS = (Kmirror, MirrorMaker, Ceiling, KmirrorApart, CeilingApart)
@@ -62,7 +61,7 @@ _NO_THROUGHPUT = {"latency", *_LOGS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, tell and write; return 0 when every budget is kept."""
+    """Measure, print and store; return 0 if every budget is kept."""
     options = _options(arguments)
     if options.readme:
         write_table()
@@ -109,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in told(results):
         print(line)
     if failure is not None:
-        print(f"This is not all: a copy failed. {failure}", file=sys.stderr)
+        print(f"Incomplete: a copy failed. {failure}", file=sys.stderr)
         return 1
     if output is not None:
         stem = "logs" if only <= _LOGS else "bench"
@@ -134,7 +133,7 @@ def _compare(
     rounds: int,
     copies: list[Copy],
 ) -> None:
-    """Fill the source with a data set and let every contender copy it: to warm up, and then once each round."""
+    """Fill the source with a data set and let every contender copy it: to warm up, and then once per round."""
     load = filled(pair, folder, data_set, megabytes)
     for contender in _to_warm_up(contenders):
         _measure(pair, contender, load, "warm-up")
@@ -152,7 +151,7 @@ def filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
     _say(f"{data_set.title}: {amount.stored_bytes / 1e6:,.0f} MB in {8 * amount.batches:,} batches")
     pair.source.create_topic(load.topic)
     senders = prepare_senders(pair.source, load, folder)
-    let_go(senders)
+    start_senders(senders)
     for process in senders.processes:
         process.wait()
     senders.end()
@@ -161,7 +160,7 @@ def filled(pair: Pair, folder: Path, data_set: DataSet, megabytes: int) -> Load:
 
 
 def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], megabytes: int) -> None:
-    """Have the brokers do often what each contender makes them do."""
+    """Warm up what each contender makes the brokers do."""
     load = filled(pair, folder, WARM_UP, megabytes)
     for contender in _to_warm_up(contenders):
         for _ in range(_LITTLE_WARM_UPS):
@@ -170,7 +169,7 @@ def _warm_up_brokers(pair: Pair, folder: Path, contenders: Sequence[Contender], 
 
 
 def _to_warm_up(contenders: Sequence[Contender]) -> Sequence[Contender]:
-    """Return one contender of each kind: brokers do the same whichever cores they have."""
+    """Return one contender of each kind: brokers do the same work on whichever cores."""
     return [contender for contender in contenders if not contender.apart] or contenders
 
 
@@ -206,7 +205,7 @@ def _watched_copy(pair: Pair, contender: Contender, load: Load, number: int) -> 
 
 
 def _time_help() -> list[float]:
-    """Time `kmirror --help`, in seconds; the first run only fills the disk's cache."""
+    """Time `kmirror --help`, in seconds; the first run only fills the disk cache."""
     times = []
     for _ in range(HELP_RUNS + 1):
         before = time.perf_counter()
@@ -224,9 +223,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only", type=_parts, default=None, metavar="PART[,PART]", help=f"measure only some of {', '.join(_PARTS)}"
     )
     parser.add_argument(
-        "--output", type=Path, default=None, help="write the results here; docs/results for a full run, else nowhere"
+        "--output",
+        type=Path,
+        default=None,
+        help="write the results here (default: docs/results for a full run, else nowhere)",
     )
-    parser.add_argument("--readme", action="store_true", help="only write README.md's table of what was measured last")
+    parser.add_argument("--readme", action="store_true", help="only write README.md's table from the stored results")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.megabytes < 1:
         parser.error("--rounds and --megabytes are at least 1")

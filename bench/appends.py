@@ -1,7 +1,7 @@
-"""How many small appends a second the pipeline carries: `python -m bench.appends [--seconds 5]`.
+"""Measure how many small appends a second the pipeline carries: `python -m bench.appends [--seconds 5]`.
 
-Each append is one record of some 40 bytes; they go round the partitions of one topic of a broker on this machine.
-Prints the rate, and the processor time of this process, for each number of partitions.
+Each append is one record of some 40 bytes; they go round-robin to the partitions of one topic of a local broker.
+Prints the rate, and the CPU time of this process, for each number of partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         for partitions in _PARTITIONS:
             for number in range(_ROUNDS):
                 rate, processor_us = _measure(config, f"appends-{partitions}-{number}", partitions, seconds)
-                told = f"{partitions:4} partitions: {rate:9,.0f} appends/s, {processor_us:.1f} µs of a processor each"
+                told = f"{partitions:4} partitions: {rate:9,.0f} appends/s, {processor_us:.1f} µs of CPU time each"
                 print(told if number else f"{told} (warming up)", flush=True)
 
 

@@ -25,20 +25,20 @@ _JAVA_OPTIONS = (
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
 )
-#: Files of a deleted topic go at once; the default is a minute later, in the middle of what is measured next.
+#: Delete a topic's files at once; by default that happens a minute later, in the middle of the next measurement.
 _PROPERTIES = {
     "log.segment.delete.delay.ms": "100",
     "log.initial.task.delay.ms": "1000",
-    # `transactions` writes what transactions leave in a log, without a coordinator that could be asked for them
+    # `transactions` writes transactional batches without a coordinator, so brokers must not ask it
     "transaction.partition.verification.enable": "false",
 }
 _SETTLE_TIMEOUT_S = 90.0
-#: What any tool would give a topic that shall hold what another cluster's holds.
+#: What any tool would set on a topic that holds another cluster's records.
 _COPY_SETTINGS = {"compression.type": "producer", "retention.ms": "-1"}
 
 
 class Cluster:
-    """One of the two clusters, with what the bench asks of it."""
+    """One of the two clusters, with the operations that the bench needs."""
 
     def __init__(self, name: str, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
         self.sandbox = SandboxCluster(
@@ -55,22 +55,22 @@ class Cluster:
         )
 
     def open(self) -> None:
-        """Connect to the brokers, which run."""
+        """Connect to the running brokers."""
         from confluent_kafka.admin import AdminClient
 
         self.bootstrap_servers = self.sandbox.bootstrap_servers
         config = client_config(self.sandbox.client_properties())
-        # librdkafka would print that the brokers are gone when they are ended behind its back.
+        # librdkafka would log that the brokers are gone when they are stopped.
         self._admin: Any = AdminClient({**config.librdkafka(), "log_level": 0})
         self._client = ClusterClient(config)
 
     def close(self) -> None:
-        """Let go of the connections, if there are any."""
+        """Close the connections, if any."""
         if hasattr(self, "_client"):
             self._client.close()
 
     def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
-        """Create a topic, of the data sets' shape unless told otherwise."""
+        """Create a topic, by default with the shape of the data sets."""
         from confluent_kafka.admin import NewTopic
 
         topic = NewTopic(name, partitions, 1, config=_COPY_SETTINGS)
@@ -129,9 +129,9 @@ class Cluster:
 
 
 class Pair:
-    """Source and destination: `with Pair(folder) as pair`; the brokers end with it.
+    """Source and destination: `with Pair(folder) as pair`; the brokers stop at the end.
 
-    With `users`, by password, they speak TLS, and what users may do is said by ACLs.
+    With `users` (passwords by name) they use TLS and logins, and enforce ACLs.
     """
 
     def __init__(self, directory: Path, brokers: int = 1, users: Mapping[str, str] | None = None) -> None:
@@ -140,7 +140,7 @@ class Pair:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Return the process of each cluster's broker, by the cluster's name."""
+        """Return the pid of each cluster's broker, by the cluster's name."""
         found = {SOURCE: self.source.sandbox.brokers[0].pid, DESTINATION: self.destination.sandbox.brokers[0].pid}
         return {name: pid for name, pid in found.items() if pid is not None}
 

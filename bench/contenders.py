@@ -1,8 +1,7 @@
-"""Who copies: kmirror as a user starts it, MirrorMaker 2 in `mirrormaker`, and the destination's own ceiling.
+"""The contenders: kmirror as a user starts it, MirrorMaker 2 in `mirrormaker`, and the destination's own ceiling.
 
-A contender is given a topic that the source holds and the destination does not; what it copies is the topic of the same
-name. `prepare` is what is done once before a copy, `start` what the clock runs for, `clean_up` leaves the destination
-as it was.
+A contender copies a topic that the source has and the destination has not, under the same name. `prepare` runs once
+before a copy, `start` starts what is timed, `clean_up` restores the destination.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Protocol
 from bench.clusters import Cluster, Pair
 from bench.data import PARTITIONS, Amount, DataSet
 from bench.processes import Running, carry_out, kmirror, start
-from bench.sender import Errand
+from bench.sender import SendJob
 
 _SENDERS = 2
 _REQUESTS_IN_FLIGHT = 3
@@ -23,7 +22,7 @@ _REQUESTS_IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be copied: a topic, and how its batches can be made again."""
+    """What to copy: a topic, and how to make its batches again."""
 
     topic: str
     data_set: DataSet
@@ -32,25 +31,25 @@ class Load:
 
 
 class Contender(Protocol):
-    """Somebody who brings a topic to the destination. `key` names it on the command line and in the results."""
+    """A tool that copies a topic to the destination. `key` names it on the command line and in the results."""
 
     key: str
     title: str
-    #: True when the destination's brokers get cores of their own meanwhile.
+    #: True if the destination's brokers get their own cores meanwhile.
     apart: bool
 
     def prepare(self, load: Load, *, for_latency: bool = False) -> None:
-        """Do what comes before a copy; `for_latency` where waiting matters and volume does not."""
+        """Prepare a copy; `for_latency` if delay matters and volume does not."""
 
     def start(self) -> Running:
-        """Begin to copy."""
+        """Start copying."""
 
     def clean_up(self) -> None:
-        """Remove the copy and all that was remembered of it."""
+        """Remove the copy and all state of it."""
 
 
 class Kmirror:
-    """`kmirror run`, as it comes."""
+    """`kmirror run` with defaults."""
 
     key = "kmirror"
     title = "kmirror"
@@ -77,7 +76,7 @@ class Kmirror:
         return Running([start(argv, log)], log, ends_itself=self._ends)
 
     def clean_up(self) -> None:
-        """Delete the topic, and then the mirror that has nothing left."""
+        """Delete the topic, and then the mirror, which has nothing left."""
         self._pair.destination.delete_topics({self._topic})
         carry_out(self.command("delete", "--yes"))
 
@@ -87,7 +86,7 @@ class Kmirror:
 
 
 class KmirrorApart(Kmirror):
-    """The same, with the destination's brokers on cores of their own."""
+    """The same, with the destination's brokers on their own cores."""
 
     key = "kmirror-apart"
     title = "kmirror, apart"
@@ -95,7 +94,7 @@ class KmirrorApart(Kmirror):
 
 
 class Ceiling:
-    """The destination alone: two processes send it the same batches from memory, three requests ahead each."""
+    """The destination alone: two processes send it the same batches from memory, with three requests in flight each."""
 
     key = "ceiling"
     title = "destination alone"
@@ -106,15 +105,15 @@ class Ceiling:
         self._folder = folder
 
     def prepare(self, load: Load, *, for_latency: bool = False) -> None:
-        """Create the topic and have the batches made."""
-        del for_latency  # nothing is read here, so there is no latency to speak of
+        """Create the topic and prepare the batches."""
+        del for_latency  # nothing is read here, so there is no latency
         self._topic = load.topic
         self._pair.destination.create_topic(load.topic)
         self._running = prepare_senders(self._pair.destination, load, self._folder)
 
     def start(self) -> Running:
-        """Let the senders go."""
-        let_go(self._running)
+        """Start the senders."""
+        start_senders(self._running)
         return self._running
 
     def clean_up(self) -> None:
@@ -131,12 +130,12 @@ class CeilingApart(Ceiling):
 
 
 def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:
-    """Start processes that have prepared all batches of the load and wait for the word."""
+    """Start processes that have prepared all batches of the load and wait for the start signal."""
     log = folder / "sender.log"
     share = PARTITIONS // _SENDERS
     processes = []
     for first in range(0, PARTITIONS, share):
-        errand = Errand(
+        job = SendJob(
             cluster.bootstrap_servers,
             load.topic,
             load.data_set.key,
@@ -145,7 +144,7 @@ def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:
             load.timestamp_ms,
             _REQUESTS_IN_FLIGHT,
         )
-        processes.append(start(errand.argv(), log, answers=True))
+        processes.append(start(job.argv(), log, answers=True))
     running = Running(processes, log, ends_itself=True)
     for process in processes:
         assert process.stdout is not None
@@ -155,8 +154,8 @@ def prepare_senders(cluster: Cluster, load: Load, folder: Path) -> Running:
     return running
 
 
-def let_go(senders: Running) -> None:
-    """Give the word."""
+def start_senders(senders: Running) -> None:
+    """Send the start signal."""
     for process in senders.processes:
         assert process.stdin is not None
         process.stdin.write(b"go\n")

@@ -1,8 +1,8 @@
-"""Give the destination's brokers cores of their own.
+"""Give the destination's brokers their own cores.
 
-What a destination takes at most depends on the cores it has. Alone on a small machine it has all of them; in a copy it
-shares them with the source and the copier. To tell what a copier makes of a destination, both are measured with the
-destination on its own half of the cores, and everything else on the other half.
+The throughput of a destination depends on its cores. Alone on a small machine it has all of them; in a copy it shares
+them with the source and the copier. To see how much of a destination's capacity a copier uses, both are measured with
+the destination on its own half of the cores, and everything else on the other half.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.clusters import Pair
 
 @contextmanager
 def cores_apart(pair: Pair) -> Iterator[None]:
-    """Keep the destination's brokers to the upper half of the cores, and whatever is started meanwhile to the lower."""
+    """Pin the destination's brokers to the upper half of the cores, and everything started meanwhile to the lower."""
     cores = sorted(os.sched_getaffinity(0))
     theirs = set(cores[len(cores) // 2 :])
     others = set(cores) - theirs or theirs

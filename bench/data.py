@@ -1,8 +1,8 @@
-"""The records that are copied: data sets made of batches that every process can make again from the same numbers.
+"""The records to copy: data sets of batches that every process can recreate from the same numbers.
 
-A data set is a pool of a few hundred to a few thousand different batches, sent round and round. Values are random bytes
-that no codec shrinks, so a stored gigabyte is a gigabyte of records. That favours tools which unpack what they copy:
-with data that shrinks they would meet more records in each stored gigabyte.
+A data set is a pool of a few hundred to a few thousand different batches, sent in a cycle. Values are random bytes that
+no codec can compress, so a stored gigabyte is a gigabyte of records. That favours tools which unpack what they copy:
+compressible data would give them more records in each stored gigabyte.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MOST_BATCHES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """One shape of data: how many records of which size a batch holds, and how it is compressed.
+    """One shape of data: records per batch, record size and compression.
 
-    Of little batches a second holds as many as a minute of large ones: so large a `share` of the bytes is copied.
+    A second holds as many small batches as a minute of large ones, so `share` is the part of the bytes that is copied.
     """
 
     key: str
@@ -32,7 +32,7 @@ class DataSet:
     share: float = 1.0
 
     def pool(self, timestamp_ms: int) -> list[bytes]:
-        """Make the different batches, ready to be sent: base offset 0, no producer, all records of that moment."""
+        """Make the different batches, ready to send: base offset 0, no producer, all records with this timestamp."""
         chance = random.Random(self.key)
         count = min(_MOST_BATCHES, _POOL_BYTES // (self.records_per_batch * self.value_bytes))
         return [self._batch(chance, timestamp_ms) for _ in range(count)]
@@ -57,13 +57,13 @@ DATA_SETS = {
         DataSet("100b", "10 records of 100 bytes a batch", "none", 10, 100, share=0.1),
     )
 }
-#: Brokers compile what they have run often.
+#: For warming up: JVMs compile hot code.
 WARM_UP = DATA_SETS["2k"]
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much of a data set a topic holds: `batches` in each partition, `stored_bytes` and `records` in all."""
+    """How much of a data set a topic holds: `batches` per partition, `stored_bytes` and `records` in total."""
 
     batches: int
     stored_bytes: int
@@ -71,7 +71,7 @@ class Amount:
 
     @classmethod
     def of(cls, data_set: DataSet, megabytes: float) -> Amount:
-        """Return the amount that comes nearest to that many megabytes (10^6 bytes) as stored, or its share of them."""
+        """Return the amount closest to that many megabytes (10^6 bytes) as stored, or to its share of them."""
         pool, megabytes = data_set.pool(0), megabytes * data_set.share
         mean = sum(map(len, pool)) / len(pool)
         batches = max(1, round(megabytes * 1e6 / PARTITIONS / mean))

@@ -1,4 +1,4 @@
-"""The applications of a drill: producers at the source, and those that wait until the destination takes writes."""
+"""The applications of a drill: producers at the source, and producers waiting until the destination accepts writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_MS = 30_000
 
 
 class Acknowledged(NamedTuple):
-    """A record that a cluster has acknowledged: its offset and timestamp, and when the acknowledgement came."""
+    """A record that a cluster has acknowledged: its offset and timestamp, and when it was acknowledged."""
 
     offset: int
     timestamp_ms: int
@@ -29,9 +29,9 @@ class Acknowledged(NamedTuple):
 
 
 class Load:
-    """Write to all partitions in turn, so many records a second, until the source refuses or is gone.
+    """Write to all partitions in turn, at a fixed rate, until the source refuses or is gone.
 
-    `acknowledged` is by partition; moments are those of `time.monotonic`.
+    `acknowledged` is by partition; times are those of `time.monotonic`.
     """
 
     def __init__(self, properties: Mapping[str, str], places: Sequence[TopicPartition], rate: int) -> None:
@@ -54,7 +54,7 @@ class Load:
         self.stop()
 
     def stop(self) -> None:
-        """Write nothing more; what is on its way is answered, or times out."""
+        """Stop writing; what is in flight is answered or times out."""
         self._end.set()
         self._writer.join()
 
@@ -77,13 +77,13 @@ class Load:
             if place.topic not in self.refused:
                 try:
                     producer.produce(place.topic, _VALUE, partition=place.partition, on_delivery=self._delivered)
-                except KafkaException as error:  # its library forgets a topic once it is refused
+                except KafkaException as error:  # librdkafka forgets a topic once it is refused
                     self._failed(place.topic, error.args[0])
                 except BufferError:
                     pass
             number += 1
             producer.poll(0)
-            # not faster than told; where the processor is too slow for that, as fast as it is
+            # at most at the given rate; if the CPU is too slow for it, as fast as possible
             if (ahead := began + number / self._rate - time.monotonic()) > 0:
                 producer.poll(ahead)
         producer.flush(5)
@@ -101,9 +101,9 @@ class Load:
 
 
 class Waiting:
-    """Try to write one record to each of these partitions, again and again, until all are taken.
+    """Try to write one record to each of these partitions, repeatedly, until all are accepted.
 
-    All are led by one broker: a request asks for all that are not taken yet.
+    One broker leads all of them: a request contains all that are not accepted yet.
     """
 
     def __init__(self, properties: Mapping[str, str], places: Sequence[TopicPartition]) -> None:
@@ -128,11 +128,11 @@ class Waiting:
         """Return by partition when its first write was acknowledged.
 
         Raises:
-            TimeoutError: not all were in time.
+            TimeoutError: not all were accepted in time.
         """
         self._writer.join(timeout_s)
         if len(self._accepted) < len(self._places):
-            raise TimeoutError(f"{len(self._accepted)} of {len(self._places)} waiting producers were let in")
+            raise TimeoutError(f"{len(self._accepted)} of {len(self._places)} waiting producers were accepted")
         return self._accepted
 
     def _write(self) -> None:

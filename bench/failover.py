@@ -1,10 +1,10 @@
-"""How long the failover of a thousand partitions takes: `python -m bench.failover`.
+"""Time the failover of a thousand partitions: `python -m bench.failover`.
 
-The command is what an operator types, in a process of its own, from nothing: ten topics of a hundred partitions, a
-record in each, copied by an engine that has ended; after that the source got a second one in each. It is measured with
-the source alive, accepting connections without an answer (frozen), and dead. Each time it must take 10 s at most, start
-no Java, and say the right numbers: a thousand records known lost where the source answers, and where it does not, what
-was seen of it last, and when.
+The command is what an operator types, in its own process: ten topics of a hundred partitions with one record each,
+copied by an engine that has ended; then the source got a second record in each. It is measured with the source alive,
+frozen (accepting connections without answering) and dead. Each time it must take at most 10 s, start no Java, and
+report the right numbers: a thousand records known lost if the source answers, and otherwise what was last seen of it,
+and when.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """How long the whole command took, and what it says of its own steps, in seconds."""
+    """How long the whole command took, and how long its steps took by its own report, in seconds."""
 
     source: str
     partitions: int
@@ -45,10 +45,10 @@ class Failover:
 
 
 def measure_failovers(pair: Pair, folder: Path) -> list[Failover]:
-    """Mirror a thousand partitions three times over, and fail over with the source in three states.
+    """Mirror a thousand partitions three times, and fail over with the source in three states.
 
     Raises:
-        CopyFailedError: a command failed, or said wrong numbers.
+        CopyFailedError: a command failed, or reported wrong numbers.
     """
     source, destination = pair.source.bootstrap_servers, pair.destination.bootstrap_servers
     names = [f"bench-failover-{number}" for number in range(TOPICS)]
@@ -81,7 +81,7 @@ def _produce(source: str, names: list[str]) -> None:
         for partition in range(PARTITIONS):
             producer.produce(name, b"v", partition=partition)
     if producer.flush(_WAIT_S):
-        raise CopyFailedError("the source did not take the records")
+        raise CopyFailedError("the source did not acknowledge the records")
 
 
 def _fail_over(destination: str, state: str, report: Path) -> Failover:
@@ -145,7 +145,7 @@ def _kmirror(destination: str, verb: str, *arguments: str) -> None:
 
 
 def main() -> int:
-    """Measure once, and print the result as JSON; 1 when one of them is over the budget."""
+    """Measure once, and print the result as JSON; return 1 if one of them is over budget."""
     with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name)) as pair:
         found = measure_failovers(pair, Path(name))
     print(json.dumps({"failovers": [asdict(one) for one in found], "budget_seconds": BUDGET_SECONDS}, indent=2))

@@ -1,11 +1,11 @@
-"""How fast the forks of a thousand partitions are found: `python -m bench.forks`, or `measure_forks` with two clusters.
+"""Time finding the forks of a thousand partitions: `python -m bench.forks`, or `measure_forks` with two clusters.
 
-Every partition has a million offsets on both sides, in batches of 500 records as a mirror has them from its source; up
-to its fork the destination holds the source's batches, behind it others. Nobody could append two thousand million
-records in a reasonable time, so the logs are put into the folders of stopped brokers, as hard links to segments that
-many partitions have in common. Forks lie anywhere, at a hundred places that ten partitions share each. So all that is
-read comes from memory, as on a broker with enough of it, and from disk it would take longer; requests and reads are
-what they are for any logs of this shape.
+Every partition has a million offsets on both sides, in batches of 500 records as a mirror has them from its source; the
+destination holds the source's batches up to its fork, and others after it. Appending two billion records would take too
+long, so the logs are put into the folders of stopped brokers, as hard links to segments that many partitions share.
+Forks are anywhere, at a hundred offsets that ten partitions share each. So all reads come from memory, as on a broker
+with enough of it, and would take longer from disk; the numbers of requests and reads are the same for any logs of this
+shape.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BEGINNING_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ForkSearch:
-    """How long it took to find the forks of so many partitions, each of `offsets` on both sides, all of them right.
+    """How long it took to find the forks of these partitions, each with `offsets` on both sides, all correctly.
 
     `requests` are Fetch requests to both clusters, each for many partitions; `reads` how often both logs of one
     partition were read. `seconds` from the first task to the last answer; Spark was up after `spark_seconds`.
@@ -67,7 +67,7 @@ class ForkSearch:
 
 
 def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[ForkSearch]:
-    """Yield how fast forks are found without hints and with right ones; the brokers are started anew before.
+    """Yield how fast forks are found without hints and with correct ones; restarts the brokers before each.
 
     Raises:
         CopyFailedError: an answer is wrong.
@@ -122,7 +122,7 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
 
 
 def told_of_forks(searches: list[ForkSearch]) -> Iterator[str]:
-    """Say it in lines."""
+    """Return it as text."""
     for one in searches:
         yield (
             f"forks of {one.partitions:,} partitions of {one.offsets:,} offsets, {'with' if one.hinted else 'without'}"
@@ -154,7 +154,7 @@ def _install(pair: Pair, topics: list[str], forks: dict[TopicPartition, int], fo
 
 
 def _batches(name: str) -> list[bytes]:
-    """Return the batches of a log whose records tell whose they are."""
+    """Return the batches of a log whose records name their writer."""
     return [
         bytes(make_batch([_record(first + i, name) for i in range(_BATCH_RECORDS)], compression_type="lz4"))
         for first in range(0, OFFSETS, _BATCH_RECORDS)
@@ -186,7 +186,7 @@ def _put_log(partition: Path, folder: Path, shared: list[bytes], others: list[by
 
 
 def _write_indexes(segment: Path, first: int, batches: list[bytes]) -> None:
-    """Write what brokers would else make by reading all of it: a segment's indexes by offset and by time."""
+    """Write what brokers would otherwise rebuild by reading all of it: a segment's indexes by offset and by time."""
     offsets, times = bytearray(), bytearray()
     position = 0
     for number, batch in enumerate(batches):
@@ -207,7 +207,7 @@ def _set_offsets(file: Path, places: dict[TopicPartition, int]) -> None:
 
 
 def main() -> int:
-    """Measure alone: `python -m bench.forks [SCALE]`."""
+    """Measure on its own: `python -m bench.forks [SCALE]`."""
     scale = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name)) as pair:
         searches: list[Any] = []

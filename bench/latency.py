@@ -1,7 +1,7 @@
-"""How much later a record can be read at the destination than at the source: 200 records a second, one by one.
+"""Measure how much later a record can be read at the destination than at the source: 200 single records a second.
 
-A record carries its number and the moment it was given to the producer. The same kind of consumer waits at both
-clusters; what a copier adds is, record by record, the difference of the two arrivals.
+A record carries its number and the time at which it was produced. The same kind of consumer waits at both clusters; the
+copier adds, record by record, the difference between the two arrivals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bench.clusters import Cluster, Pair
 from bench.contenders import Contender, Load
 from bench.data import DATA_SETS, PARTITIONS, Amount
 from bench.measure import CopyFailedError
-from bench.processes import Running, last_words
+from bench.processes import Running, last_output
 from kmirror.cluster.protocol.metadata import TopicPartition
 
 _RATE = 200
-#: Records at the beginning that do not count: the copier starts, and what is compiled as it runs gets compiled.
+#: Seconds at the start that do not count: the copier starts, and JVMs compile hot code.
 _WARM_UP_S = 15
 _MEASURED_S = 30
 _FIRST_ARRIVAL_TIMEOUT_S = 120.0
@@ -31,7 +31,7 @@ _PADDING = bytes(1000 - VALUE.size)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of a time, in milliseconds."""
+    """Percentiles of a duration, in milliseconds."""
 
     p50: float
     p90: float
@@ -40,7 +40,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Percentiles:
-        """Return them for these times."""
+        """Return them for these durations."""
         ordered = [1000 * value for value in sorted(seconds)]
         p50, p90, p99 = (ordered[len(ordered) * percent // 100] for percent in (50, 90, 99))
         return cls(p50, p90, p99, ordered[-1])
@@ -57,7 +57,7 @@ class Latency:
 
 
 class Listener:
-    """Reads partitions as they grow, and notes when each record arrived."""
+    """Reads partitions as they grow, and records when each record arrived."""
 
     def __init__(self, cluster: Cluster, places: Sequence[TopicPartition], *, from_end: bool = False) -> None:
         from confluent_kafka import OFFSET_END, Consumer
@@ -93,7 +93,7 @@ class Listener:
 
 
 def measure_latency(pair: Pair, contender: Contender) -> Latency:
-    """Start a contender on an empty topic and watch what it adds.
+    """Start a contender on an empty topic and measure the latency that it adds.
 
     Raises:
         CopyFailedError: records did not arrive.
@@ -128,7 +128,7 @@ def measure_latency(pair: Pair, contender: Contender) -> Latency:
 
 
 def _produce(source: Cluster, topic: str, running: Running, destination: Listener) -> int:
-    """Produce until the copy has been under way for the warm-up and the time that counts; return how many records."""
+    """Produce until the copy has run for the warm-up and the measured time; return the number of records."""
     from confluent_kafka import Producer
 
     producer: Any = Producer(
@@ -150,7 +150,7 @@ def _produce(source: Cluster, topic: str, running: Running, destination: Listene
     producer.flush()
     if not arrived:
         raise CopyFailedError(
-            f"no record arrived within {_FIRST_ARRIVAL_TIMEOUT_S:.0f} s; its last words:\n{last_words(running.log)}"
+            f"no record arrived within {_FIRST_ARRIVAL_TIMEOUT_S:.0f} s; its last output:\n{last_output(running.log)}"
         )
     return number
 

@@ -1,8 +1,8 @@
-"""Logs that are more than batches behind each other: large holes, a start far above 0, many small transactions.
+"""Logs that are more than a sequence of batches: large holes, a start far above 0, many small transactions.
 
-A hole is an aborted transaction, a start above 0 comes from deleting records; the small transactions are those of
-`transactions`. kmirror copies them as a user starts it; what is measured is what its destination's leaders say of the
-logs.
+A hole is an aborted transaction; a start above 0 comes from deleted records; the small transactions are those of
+`transactions`. kmirror copies them as a user starts it; the measurement is what its destination's leaders report about
+the logs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.clusters import Cluster, Pair
-from bench.contenders import Kmirror, Load, let_go
+from bench.contenders import Kmirror, Load, start_senders
 from bench.data import DATA_SETS, PARTITIONS, Amount
 from bench.measure import CopyFailedError
-from bench.processes import Running, last_words
+from bench.processes import Running, last_output
 from bench.transactions import RECORDS_IN_TRANSACTION, VALUE_BYTES, Written, prepare_writer, written
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.engine.clock import now_ms
@@ -30,11 +30,11 @@ _LOG_START = 10**8
 _RECORDS_BEHIND = 1000
 _TRANSACTIONS_PER_SECOND = 1000
 _TRANSACTIONS_S = 20.0
-#: Written before what counts, until brokers that were cold take all of it; but not more often.
+#: Written before the measurement, until cold brokers keep up; at most this often.
 _WARM_UP_S = 5.0
 _WARM_UPS = 6
 _POLL_S = 0.02
-#: A copy that brings nothing for so long will not bring the rest.
+#: A copy that makes no progress for this long has stalled.
 _STALLED_S = 60.0
 
 
@@ -56,7 +56,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """How long it took until a mirror log started at `offset` and held what is behind it.
+    """How long it took until a mirror log started at `offset` and held everything after it.
 
     `seconds` from the first progress of its log end, `since_command_seconds` from the start of `kmirror run`.
     """
@@ -70,8 +70,9 @@ class LogStart:
 class Transactions:
     """Small transactions, each in one partition, mirrored while they are written.
 
-    `per_second` is what was written of `wanted_per_second`. `peak_lag_offsets` is the furthest that the destination's
-    log ends were seen behind the source's last stable offsets; `behind_seconds` after the last marker all was there.
+    `per_second` is the rate written of `wanted_per_second`. `peak_lag_offsets` is the largest distance of the
+    destination's log ends from the source's last stable offsets; `behind_seconds` after the last marker everything was
+    copied.
     """
 
     wanted_per_second: int
@@ -86,7 +87,7 @@ class Transactions:
 
 @dataclass(slots=True)
 class Logs:
-    """What was measured of them."""
+    """The results."""
 
     holes: list[Filling] = field(default_factory=list)
     starts: list[LogStart] = field(default_factory=list)
@@ -94,10 +95,10 @@ class Logs:
 
 
 def measure_logs(part: str, pair: Pair, folder: Path, scale: float, logs: Logs) -> None:
-    """Measure one of LOG_PARTS, and add what comes of it to `logs`; holes and all are smaller with a `scale` below 1.
+    """Measure one of LOG_PARTS, and add the result to `logs`; with a `scale` below 1 everything is smaller.
 
     Raises:
-        CopyFailedError: kmirror does not bring all.
+        CopyFailedError: kmirror does not copy everything.
     """
     match part:
         case "holes":
@@ -125,7 +126,7 @@ def _fill(pair: Pair, folder: Path, partitions: int, hole: int) -> Filling:
 
     with _copying(pair, folder, topic) as (running, started_at):
 
-        def look() -> int:
+        def poll() -> int:
             ends = pair.destination.log_ends(topic, partitions)
             at = time.monotonic()
             for partition, (end, goal) in enumerate(zip(ends, goals, strict=True)):
@@ -137,7 +138,7 @@ def _fill(pair: Pair, folder: Path, partitions: int, hole: int) -> Filling:
                     last.setdefault(partition, at)
             return sum(ends)
 
-        _watch(look, lambda: len(last) == partitions, running)
+        _watch(poll, lambda: len(last) == partitions, running)
         running.end()
     began, ended = min(at for at, _ in first.values()), max(last.values())
     if any(last[partition] == first[partition][0] for partition in range(partitions)):
@@ -153,7 +154,7 @@ def _fill(pair: Pair, folder: Path, partitions: int, hole: int) -> Filling:
 
 
 def _write_holes(source: Cluster, topic: str, partitions: int, hole: int) -> None:
-    """Write a record, an aborted transaction of so many records, and another record to every partition."""
+    """Write a record, an aborted transaction of `hole` records, and another record to every partition."""
     from confluent_kafka import Producer
 
     config = {"bootstrap.servers": source.bootstrap_servers, "log_level": 0}
@@ -178,7 +179,7 @@ def _write_holes(source: Cluster, topic: str, partitions: int, hole: int) -> Non
     deadline = time.monotonic() + _STALLED_S
     while source.log_ends(topic, partitions) != [hole + 2] * partitions:  # markers come after the answer
         if time.monotonic() > deadline:
-            raise CopyFailedError(f"{topic} has not got all markers of its aborted transaction")
+            raise CopyFailedError(f"{topic} lacks markers of its aborted transaction")
         time.sleep(_POLL_S)
     _write_one(alone, topic, partitions)
 
@@ -211,7 +212,7 @@ def _measure_log_start(pair: Pair, folder: Path, scale: float) -> LogStart:
 
     with _copying(pair, folder, topic) as (running, started_at):
 
-        def look() -> int:
+        def poll() -> int:
             (end,) = pair.destination.log_ends(topic, 1)
             start = pair.destination.log_start(topic) if end else 0
             at = time.monotonic()
@@ -223,7 +224,7 @@ def _measure_log_start(pair: Pair, folder: Path, scale: float) -> LogStart:
                 reached.append(at)
             return end + start
 
-        _watch(look, lambda: bool(reached), running)
+        _watch(poll, lambda: bool(reached), running)
         running.end()
     return LogStart(offset, reached[0] - began[0], reached[0] - started_at)
 
@@ -239,7 +240,7 @@ def _measure_transactions(pair: Pair, folder: Path, scale: float) -> Transaction
     #: When, the source's last stable offsets, and the destination's log ends.
     seen: list[tuple[float, int, int]] = []
 
-    def look() -> int:
+    def poll() -> int:
         stable = pair.source.last_stable(topic)
         end = pair.destination.log_end(topic)
         seen.append((time.monotonic(), stable, end))
@@ -248,19 +249,19 @@ def _measure_transactions(pair: Pair, folder: Path, scale: float) -> Transaction
     with _copying(pair, folder, topic, ends_itself=False) as (running, _):
         first: Any = Producer({"bootstrap.servers": pair.source.bootstrap_servers, "log_level": 0})
         _write_one(first, topic, PARTITIONS)
-        _watch(look, lambda: seen[-1][2] >= PARTITIONS, running)  # the engine is under way
+        _watch(poll, lambda: seen[-1][2] >= PARTITIONS, running)  # the engine is under way
 
         def write(seconds: float, before: int) -> tuple[Written, int]:
             writer = prepare_writer(pair.source, topic, _TRANSACTIONS_PER_SECOND, seconds, folder)
             seen.clear()
             try:
-                let_go(writer)
-                _watch(look, lambda: writer.processes[0].poll() is not None, running)
+                start_senders(writer)
+                _watch(poll, lambda: writer.processes[0].poll() is not None, running)
                 done = written(writer)
             finally:
                 writer.kill()
             total = before + done.transactions * (RECORDS_IN_TRANSACTION + 1)  # each ends with one marker
-            _watch(look, lambda: seen[-1][2] >= total, running)
+            _watch(poll, lambda: seen[-1][2] >= total, running)
             return done, total
 
         total = PARTITIONS
@@ -271,7 +272,7 @@ def _measure_transactions(pair: Pair, folder: Path, scale: float) -> Transaction
         done, total = write(max(_WARM_UP_S, _TRANSACTIONS_S * scale), total)
         running.end()
     if seen[-1][1:] != (total, total):
-        raise CopyFailedError(f"{total:,} offsets were written; seen are {seen[-1][1]:,}, and {seen[-1][2]:,} copied")
+        raise CopyFailedError(f"{total:,} offsets were written, {seen[-1][1]:,} are stable, and {seen[-1][2]:,} copied")
     return Transactions(
         _TRANSACTIONS_PER_SECOND,
         done.per_second,
@@ -289,7 +290,7 @@ def _measure_transactions(pair: Pair, folder: Path, scale: float) -> Transaction
 
 @contextmanager
 def _copying(pair: Pair, folder: Path, topic: str, *, ends_itself: bool = True) -> Iterator[tuple[Running, float]]:
-    """Run kmirror over a topic; give what runs and when it was started. The topic goes with the end, on both sides."""
+    """Run kmirror over a topic; yield its processes and start time. Deletes the topic on both sides at the end."""
     contender = Kmirror(pair, folder)
     contender.prepare(Load(topic, DATA_SETS["256k"], Amount(0, 0, 0), 0), for_latency=not ends_itself)
     started_at = time.monotonic()
@@ -302,11 +303,11 @@ def _copying(pair: Pair, folder: Path, topic: str, *, ends_itself: bool = True) 
     pair.source.delete_topics({topic})
 
 
-def _watch(look: Callable[[], int], arrived: Callable[[], bool], running: Running) -> None:
-    """Look until it has arrived. Raises CopyFailedError when it has died, or nothing moves any more."""
+def _watch(poll: Callable[[], int], arrived: Callable[[], bool], running: Running) -> None:
+    """Poll until it has arrived. Raises CopyFailedError if the process has died, or makes no progress any more."""
     moved_at, before = time.monotonic(), 0
     while True:
-        now = look()
+        now = poll()
         if arrived():
             return
         if now != before:
@@ -314,6 +315,6 @@ def _watch(look: Callable[[], int], arrived: Callable[[], bool], running: Runnin
         running.check()
         if time.monotonic() - moved_at > _STALLED_S:
             raise CopyFailedError(
-                f"nothing has moved for {_STALLED_S:.0f} s; its last words:\n{last_words(running.log)}"
+                f"nothing has moved for {_STALLED_S:.0f} s; its last output:\n{last_output(running.log)}"
             )
         time.sleep(_POLL_S)

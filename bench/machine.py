@@ -1,4 +1,4 @@
-"""What the numbers were measured on: they mean nothing without it."""
+"""The machine that the numbers were measured on: they mean nothing without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kmirror.java import find_java, java_major_version
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine, and the versions of what ran on it. `load_average` is of the five minutes before: what else ran."""
+    """The machine, and the versions of what ran on it. `load_average` covers the five minutes before: what else ran."""
 
     cpu: str
     cores: int
@@ -39,7 +39,7 @@ class Machine:
 
 
 def describe_machine(kafka_version: str) -> Machine:
-    """Look at this machine."""
+    """Describe this machine."""
     java = subprocess.run([find_java(os.environ), "-version"], capture_output=True, text=True, check=True)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(

@@ -1,9 +1,9 @@
-"""Watch one copy: when its bytes arrive, and what the processes that bring them use.
+"""Watch one copy: when its bytes arrive, and what its processes use.
 
-Bytes are counted at the destination, as the log ends its leaders name: often where the first and the last are about to
-come, less often between, since who watches takes from the cores that are measured. CPU and memory are those of the
-whole process tree as /proc tells them: JVMs, daemons and workers included, and those that have ended. What the brokers
-use meanwhile is told beside it.
+Bytes are counted at the destination, by the log ends that its leaders report: often around the first and the last, less
+often in between, since polling takes from the cores that are measured. CPU and memory are those of the whole process
+tree from /proc: JVMs, daemons and workers included, also those that have ended. What the brokers use is recorded
+separately.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _POLL_S = 0.02
 _LONGEST_POLL_S = 0.2
 _TREE_S = 0.5
 _MEMORY_S = 1.0
-#: A copy that brings nothing for so long will not bring the rest.
+#: A copy that makes no progress for this long has stalled.
 _STALLED_S = 90.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _JVM = "java"
-#: What a tree's processes are called; those that only send belong to the driver.
+#: Names of a tree's processes; those that only send belong to the driver.
 DRIVER, JVM, LANES = "driver", "JVM", "lanes"
 SOURCE, DESTINATION = "source", "destination"
 
 
 class CopyFailedError(Exception):
-    """A copy that did not come to its end."""
+    """A copy that did not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class _Process:
 
 
 class ProcessTree:
-    """Follow some processes and all that descend from them; and, `beside` it, what others have used."""
+    """Follow some processes and all their descendants, and what other processes, `beside` them, use."""
 
     def __init__(self, roots: Sequence[int], beside: Mapping[str, int] | None = None) -> None:
         self._roots = set(roots)
         self._beside = dict(beside or {})
         self._known: dict[tuple[int, str], int] = {}
         self._kinds: dict[tuple[int, str], str] = {}
-        #: Proportional set size of the whole tree, in bytes; the most that was seen.
+        #: Proportional set size of the whole tree, in bytes: the peak.
         self.peak_memory = 0
 
     def cpu_seconds(self) -> float:
-        """Look again, and return what the tree has used until now, by processes that have ended too."""
+        """Read again, and return what the tree has used so far, ended processes included."""
         self._look()
         return sum(self._known.values()) / _TICKS_PER_SECOND
 
     def cpu_by_process(self) -> dict[str, float]:
-        """Look again, and return the same by what the processes are, with those beside the tree."""
+        """Read again, and return the same by kind of process, with those beside the tree."""
         running = self._look()
         found: Counter[str] = Counter()
         for name, pid in self._beside.items():
@@ -85,7 +85,7 @@ class ProcessTree:
         return running
 
     def _kind(self, process: _Process, running: Mapping[int, _Process]) -> str:
-        """Say what a process is: the JVM, a lane that Spark started below it, or the driver, from which all come."""
+        """Return the kind of a process: the JVM, a lane that Spark started below it, or the driver, the root of all."""
         if process.name == _JVM:
             return JVM
         parent: _Process | None = process
@@ -95,16 +95,16 @@ class ProcessTree:
                 return LANES
         return DRIVER
 
-    def look_at_memory(self) -> None:
-        """Sum up the memory of the processes known; pages that several share count once."""
+    def sample_memory(self) -> None:
+        """Sum up the memory of the known processes; shared pages count once."""
         self.peak_memory = max(self.peak_memory, sum(_memory_of(pid) for pid, _ in self._known))
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One measured copy. Throughput is over the time from the first bytes seen to the last one.
+    """One measured copy. Throughput is over the time from the first bytes seen to the last.
 
-    `second_half` is the throughput of the last half of the bytes: what is left when a contender's own warm-up is over.
+    `second_half` is the throughput of the last half of the bytes, after a contender's own warm-up.
     """
 
     contender: str
@@ -117,7 +117,7 @@ class Copy:
     cpu_seconds_per_gigabyte: float
     first_byte_seconds: float
     peak_memory_bytes: int
-    #: By process, brokers included; what belongs to the tree makes up `cpu_seconds_per_gigabyte`.
+    #: By process, brokers included; those of the tree make up `cpu_seconds_per_gigabyte`.
     cpu_by_process: dict[str, float]
 
 
@@ -132,7 +132,7 @@ class Watched:
     peak_memory: int
 
     def copy(self, contender: str, data_set: str, number: int, stored_bytes: int) -> Copy:
-        """Return the numbers that count."""
+        """Return the measured numbers."""
         bytes_a_record = stored_bytes / self.records[-1]
         seen = [count * bytes_a_record for count in self.records]
         half = next(i for i, count in enumerate(seen) if count >= stored_bytes / 2 or i == len(seen) - 2)
@@ -159,7 +159,7 @@ def watch(
     """Wait until the destination holds `total` records. `check` raises when the copy has died.
 
     Raises:
-        CopyFailedError: nothing comes any more, or more records than there are.
+        CopyFailedError: the copy has stalled, or there are too many records.
     """
     times: list[float] = []
     records: list[int] = []
@@ -182,23 +182,23 @@ def watch(
             next_tree = at + _TREE_S
             check()
         if at >= next_memory:
-            tree.look_at_memory()
+            tree.sample_memory()
             next_memory = at + _MEMORY_S
         if at - moved_at > _STALLED_S:
-            raise CopyFailedError(f"{count:,} of {total:,} records are there, and no more came for {_STALLED_S:.0f} s")
-        time.sleep(_until_next_look(times, records, total))
+            raise CopyFailedError(f"{count:,} of {total:,} records arrived, and no more for {_STALLED_S:.0f} s")
+        time.sleep(_until_next_poll(times, records, total))
     after = tree.cpu_by_process()
-    tree.look_at_memory()
+    tree.sample_memory()
     if count > total:
-        raise CopyFailedError(f"{count:,} records are there, and only {total:,} were to be copied")
+        raise CopyFailedError(f"{count:,} records arrived, but the source has {total:,}")
     if len(times) < 2:
-        raise CopyFailedError("all records came at once: too few to measure")
+        raise CopyFailedError("all records arrived at once: too few to measure")
     used = {process: seconds - before.get(process, 0.0) for process, seconds in after.items()}
     return Watched(times, records, used, times[0] - started_at, tree.peak_memory)
 
 
-def _until_next_look(times: Sequence[float], records: Sequence[int], total: int) -> float:
-    """Return half of the time that the rest will take, in seconds; the least there is while nothing has come."""
+def _until_next_poll(times: Sequence[float], records: Sequence[int], total: int) -> float:
+    """Return half of the time that the rest will take, in seconds; the minimum before anything has arrived."""
     if len(times) < 2:
         return _POLL_S
     rest = (total - records[-1]) * (times[-1] - times[0]) / (records[-1] - records[0])

@@ -1,6 +1,6 @@
-"""MirrorMaker 2, in the brokers' version and in its dedicated mode, set up to copy as fast as it can on two cores.
+"""MirrorMaker 2, in the brokers' version and dedicated mode, tuned to copy as fast as it can on two cores.
 
-Large fetches and polls, large batches, five requests under way (Connect's default is one), the throughput collector.
+Large fetches and polls, large batches, five requests in flight (Connect's default is one), the throughput collector.
 Everything that only costs is off: heartbeats, checkpoints, offset syncs, the syncs of settings and ACLs.
 """
 
@@ -20,7 +20,7 @@ from kmirror.sandbox.jars import KafkaJars, kafka_jars
 _JAVA_OPTIONS = ("-Xms1g", "-Xmx1g", "-server", "-XX:+UseParallelGC")
 _TUNED = {
     "tasks.max": "2",
-    # reading: a large answer to each fetch, and as many records as it holds to each poll
+    # reading: large answers to fetches, and as many records as they hold per poll
     "source.consumer.fetch.max.bytes": str(32 << 20),
     "source.consumer.max.partition.fetch.bytes": str(4 << 20),
     "source.consumer.max.poll.records": "4000",
@@ -39,12 +39,12 @@ _LOW_LATENCY = {"linger.ms": "0"}
 
 
 def mirrormaker_jars() -> KafkaJars:
-    """Return the jars MirrorMaker 2 needs, fetching them the first time."""
+    """Return the jars that MirrorMaker 2 needs, downloading them the first time."""
     return kafka_jars(None, os.environ, print, extra=("connect-mirror", "kafka-tools"))
 
 
 class MirrorMaker:
-    """`connect-mirror-maker`: a process of its own, as its documentation starts it."""
+    """`connect-mirror-maker` in its own process, as its documentation starts it."""
 
     key = "mirrormaker"
     title = "MirrorMaker 2"
@@ -58,7 +58,7 @@ class MirrorMaker:
         self._before: set[str] = set()
 
     def prepare(self, load: Load, *, for_latency: bool = False) -> None:
-        """Create the topic, and write a configuration that knows nothing of earlier rounds."""
+        """Create the topic, and write a configuration that shares nothing with earlier rounds."""
         self._topic = load.topic
         self._before = self._pair.destination.topics()
         self._pair.destination.create_topic(load.topic)
@@ -80,12 +80,12 @@ class MirrorMaker:
         return Running([process], self._folder / "mm2.log", ends_itself=False)
 
     def clean_up(self) -> None:
-        """Delete the topic, and the topics it keeps for itself."""
+        """Delete the topic, and MirrorMaker's own topics."""
         own = {name for name in self._pair.destination.topics() - self._before if name.endswith(".internal")}
         self._pair.destination.delete_topics({self._topic, *own})
 
     def _settings(self, topic: str, producer: dict[str, str]) -> dict[str, str]:
-        # The names of its own topics come from the clusters' names: with a new name it remembers nothing.
+        # Its own topics are named after the clusters: with a new name it remembers nothing.
         source = f"source{uuid.uuid4().hex[:8]}"
         flow = f"{source}->destination"
         switched_off = (

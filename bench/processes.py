@@ -19,21 +19,21 @@ _GRACE_S = 15.0
 
 @dataclass(slots=True)
 class Running:
-    """Processes that copy. `log` has what they say; `ends_itself` when they end with the last byte."""
+    """Processes that copy. `log` holds their output; `ends_itself` if they end with the last byte."""
 
     processes: list[subprocess.Popen[bytes]]
     log: Path
     ends_itself: bool
 
     def check(self) -> None:
-        """Raise CopyFailedError when one has ended that should not have, or has failed."""
+        """Raise CopyFailedError if one has ended unexpectedly, or has failed."""
         for process in self.processes:
             code = process.poll()
             if code is not None and (code or not self.ends_itself):
-                raise CopyFailedError(f"it ended with {code}; its last words:\n{last_words(self.log)}")
+                raise CopyFailedError(f"it ended with {code}; its last output:\n{last_output(self.log)}")
 
     def end(self) -> None:
-        """Wait for those that end by themselves, ask the others to; by force after a grace."""
+        """Wait for processes that end by themselves, terminate the others, and kill what does not end in time."""
         for process in self.processes:
             if not self.ends_itself and process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -44,12 +44,14 @@ class Running:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_GRACE_S)
                 if self.ends_itself:
-                    raise CopyFailedError(f"all is copied, and it does not end:\n{last_words(self.log)}") from None
+                    raise CopyFailedError(
+                        f"everything is copied, and it does not end:\n{last_output(self.log)}"
+                    ) from None
         if self.ends_itself:
             self.check()
 
     def kill(self) -> None:
-        """End them at once, with whatever they have started."""
+        """Kill them, with everything they have started."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -57,7 +59,7 @@ class Running:
 
 
 def start(argv: Sequence[str], log: Path, *, answers: bool = False) -> subprocess.Popen[bytes]:
-    """Start a command of this repository in a process group of its own; with `answers` its pipes are ours."""
+    """Start a command of this repository in its own process group; with `answers`, with pipes to it."""
     with log.open("ab") as file:
         return subprocess.Popen(
             argv,
@@ -70,7 +72,7 @@ def start(argv: Sequence[str], log: Path, *, answers: bool = False) -> subproces
 
 
 def carry_out(argv: Sequence[str]) -> None:
-    """Run a command to its end. Raises CopyFailedError with what it said when it fails."""
+    """Run a command to its end. Raises CopyFailedError with its output when it fails."""
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr).strip()
@@ -83,8 +85,8 @@ def kmirror(*arguments: str) -> list[str]:
     return [*([str(installed)] if installed.is_file() else [sys.executable, "-m", "kmirror"]), *arguments]
 
 
-def last_words(log: Path) -> str:
-    """Return the end of a log, which may not have been begun."""
+def last_output(log: Path) -> str:
+    """Return the end of a log, which may not exist yet."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])

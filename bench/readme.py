@@ -1,4 +1,4 @@
-"""README's table of how fast a copy is, written from what was measured: nobody copies numbers by hand."""
+"""README's table of how fast a copy is, generated from the results, never by hand."""
 
 from __future__ import annotations
 

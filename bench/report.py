@@ -1,4 +1,4 @@
-"""What the numbers say: medians, ratios, and whether the budgets are kept."""
+"""Evaluate the results: medians, ratios, and whether the budgets are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.logs import Logs
 from bench.machine import Machine
 from bench.measure import DESTINATION, DRIVER, JVM, LANES, SOURCE, Copy
 
-#: By data set: of the destination's ceiling, and times MirrorMaker 2; what must be, and what is aimed at.
+#: By data set: relative to the destination's ceiling, and to MirrorMaker 2; the requirement and the aim.
 CEILING_BUDGETS = {"256k": (0.85, 0.95), "16k": (0.7, 0.85), "16k-lz4": (0.7, 0.85)}
 _MIRRORMAKER = {
     "256k": (2.5, 3.0),
@@ -25,16 +25,16 @@ _MIRRORMAKER = {
     "100b": (1.5, None),
 }
 _CPU_OF_MIRRORMAKER = 1 / 6
-#: Of batches so small that they are put together.
+#: For batches so small that they are merged.
 _CPU_OF_MIRRORMAKER_WHEN_SMALL = 1 / 3
 _CPU_AIM = {"256k": 0.9, "16k": 2.0, "16k-lz4": 2.0}
 _FIRST_BYTE_S = (5.0, 4.0)
 _HELP_S = 0.150
 _MEMORY_AIM = 900e6
-#: Filled offsets a second: of one partition alone, and of each where all have a hole.
+#: Filled offsets a second: of one partition alone, and of each if all have a hole.
 _FILLED_PER_SECOND = 10_000.0
 _LOG_START_S = 30.0
-#: Who keeps up has all so soon after the writer stopped.
+#: A copy that keeps up is complete this soon after the writer stopped.
 _TRANSACTIONS_LAG_S = 1.0
 _LATENCY_AIM_MS = {"p50": 5.0, "p99": 25.0}
 
@@ -50,7 +50,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One line of judgement. `must` is None where there is only an aim; `at_least` says which side is good."""
+    """One requirement. `must` is None if there is only an aim; `at_least` says which side is good."""
 
     what: str
     value: float
@@ -61,11 +61,11 @@ class Budget:
 
     @property
     def kept(self) -> bool:
-        """True unless what must be is not."""
+        """True unless the requirement is missed."""
         return self.must is None or self._reaches(self.must)
 
     def line(self) -> str:
-        """Return it as a line: `ok`, `not ok`, or `aim` for what is only aimed at."""
+        """Return it as a line: `ok`, `not ok`, or `aim` if it is only an aim."""
         sign = "≥" if self.at_least else "≤"
         verdict = ("aim   " if self._reaches(self.aim or 0) else "no aim") if self.must is None else ""
         verdict = verdict or ("ok    " if self.kept else "not ok")
@@ -105,11 +105,11 @@ class Results:
         return statistics.median(values) if values else None
 
     def budgets(self) -> list[Budget]:
-        """Return what the budgets say of the numbers there are."""
+        """Return the verdicts on the budgets for which there are numbers."""
         return [*self._copy_budgets(), *self._start_budgets(), *self._latency_budgets(), *self._log_budgets()]
 
     def to_json(self) -> str:
-        """Return all raw numbers, and the judgement, as a JSON document."""
+        """Return all raw numbers and verdicts as a JSON document."""
         document = asdict(self) | {"budgets": [asdict(one) | {"kept": one.kept} for one in self.budgets()]}
         return json.dumps(document, indent=1) + "\n"
 
@@ -122,14 +122,14 @@ class Results:
             theirs = self.median(key, "mirrormaker", throughput)
             our_cpu, their_cpu = self.median(key, "kmirror", cpu), self.median(key, "mirrormaker", cpu)
             if apart and ceiling and key in CEILING_BUDGETS:
-                yield Budget(f"{title}: throughput of the destination's ceiling", apart / ceiling, "",
+                yield Budget(f"{title}: throughput relative to the destination's ceiling", apart / ceiling, "",
                              *CEILING_BUDGETS[key], at_least=True)  # fmt: skip
             if ours and theirs:
-                yield Budget(f"{title}: throughput of MirrorMaker 2's", ours / theirs, " ×",
+                yield Budget(f"{title}: throughput relative to MirrorMaker 2", ours / theirs, " ×",
                              *_MIRRORMAKER[key], at_least=True)  # fmt: skip
             if our_cpu and their_cpu:
                 limit = _CPU_OF_MIRRORMAKER if key in _CPU_AIM else _CPU_OF_MIRRORMAKER_WHEN_SMALL
-                yield Budget(f"{title}: CPU of MirrorMaker 2's", our_cpu / their_cpu, " ×", limit, None)
+                yield Budget(f"{title}: CPU relative to MirrorMaker 2", our_cpu / their_cpu, " ×", limit, None)
             if our_cpu and key in _CPU_AIM:
                 yield Budget(f"{title}: CPU for a GB", our_cpu, " s", None, _CPU_AIM[key])
             if memory := self.values(key, "kmirror", peak_memory):
@@ -175,12 +175,12 @@ def cpu(copy: Copy) -> float:
 
 
 def cpu_of(process: str) -> Callable[[Copy], float]:
-    """Return what tells the CPU seconds for a GB of one of the processes."""
+    """Return a function for the CPU seconds per GB of one of the processes."""
     return lambda copy: copy.cpu_by_process.get(process, 0.0)
 
 
 def peak_memory(copy: Copy) -> float:
-    """Return the most memory the process tree had, in bytes."""
+    """Return the peak memory of the process tree, in bytes."""
     return float(copy.peak_memory_bytes)
 
 

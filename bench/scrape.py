@@ -1,6 +1,6 @@
-"""What a scrape of `run --http` costs: `python -m bench.scrape` prints seconds of a core, of which the driver has none.
+"""Measure a scrape of `run --http`: `python -m bench.scrape` prints CPU seconds, none of which the driver spends.
 
-1,000 topics of 5 partitions, every one of which has moved since the last scrape.
+1,000 topics of 5 partitions, every one of which has changed since the last scrape.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TOPICS, PARTITIONS, TIMES = 1_000, 5, 9
 
 
 def scrape(found: MirrorSnapshot, accept: str = "") -> int:
-    """Do what a thread of the server does; return how many bytes it would send."""
+    """Do what a thread of the server does; return the bytes that it would send."""
     now = Now("copying", found.time_ms, None, (MirrorNow.of(live_mirror(found)),))
     return len(exposition(now, accept)[0])
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the seconds of a core that some work takes, the median of some times."""
+    """Return the CPU seconds that some work takes, as the median of several runs."""
     taken = []
     for _ in range(TIMES):
         began = time.process_time()

@@ -1,7 +1,7 @@
 """Send prepared batches to some partitions of a topic as fast as the broker takes them: `python -m bench.sender JSON`.
 
-Fills the source, and measures the destination's ceiling. Prepares its batches, says `ready`, and begins when a line
-comes on standard input; ends when all is acknowledged by all replicas.
+Fills the source, and measures the destination's ceiling. Prepares its batches, prints `ready`, and starts when a line
+arrives on standard input; ends when all replicas have acknowledged everything.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STALLED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What one sender sends: so many batches to each of the partitions, some requests ahead of the answers."""
+class SendJob:
+    """The job of one sender: this many batches to each of the partitions, with some requests in flight."""
 
     bootstrap_servers: str
     topic: str
@@ -36,27 +36,27 @@ class Errand:
     requests_in_flight: int
 
     def argv(self) -> list[str]:
-        """Return the command that carries it out."""
+        """Return the command that does it."""
         return [sys.executable, "-m", "bench.sender", json.dumps(asdict(self))]
 
 
 class _Sender:
-    def __init__(self, errand: Errand) -> None:
-        config = client_config({"bootstrap.servers": errand.bootstrap_servers, "client.id": "bench-sender"})
+    def __init__(self, job: SendJob) -> None:
+        config = client_config({"bootstrap.servers": job.bootstrap_servers, "client.id": "bench-sender"})
         with ClusterClient(config) as client:
-            metadata = client.metadata([errand.topic])
-        leader = metadata.leader(TopicPartition(errand.topic, errand.partitions[0]))
+            metadata = client.metadata([job.topic])
+        leader = metadata.leader(TopicPartition(job.topic, job.partitions[0]))
         assert leader is not None
         assert leader.leader_id is not None
         broker = metadata.brokers[leader.leader_id]
-        self._errand = errand
-        self._topic_id = metadata.topics[errand.topic].topic_id
+        self._job = job
+        self._topic_id = metadata.topics[job.topic].topic_id
         self._connection = Connection.open(broker.host, broker.port, config)
         self._version = self._connection.version_for(
             produce.API_KEY, produce.LOWEST_VERSION, produce.HIGHEST_VERSION, "Produce"
         )
         self._stream = Stream(self._connection, _ANSWER_BYTES)
-        self._pool = DATA_SETS[errand.data_set].pool(errand.timestamp_ms)
+        self._pool = DATA_SETS[job.data_set].pool(job.timestamp_ms)
         self._in_flight = 0
 
     def run(self) -> None:
@@ -64,10 +64,10 @@ class _Sender:
         with selectors.DefaultSelector() as selector:
             key = selector.register(self._stream.fileno(), selectors.EVENT_READ)
             sent = 0
-            while sent < self._errand.batches or self._in_flight:
+            while sent < self._job.batches or self._in_flight:
                 while (
-                    sent < self._errand.batches
-                    and self._in_flight < self._errand.requests_in_flight
+                    sent < self._job.batches
+                    and self._in_flight < self._job.requests_in_flight
                     and not self._stream.sending
                 ):
                     self._send(sent)
@@ -82,10 +82,10 @@ class _Sender:
                     self._answered(view)
 
     def _send(self, index: int) -> None:
-        errand = self._errand
+        job = self._job
         appends = [
-            produce.Append(errand.topic, self._topic_id, partition, batch_of(self._pool, partition, index))
-            for partition in errand.partitions
+            produce.Append(job.topic, self._topic_id, partition, batch_of(self._pool, partition, index))
+            for partition in job.partitions
         ]
         correlation_id = self._connection.next_correlation_id()
         self._stream.send(
@@ -99,13 +99,13 @@ class _Sender:
         answers, _ = produce.answer(view, self._version)
         for answer in answers:
             if answer.error_code:
-                raise BrokerError(answer.error_code, answer.error_message or "", f"appending to {self._errand.topic}")
+                raise BrokerError(answer.error_code, answer.error_message or "", f"appending to {self._job.topic}")
         self._in_flight -= 1
 
 
 def main() -> None:
-    """Carry out the errand of the command line."""
-    sender = _Sender(Errand(**json.loads(sys.argv[1])))
+    """Do the job given on the command line."""
+    sender = _Sender(SendJob(**json.loads(sys.argv[1])))
     print("ready", flush=True)
     sys.stdin.readline()
     sender.run()

@@ -1,7 +1,7 @@
-"""How closely `throttle.bytes.per.second` is kept: `python -m bench.throttle`.
+"""Measure how closely `throttle.bytes.per.second` is kept: `python -m bench.throttle`.
 
-An engine with two lanes copies a topic under one limit after the other, changed while it runs. What reaches the
-destination's logs in ten seconds is compared with the limit, without the seconds in which a change is taken up.
+An engine with two lanes copies a topic under one limit after another, changed while it runs. What reaches the
+destination's logs in ten seconds is compared with the limit, leaving out the seconds in which a change takes effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALLOWED = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What came in `seconds` under a limit, in bytes a second; `ratio` is to the limit."""
+    """The rate over `seconds` under a limit, in bytes a second; `ratio` is to the limit."""
 
     data_set: str
     limit: int
@@ -81,7 +81,7 @@ def measure(pair: Pair, folder: Path, key: str) -> list[Kept]:
 
 
 def main() -> int:
-    """Measure once, and print the result as JSON; 1 when a limit is missed by more than is allowed."""
+    """Measure once, and print the result as JSON; return 1 if a limit is missed by more than is allowed."""
     with tempfile.TemporaryDirectory(prefix="kmirror-bench-") as name, Pair(Path(name)) as pair:
         found = [one for key in _DATA_SETS for one in measure(pair, Path(name), key)]
     print(json.dumps({"throttle": [asdict(one) for one in found], "allowed": _ALLOWED}, indent=2))

@@ -1,13 +1,12 @@
 """Write small transactions at a rate, a thousand a second and more: `python -m bench.transactions JSON`.
 
-Transactional clients would do, dozens of them, and leave nothing of two cores to whatever copies what they write. So
-this appends what their transactions come to in a log, and what a mirror meets there: the records as a transactional
-batch, and then the marker that otherwise the coordinator writes. Some transactions are open in each partition at any
-time. One producer's transactions in all partitions go in one request; in each log, which is all that a mirror sees,
-they are transactions of that partition alone, and are counted so. The brokers must have been told not to ask the
-coordinator whether there is a transaction.
+Transactional clients could do this, but it would take dozens of them, and leave nothing of two cores to the copier. So
+this appends what their transactions leave in a log, which is all that a mirror sees: the records as a transactional
+batch, and then the marker that the coordinator would write. Some transactions are open in each partition at any time.
+One producer's transactions in all partitions share one request; in each log they are transactions of that partition
+alone, and are counted so. The brokers must be configured not to ask the coordinator whether there is a transaction.
 
-Prepares, says `ready`, begins when a line comes on standard input, and tells what it has written.
+Prepares, prints `ready`, starts when a line arrives on standard input, and prints what it has written.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ RECORDS_IN_TRANSACTION = 10
 VALUE_BYTES = 100
 #: How long a transaction is open at least.
 _OPEN_S = 0.02
-#: They take turns; so many transactions can be open in each partition.
+#: They take turns, so this many transactions can be open in each partition.
 _PRODUCERS = 16
 _TIMEOUT_S = 30.0
-#: With a transactional id batches go by topic name up to this version of Produce.
+#: With a transactional id, batches go by topic name up to this version of Produce.
 _PRODUCE_VERSION = 11
 _INT16 = struct.Struct(">h")
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many transactions, in what time, and when the last marker was there (the system's monotonic clock)."""
+    """How many transactions, in what time, and when the last marker was written (the system's monotonic clock)."""
 
     transactions: int
     seconds: float
@@ -59,12 +58,12 @@ class Written:
 
     @property
     def per_second(self) -> float:
-        """Return the rate that was reached."""
+        """Return the achieved rate."""
         return self.transactions / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
+class _Job:
     bootstrap_servers: str
     topic: str
     rate: float
@@ -72,14 +71,14 @@ class _Errand:
 
 
 def prepare_writer(cluster: Cluster, topic: str, rate: float, seconds: float, folder: Path) -> Running:
-    """Start a process that is prepared to write so many transactions a second, each to one partition of the topic.
+    """Start a process that is ready to write transactions at this rate, each to one partition of the topic.
 
     Raises:
-        CopyFailedError: it does not come to that.
+        CopyFailedError: it does not get ready.
     """
     log = folder / "writer.log"
-    errand = _Errand(cluster.bootstrap_servers, topic, rate, seconds)
-    process = start([sys.executable, "-m", "bench.transactions", json.dumps(asdict(errand))], log, answers=True)
+    job = _Job(cluster.bootstrap_servers, topic, rate, seconds)
+    process = start([sys.executable, "-m", "bench.transactions", json.dumps(asdict(job))], log, answers=True)
     writer = Running([process], log, ends_itself=True)
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
@@ -90,7 +89,7 @@ def prepare_writer(cluster: Cluster, topic: str, rate: float, seconds: float, fo
 
 
 def written(writer: Running) -> Written:
-    """Wait for what the writer tells at its end. Raises CopyFailedError when it failed."""
+    """Wait for the result that the writer prints at its end. Raises CopyFailedError if it failed."""
     writer.end()
     (process,) = writer.processes
     assert process.stdout is not None
@@ -98,13 +97,13 @@ def written(writer: Running) -> Written:
 
 
 class _Writer:
-    def __init__(self, errand: _Errand) -> None:
-        self._errand = errand
-        config = client_config({"bootstrap.servers": errand.bootstrap_servers, "client.id": "bench-transactions"})
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        config = client_config({"bootstrap.servers": job.bootstrap_servers, "client.id": "bench-transactions"})
         with ClusterClient(config) as client:
             self._producer_ids = [_producer_id(client) for _ in range(_PRODUCERS)]
-            metadata = client.metadata([errand.topic])
-        leader = metadata.leader(TopicPartition(errand.topic, 0))
+            metadata = client.metadata([job.topic])
+        leader = metadata.leader(TopicPartition(job.topic, 0))
         assert leader is not None
         assert leader.leader_id is not None
         broker = metadata.brokers[leader.leader_id]
@@ -113,28 +112,28 @@ class _Writer:
             markers.API_KEY, markers.LOWEST_VERSION, markers.HIGHEST_VERSION, "WriteTxnMarkers"
         )
         self._client_id = config.client_id
-        chance = random.Random(errand.topic)
+        chance = random.Random(job.topic)
         self._values = [chance.randbytes(VALUE_BYTES) for _ in range(RECORDS_IN_TRANSACTION)]
         self._room = threading.Semaphore(_PRODUCERS)
         #: LogEndChecks of transactions, one in each partition, that are open, and until when; None at the end.
         self._open: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
 
     def run(self) -> Written:
-        """Write; a late transaction is written as soon as it can be, and none when the time is over."""
+        """Write; a late transaction is written as soon as possible, and none after the time is over."""
         with ThreadPoolExecutor(2) as threads:
             batches, marked = threads.submit(self._write_batches), threads.submit(self._write_markers)
             for one in as_completed((batches, marked)):
-                one.result()  # whichever fails first tells why
+                one.result()  # the first one that fails says why
         rounds, seconds = batches.result()
         return Written(rounds * PARTITIONS, seconds, marked.result())
 
     def _write_batches(self) -> tuple[int, float]:
         """Return how many rounds were written, and in how many seconds."""
         began = time.monotonic()
-        period = PARTITIONS / self._errand.rate
+        period = PARTITIONS / self._job.rate
         number = 0
         try:
-            while number * period < self._errand.seconds and time.monotonic() < began + self._errand.seconds:
+            while number * period < self._job.seconds and time.monotonic() < began + self._job.seconds:
                 time.sleep(max(0.0, began + number * period - time.monotonic()))
                 if not self._room.acquire(timeout=_TIMEOUT_S):
                     raise TimeoutError(f"no marker was written for {_TIMEOUT_S:.0f} s")
@@ -161,7 +160,7 @@ class _Writer:
             transactional_id="bench",
             acks=-1,
             timeout_ms=int(_TIMEOUT_S * 1000),
-            topic_data=[topic_type(name=self._errand.topic, partition_data=parts)],
+            topic_data=[topic_type(name=self._job.topic, partition_data=parts)],
         )
         answer: Any = self._for_batches.request(request, highest=_PRODUCE_VERSION)
         _require(part.error_code for topic in answer.responses for part in topic.partition_responses)
@@ -172,7 +171,7 @@ class _Writer:
             number, until = one
             time.sleep(max(0.0, until - time.monotonic()))
             fills = [
-                markers.Fill(self._errand.topic, partition, self._producer_of(number), 0, 1)
+                markers.Fill(self._job.topic, partition, self._producer_of(number), 0, 1)
                 for partition in range(PARTITIONS)
             ]
             correlation_id = self._for_markers.next_correlation_id()
@@ -191,7 +190,7 @@ def _producer_id(client: ClusterClient) -> int:
 
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
     while (answer := client.ask_any(request, highest=4)).error_code:
-        time.sleep(0.1)  # the first ids of a new cluster take their time
+        time.sleep(0.1)  # the first ids of a new cluster take a while
     return int(answer.producer_id)
 
 
@@ -201,10 +200,10 @@ def _require(codes: Iterable[int]) -> None:
 
 
 def main() -> None:
-    """Carry out the errand of the command line."""
-    writer = _Writer(_Errand(**json.loads(sys.argv[1])))
+    """Do the job given on the command line."""
+    writer = _Writer(_Job(**json.loads(sys.argv[1])))
     print("ready", flush=True)
-    if sys.stdin.readline():  # nothing: whoever was to give the word is gone
+    if sys.stdin.readline():  # nothing: the parent is gone
         print(json.dumps(asdict(writer.run())), flush=True)
 
 

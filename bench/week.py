@@ -1,8 +1,8 @@
-"""What grows while an engine runs for long: `python -m bench.week --minutes 60`, which stands for a week.
+"""Measure what grows while an engine runs for long: `python -m bench.week --minutes 60`, which stands for a week.
 
-All that an engine repeats is repeated as often as its settings allow, verbs come and go, it is scraped every second,
-and its records flow at a steady rate. What may grow is looked at all the time: the memory of its processes, its log,
-the cache folder, and what it stores at the destination. Compared are the second quarter and the last.
+Every periodic job runs as often as its settings allow, verbs come and go, metrics are scraped every second, and records
+flow at a steady rate. Everything that could grow is sampled: the memory of its processes, its log, the cache folder,
+and what it stores at the destination. The second quarter is compared with the last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STATE = ("__kmirror_state", "__kmirror_events")
 
 
 class Week:
-    """One mirror between two clusters, its engine, and those who use it."""
+    """One mirror between two clusters, its engine, and its clients."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self._pair = pair
@@ -44,7 +44,7 @@ class Week:
         self.verbs = self.scrapes = self.records = 0
 
     def run(self, minutes: float) -> list[dict[str, float]]:
-        """Return what was seen, look by look."""
+        """Return the samples."""
         source = self._pair.source
         config = self._folder / "source.properties"
         config.write_text(f"bootstrap.servers={source.bootstrap_servers}\n", encoding="utf-8")
@@ -105,7 +105,7 @@ class Week:
         self.verbs += 1
 
     def _address(self, log: Path) -> str:
-        """Return where the engine answers, as its log says."""
+        """Return the engine's HTTP address, from its log."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             for word in log.read_text(encoding="utf-8", errors="replace").split():
@@ -144,10 +144,10 @@ class Week:
 
 
 def _memory_by_kind(root: int) -> dict[str, int]:
-    """Sum up the memory of a process and all below it: the driver, Java, and the lanes.
+    """Sum up the memory of a process and all its descendants: the driver, Java, and the lanes.
 
-    Only what they wrote themselves, shared pages in proportion: pages of files are shared with whatever else runs here,
-    and each process that comes or goes would change the numbers of all others.
+    Counts only what they wrote themselves, shared pages in proportion: pages of files are shared with whatever else
+    runs here, and each process that comes or goes would change the numbers of all others.
     """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -171,7 +171,7 @@ def _memory_by_kind(root: int) -> dict[str, int]:
 
 
 def _size(folder: Path) -> int:
-    """Return what the files below a folder take."""
+    """Return the size of the files below a folder."""
     total = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ def growth(looks: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Run it, and print what was seen as JSON."""
+    """Run it, and print the samples as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.week", description="What grows while an engine runs.")
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What many partitions cost: `python -m bench.width`, or with sizes, `python -m bench.width 100 1000 --out FILE`.
+"""Measure what many partitions cost: `python -m bench.width`, or `python -m bench.width 100 1000 --out FILE`.
 
-For each size a pair of clusters of its own, topics of five partitions with a record in each, and an engine that has
-copied them. Then nothing happens, and it is measured what that costs: processor time of the engine with all its
-processes, memory, and what is written to the state topic. After that a hundredth of the partitions gets records; the
-engine is stopped and started again; and all is failed over. What an operator types is a process of its own.
+For each size: a fresh pair of clusters, topics of five partitions with a record in each, and an engine that has copied
+them. First, idle costs are measured: CPU time of the engine with all its processes, memory, and writes to the state
+topic. Then a hundredth of the partitions gets records; the engine is stopped and started again; and everything is
+failed over. Commands run in processes of their own.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TOPICS_AT_ONCE = 200
 _SETTLED_S, _IDLE_S, _BUSY_S = 60.0, 60.0, 30.0
 _RATE = 200
 _TIMEOUT_S = 900.0
-#: More partitions than one broker may have files open.
+#: More partitions than one broker may open files for.
 _MOST_OF_A_BROKER = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """What was measured with so many partitions. Times are in seconds, a core is 100 percent."""
+    """The results for this many partitions. Times are in seconds, a core is 100 percent."""
 
     partitions: int
     brokers: int
@@ -62,7 +62,7 @@ def measure_width(pair: Pair, folder: Path, partitions: int, brokers: int) -> Wi
     """Measure one size on a fresh pair of clusters.
 
     Raises:
-        CopyFailedError: a command failed, or the copy did not come to its end.
+        CopyFailedError: a command failed, or the copy did not complete.
     """
     source, destination = pair.source.bootstrap_servers, pair.destination.bootstrap_servers
     names = [f"width-{number:05}" for number in range(partitions // PARTITIONS_OF_A_TOPIC)]
@@ -80,7 +80,7 @@ def measure_width(pair: Pair, folder: Path, partitions: int, brokers: int) -> Wi
         idle = _idle(running, destination)
         describe_seconds, processor_seconds = _describe(here)
         latency = _latency(pair, names, max(1, partitions // 100), running)
-        # one that is killed leaves lanes that copy on for a moment
+        # if killed, its lanes would keep copying for a moment
         running.end()
         running = _run(destination, folder / "run.log")
         restart_seconds = _timed(lambda: _copy_one(pair, names[-1]))
@@ -120,11 +120,11 @@ def _fill(source: str, names: list[str]) -> None:
             producer.produce(name, bytes(100), partition=partition, on_delivery=lambda error, _: refused.append(error))
         producer.poll(0)
     if producer.flush(_TIMEOUT_S) or any(refused):
-        raise CopyFailedError("the source did not take the records")
+        raise CopyFailedError("the source did not acknowledge the records")
 
 
 def _await_topics(source: str, names: list[str]) -> None:
-    """Wait until all brokers know the topics and their leaders: with thousands that takes a while."""
+    """Wait until all brokers know the topics and their leaders; with thousands that takes a while."""
     deadline = time.monotonic() + _TIMEOUT_S
     with ClusterClient(client_config({"bootstrap.servers": source})) as client:
         brokers = client.metadata([]).brokers.values()
@@ -148,7 +148,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _idle(running: Running, destination: str) -> tuple[float, float, float, float]:
-    """Return percent of a core, megabytes, and records and bytes a minute of the state topic while nothing happens."""
+    """Return percent of a core, megabytes, and records and bytes a minute of the state topic while idle."""
     tree = ProcessTree([process.pid for process in running.processes])
     with ClusterClient(client_config({"bootstrap.servers": destination})) as client:
         tail = PartitionFollower(client, _STATE, look_back=0)
@@ -159,7 +159,7 @@ def _idle(running: Running, destination: str) -> tuple[float, float, float, floa
             size += sum(len(record.key or b"") + len(record.value or b"") for record in tail.poll(500).records)
         used, written = tree.cpu_seconds() - before, _state_end(client) - first
         tail.close()
-    tree.look_at_memory()
+    tree.sample_memory()
     running.check()
     minutes = seconds / 60
     return (
@@ -175,7 +175,7 @@ def _state_end(client: ClusterClient) -> int:
 
 
 def _describe(here: tuple[str, str]) -> tuple[float, float]:
-    """Return how long `describe` takes, and how much of it a processor works for it."""
+    """Return how long `describe` takes, and its CPU time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = _timed(lambda: carry_out(kmirror("describe", "--mirror", "wide", *here)))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -184,7 +184,7 @@ def _describe(here: tuple[str, str]) -> tuple[float, float]:
 
 
 def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Percentiles:
-    """Return what the copy adds to the time of a record while so many partitions get records, one by one."""
+    """Return the latency that the copy adds while this many partitions get records, one by one."""
     from confluent_kafka import Producer
 
     step = max(1, len(names) // busy)
@@ -210,7 +210,7 @@ def _latency(pair: Pair, names: list[str], busy: int, running: Running) -> Perce
         for listener in listeners:
             listener.close()
     at_source, at_destination = (listener.arrivals for listener in listeners)
-    # of the first third, connections and caches are still being made
+    # during the first third, connections and caches are still being made
     return Percentiles.of([at_destination[n] - at_source[n] for n in range(total // 3, total)])
 
 
@@ -230,7 +230,7 @@ def _copy_one(pair: Pair, topic: str) -> None:
 
 
 def main() -> int:
-    """Measure each size, and write what was found."""
+    """Measure each size, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--brokers", type=int, default=1, help="brokers of each cluster, more where they are needed")
