@@ -1,9 +1,9 @@
 """Run worlds: `make campaign`, or `python -m campaign --worlds 10`, `--hours 1`, `--replay SEED`.
 
-Each world has its topics on clusters that several worlds share, mirrors, an engine, load, and faults. When all is
-undone and the load has ended, everything must be copied: the oracle compares. Then the world ends as its seed has it,
-by a promote, a failover or a failback, and the oracle looks again. Of a world with a violation everything is kept: its
-folder is named. `--replay SEED --shrink` finds out which of its faults it takes.
+Each world has topics on clusters that several worlds share, mirrors, an engine, load, and faults. Once all faults are
+undone and the load has ended, everything must be copied: the oracle compares. Then the world ends as its seed says, by
+a promote, a failover or a failback, and the oracle compares again. After a violation everything is kept, and its folder
+is printed. `--replay SEED --shrink` finds the faults that it takes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_worlds(worlds: Iterable[World], folder: Path, most_faults: int) -> Itera
 
 
 def shrink(world: World, folder: Path, most_faults: int) -> World:
-    """Leave faults out one by one as long as a violation is found; return what is left."""
+    """Remove faults one by one while a violation remains; return the smallest world."""
     for fault in world.faults:
         tried = replace(world, faults=tuple(one for one in world.faults if one != fault))
         (result,) = run_worlds([tried], Path(tempfile.mkdtemp(dir=folder)), most_faults)
@@ -53,7 +53,7 @@ def shrink(world: World, folder: Path, most_faults: int) -> World:
 
 
 def main() -> int:
-    """Run worlds until told to stop; return 1 when there was a violation."""
+    """Run worlds until told to stop; return 1 if there was a violation."""
     given = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
     first = given.replay if given.replay is not None else given.seed or random.SystemRandom().randrange(1, 1 << 30)
@@ -69,8 +69,8 @@ def main() -> int:
         results.append(result)
         stored.add_world(result)
         acts = ", ".join(str(one["act"]) if was_done(one) else f"({one['act']})" for one in result["faults"])
-        told = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
-        print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {told}", flush=True)
+        verdict = f"VIOLATION: {result['violations'][0]['what']}, see {folder}" if result["violations"] else "ok"
+        print(f"{result['seed']} {result['seconds']:.0f} s {result['ending']} [{acts}]: {verdict}", flush=True)
     bad = [one for one in results if one["violations"]]
     faults = Counter(str(fault["act"]) for one in results for fault in one["faults"] if was_done(fault))
     print(f"{len(results)} worlds, {faults.total()} faults, {len(bad)} with violations")
@@ -90,16 +90,18 @@ def _acts(words: str) -> list[Act]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=8, help="how many (%(default)s)")
-    parser.add_argument("--hours", type=float, help="begin no world after so long")
-    parser.add_argument("--seed", type=int, help="of the first world; the others follow; without it, by chance")
-    parser.add_argument("--replay", type=int, metavar="SEED", help="run this world alone")
-    parser.add_argument("--shrink", action="store_true", help="of --replay: find out which faults it takes")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long faults are done to a world (%(default)g)")
-    parser.add_argument("--faults", type=int, default=10, help="the most of a world (%(default)s)")
+    parser.add_argument("--hours", type=float, help="start no world after this many hours")
+    parser.add_argument("--seed", type=int, help="of the first world; the others count up from it (default: random)")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run only this world")
+    parser.add_argument("--shrink", action="store_true", help="with --replay: find the faults that the violation takes")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="how long faults are injected into a world (%(default)g)"
+    )
+    parser.add_argument("--faults", type=int, default=10, help="most faults per world (%(default)s)")
     acts = ", ".join(Act)
-    parser.add_argument("--only", type=_acts, metavar="ACT,...", default=(), help=f"do nothing but these: {acts}")
-    parser.add_argument("--folder", type=Path, help="where worlds with violations are kept")
-    parser.add_argument("--output", type=Path, help="add what was done and found to this file")
+    parser.add_argument("--only", type=_acts, metavar="ACT,...", default=(), help=f"inject only these faults: {acts}")
+    parser.add_argument("--folder", type=Path, help="keep worlds with violations here")
+    parser.add_argument("--output", type=Path, help="append the results to this file")
     given = parser.parse_args()
     if given.shrink and given.replay is None:
         parser.error("--shrink is for --replay")

@@ -1,6 +1,6 @@
-"""Record batches as producers send them, made by hand: format 2 (KIP-98), and the messages of formats 0 and 1 (KIP-32).
+"""Record batches as producers send them, encoded here: format 2 (KIP-98), and messages of formats 0 and 1 (KIP-32).
 
-Nothing of kmirror is used, so that a fault of its encoder is not in what it has to copy.
+Uses nothing of kmirror, so that a fault of its encoder cannot hide in what it has to copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _XERIAL_BLOCK = 32 << 10
 
 
 class Made(NamedTuple):
-    """A record to be written; `timestamp` in epoch milliseconds."""
+    """A record to write; `timestamp` in epoch milliseconds."""
 
     timestamp: int
     key: bytes | None

@@ -1,8 +1,8 @@
-"""Whether what a tool says of a copy is true at that moment: its rows, beside what both clusters say. Pure.
+"""Check whether what a tool says about a copy is true at that moment: its rows, compared with both clusters. Pure.
 
-A row may be old, where it says so, and may say that something is unknown. What it does say has to be true: where a log
-ends is a number that the log had between the question and the answer, where the source ends is as new as a lag that is
-told promises, and a copy of which all is well moves while there is something to copy.
+A row may be old if it says so, and may call something unknown. What it does state must be true: a log end is a number
+that the log had between question and answer; the source's end is as recent as the lag promises; and a copy shown as
+healthy makes progress while there is something to copy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Place = tuple[str, int]
 Ends = Mapping[Place, int]
 Violation = dict[str, Any]
 
-#: A source's end is told as known for ten seconds after it was asked for.
+#: A source's end counts as known for ten seconds after it was read.
 _SOURCE_AGE_S = 10.0
 _MARGIN_S = 3.0
-#: For so long a copy may stand still, with records to copy, before somebody has to be told.
+#: How long a copy with records to copy may make no progress before it must be reported.
 STANDS_STILL_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows of `describe`, asked for at `at` and answered by `until`; where logs ended just before and just after.
+    """Rows of `describe`, requested at `at` and answered by `until`; log ends just before and just after.
 
     Ends are None where a cluster did not answer.
     """
@@ -39,7 +39,7 @@ class Sample:
 
 
 def judge_samples(samples: Sequence[Sample], topics: set[str]) -> list[Violation]:
-    """Return what was not true, of these topics."""
+    """Return the violations, for these topics."""
     found: list[Violation] = []
     for number, sample in enumerate(samples):
         for row in sample.rows:
@@ -66,7 +66,7 @@ def _of_row(row: Mapping[str, Any], place: Place, sample: Sample) -> Iterator[tu
 
 
 def _of_age(row: Mapping[str, Any], place: Place, samples: Sequence[Sample]) -> Iterator[tuple[str, Any]]:
-    """Compare with what the source was seen to have long before."""
+    """Compare with what the source had long before."""
     if row["lag"] is None:
         return
     asked = samples[-1].at
@@ -79,7 +79,7 @@ def _of_age(row: Mapping[str, Any], place: Place, samples: Sequence[Sample]) -> 
 
 
 def _standing_still(samples: Sequence[Sample], topics: set[str]) -> Iterator[Violation]:
-    """Find copies of which all was well, by every row, and of which nothing came although something was there."""
+    """Find copies that every row shows as healthy and that made no progress although there was something to copy."""
     since: dict[Place, tuple[float, int]] = {}
     for sample in samples:
         for row in sample.rows:
@@ -101,9 +101,9 @@ def _standing_still(samples: Sequence[Sample], topics: set[str]) -> Iterator[Vio
 def judge_loss(
     rows: Sequence[Mapping[str, Any]], source_ends: Ends | None, acknowledged: Mapping[Place, set[int]]
 ) -> list[Violation]:
-    """Return what a failover told too little of, or invented.
+    """Return losses that a failover reported too small, or invented.
 
-    `source_ends` and `acknowledged`: right before it was typed; the ends None where the source was dead by then.
+    `source_ends` and `acknowledged`: right before it was typed; the ends are None if the source was dead by then.
     """
     found: list[Violation] = []
     for row in rows:
@@ -122,7 +122,7 @@ def judge_loss(
 
 
 def _is_new(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row passes for the present: it does not say that the source was seen long before the stop."""
+    """Return whether a row claims to be current: it does not say that the source was seen long before the stop."""
     as_of, stopped = row.get("asOf"), row.get("stopTimeMs")
     return as_of is not None and stopped is not None and as_of >= stopped
 
@@ -130,9 +130,9 @@ def _is_new(row: Mapping[str, Any]) -> bool:
 def judge_group(source: Ends, destination: Ends, bounds: Mapping[Place, tuple[int, int]], *, quiet: bool) -> list[str]:
     """Return what is wrong with the offsets that a group has committed, in sentences.
 
-    The destination's are read first, and a group at the source only goes on: none may be beyond the source's, brought
-    into `bounds`, where the copies start and end. `quiet`: nothing was committed or copied for longer than the sync's
-    interval; then each is just that.
+    The destination's are read first, and a group at the source only moves forward: none may exceed the source's,
+    brought into `bounds`, where the copies start and end. `quiet`: nothing was committed or copied for longer than the
+    sync's interval; then they must be equal.
     """
     wrong = []
     for place, (start, end) in sorted(bounds.items()):

@@ -1,7 +1,7 @@
-"""The clusters of a ground: real brokers with two doors. Load and oracle go straight in, kmirror through the proxy.
+"""The clusters of a ground: real brokers with two listeners. Load and oracle connect directly, kmirror by a proxy.
 
-Each broker has a listener LINK whose advertised address is a port of `campaign.proxy`. Where the ground is secured,
-kmirror has to log in there, as a user with rights of its own; whoever comes straight in may do everything.
+Each broker has a listener LINK whose advertised address is a port of `campaign.proxy`. If the ground is secured,
+kmirror must log in there as a user with limited rights; direct clients may do everything.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CLUSTER = {
     "log.retention.check.interval.ms": "2000",
     "log.cleaner.backoff.ms": "500",
     "log.segment.delete.delay.ms": "100",
-    # where a broker of two is gone, transactions go on
+    # if one broker of two is gone, transactions continue
     "transaction.state.log.min.isr": "1",
 }
 
 
 class Links:
-    """The proxy's process, and what it is told."""
+    """The proxy's process, and the commands to it."""
 
     def __init__(self, targets: Mapping[int, int]) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Links:
         return int(said)
 
     def change(self, port: int, trouble: Trouble, amount: float, ways: Collection[str] = (THERE, BACK)) -> int:
-        """Begin a trouble on a link, or end it with 0; return on how many connections it falls."""
+        """Start a disturbance of a link, or end it with 0; return the number of affected connections."""
         assert self._process.stdin is not None
         with self._lock:
             order = {"port": port, "trouble": trouble, "amount": amount, "ways": list(ways)}
@@ -87,7 +87,7 @@ class Side:
         ports = free_ports(3 * brokers + controllers)
         direct, control = ports[:brokers], ports[brokers : brokers + controllers]
         behind, front = ports[-2 * brokers : -brokers], ports[-brokers:]
-        #: By node, the port of the proxy that leads to it.
+        #: By node, the proxy's port for it.
         self.fronts = {node + 1: port for node, port in enumerate(front)}
         own = {}
         for node in range(brokers):
@@ -119,7 +119,7 @@ class Side:
 
     @property
     def direct(self) -> str:
-        """Return the addresses that lead straight to the brokers."""
+        """Return the brokers' own addresses."""
         return self.cluster.bootstrap_servers
 
     @property
@@ -128,7 +128,7 @@ class Side:
         return ",".join(f"{LOOPBACK}:{port}" for port in self.fronts.values())
 
     def open(self) -> None:
-        """Let kmirror in, once the brokers run."""
+        """Create kmirror's login and rights, once the brokers run."""
         self.links = Links(self._targets)
         if self.is_secured:
             self._let_in()
@@ -145,7 +145,7 @@ class Side:
         self._passwords.chmod(0o600)
 
     def client_properties(self) -> dict[str, str]:
-        """Return what kmirror is to log in with; the password is a reference."""
+        """Return kmirror's login properties; the password is a reference."""
         properties = {"bootstrap.servers": self.through_links}
         if self.is_secured:
             password = f"${{file:{self._passwords}:password}}"
@@ -162,7 +162,7 @@ class Side:
         return path
 
     def heal(self) -> None:
-        """Undo all that may still be wrong: links are whole, brokers run, and kmirror may log in and do all."""
+        """Undo everything that may still be wrong: restore links, brokers, and kmirror's login and rights."""
         for port in self.fronts.values():
             for trouble in Trouble:
                 if self.links is not None:
@@ -181,7 +181,7 @@ class Side:
             self.cluster.start_broker(node)
 
     def use_version(self, version: str) -> None:
-        """Start brokers in this version from now on; those that run go on in their own."""
+        """Start brokers with this version from now on; running ones keep theirs."""
         save_spec(replace(self.cluster.spec, kafka_version=version), self.cluster.directory)
         self.cluster = SandboxCluster(self.name, self.cluster.directory)
 
@@ -205,7 +205,7 @@ def _link_settings(ground: Ground) -> dict[str, str]:
 
 
 class Clusters:
-    """The sides of a ground: a source and a destination, and where there is a chain, a third one behind."""
+    """The clusters of a ground: a source and a destination, and in a chain a third one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -213,7 +213,7 @@ class Clusters:
         self.sides: list[Side] = []
 
     def start(self, ground: Ground) -> None:
-        """Start those of a ground in place of the ones before."""
+        """Start those of a ground instead of the previous ones."""
         for attempt in range(_ATTEMPTS):
             self.close()
             self._started += 1
@@ -235,7 +235,7 @@ class Clusters:
                     raise
 
     def versions(self) -> list[Any]:
-        """Return the versions that the sides run now: an upgrade stays."""
+        """Return the current versions of the clusters: an upgrade stays."""
         return [side.cluster.kafka_version for side in self.sides]
 
     def close(self) -> None:

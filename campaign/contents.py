@@ -1,4 +1,4 @@
-"""The checksum by which writers and the oracle name a record: key, value and headers, null told from empty."""
+"""The checksum by which writers and the oracle identify a record: key, value and headers, with null unlike empty."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 def content_of(key: bytes | None, value: bytes | None, headers: Headers | None = None) -> int:
-    """Return the checksum of what a record holds, its timestamp aside."""
+    """Return the checksum of a record's contents, without its timestamp."""
     head = f"{key!r}|{value is None}|{[tuple(one) for one in headers or ()]!r}"
     return zlib.crc32(value or b"", zlib.crc32(head.encode()))

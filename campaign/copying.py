@@ -1,9 +1,9 @@
-"""The copying side of generated logs: the product's lane in a process of its own, claimed for as its engine would.
+"""The copying side of generated logs: kmirror's lane in its own process, with a claim as its engine would write.
 
-A lane can be killed at any moment, with requests under way; its successor is granted a later incarnation, and is told
-how long the one before may still write. `python -m campaign.copying` is the process: it reads what to copy from
-standard input, and writes a line whenever other partitions have FAILED or fewer are left to be looked at, and how all
-stand when it ends.
+A lane can be killed at any moment, with requests in flight; its successor is granted a later incarnation, and learns
+how long its predecessor may still write. `python -m campaign.copying` is the process: it reads what to copy from
+standard input, and writes a line whenever other partitions have FAILED or fewer still need alignment, and the state of
+all when it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Failures = dict[tuple[str, int], tuple[str, str]]
 
 
 class Copying:
-    """One lane that copies all partitions of some topics; started, killed and stopped by whoever has it."""
+    """One lane that copies all partitions of some topics; its owner starts, kills and stops it."""
 
     def __init__(
         self, mirror: str, source: str, destination: str, partitions: Mapping[str, int], follows: set[str], log: Path
@@ -43,7 +43,7 @@ class Copying:
         with ClusterClient(client_config({"bootstrap.servers": source})) as client:
             theirs = client.metadata(partitions).topics
         ours = self._client.metadata(partitions).topics
-        #: By topic: how many partitions, its ids at both sides, whether it skips what the source lost.
+        #: By topic: how many partitions, its ids on both clusters, whether it skips what the source lost.
         self._topics = {
             name: [count, theirs[name].printed_topic_id, ours[name].printed_topic_id, name in follows]
             for name, count in partitions.items()
@@ -52,9 +52,9 @@ class Copying:
         self._settled_at = 0.0
         self._is_running = True
         self._process: subprocess.Popen[str] | None = None
-        #: What FAILED, with reason and message, as the lane last said.
+        #: What FAILED, with reason and message, by the lane's last report.
         self.failures: Failures = {}
-        #: How many partitions do not begin yet where they are to, as the lane last said; None: it has said nothing.
+        #: How many partitions do not yet begin where they should, by the lane's last report; None: no report yet.
         self.unready: int | None = None
         self.stories: list[str] = []
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Copying:
         self._beats = threading.Thread(target=self._beat, daemon=True)
 
     def start(self, *, is_first: bool = False) -> None:
-        """Start a lane in place of the one before, which was killed, unless it is the first."""
+        """Start a lane instead of the previous one, which was killed, unless it is the first."""
         with self._lock:
             self._generation += 1
             self.failures, self.unready = {}, None
@@ -98,11 +98,11 @@ class Copying:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether its process runs."""
+        """Return whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> int:
-        """Have the lane end as an engine ends it; return its exit code."""
+        """End the lane as an engine does; return its exit code."""
         with self._lock:
             self._is_running = False
             self._claim_surely()
@@ -114,7 +114,7 @@ class Copying:
             return -1
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill what still runs."""
         self._ended.set()
         if self.is_alive:
             self.kill()
@@ -141,7 +141,7 @@ class Copying:
                     continue  # a broker that restarts
 
     def _claim_surely(self, *, settles: bool = False) -> None:
-        """Write a claim, again and again while the broker that was killed just now is not all there yet."""
+        """Write a claim, repeatedly while a broker that was just killed is not fully back yet."""
         from kmirror.errors import KmirrorError, OutcomeUnknown
 
         deadline = time.monotonic() + _GRACE_S

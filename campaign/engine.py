@@ -1,4 +1,4 @@
-"""The engine of a world as its operators start it, the verbs they type, and the load: processes of their own."""
+"""The engine of a world as its operators start it, the verbs they type, and the load: separate processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from campaign.world import Host, World
 _VERB_S = 120.0
 _GRACE_S = 20.0
 _LOAD_S = 90.0
-#: Where Python finds what makes it believe that it is on another host.
+#: A folder on the Python path that makes a process believe it runs on another host.
 _ELSEWHERE = Path(__file__).parent / "elsewhere"
 _OF_ALL = frozenset({"describe", "list"})
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A verb that runs."""
+    """A running verb."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -33,7 +33,7 @@ class Typed:
     began: float
 
     def kill(self) -> bool:
-        """Kill it; tell whether it was still there."""
+        """Kill it; return whether it was still running."""
         was_there = self.process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -41,7 +41,7 @@ class Typed:
         return was_there
 
     def end(self, timeout: float = _VERB_S) -> tuple[int, str]:
-        """Wait until it ends; return its exit code, −1 where it had to be killed, and what it printed."""
+        """Wait until it ends; return its exit code, −1 if it had to be killed, and its output."""
         try:
             said, errors = self.process.communicate(timeout=timeout)
             code = self.process.returncode
@@ -56,20 +56,20 @@ class Typed:
 
 
 class Load:
-    """The applications of a world, in a process of their own (`campaign.load`)."""
+    """The applications of a world, in their own process (`campaign.load`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, servers: str, acks: Path, topics: Sequence[str] = ()) -> None:
-        """Begin to write to all topics of the world, or to these, and to read them."""
+        """Start writing to all topics of the world, or to these, and reading them."""
         words = [str(self._folder / "world.json"), servers, str(acks), *topics]
         with (self._folder / "load.log").open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "campaign.load", *words], stdout=log, stderr=log)
 
     def end(self) -> None:
-        """Let it end what it has begun."""
+        """Let it finish what it has begun."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -81,10 +81,10 @@ class Load:
 
 
 class Engine:
-    """`kmirror run` for some mirrors of a destination; started again by whoever killed it."""
+    """`kmirror run` for some mirrors of a destination; whoever kills it starts it again."""
 
     def __init__(self, mirrors: Sequence[str], login: Path, folder: Path, world: World) -> None:
-        """Take the mirrors' names, and the file with the destination's address and what to log in with."""
+        """Take the mirrors' names, and the file with the destination's address and login."""
         self.mirrors, self._folder, self._world = tuple(mirrors), folder, world
         servers = next(line for line in login.read_text(encoding="utf-8").splitlines() if line.startswith("bootstrap"))
         self._destination = ("--bootstrap-server", servers.partition("=")[2], "--command-config", str(login))
@@ -99,7 +99,7 @@ class Engine:
         return [sys.executable, "-m", "kmirror", verb, *here, *self._destination, *arguments]
 
     def type(self, verb: str, *arguments: str, mirror: str | None = None) -> Typed:
-        """Start a verb, of the first mirror unless another one is named; some are of all then."""
+        """Start a verb, for the first mirror unless another one is named; some are for all."""
         mirrors = () if verb in _OF_ALL and mirror is None else (mirror or self.name,)
         command = self.command(verb, *arguments, mirrors=mirrors)
         process = subprocess.Popen(
@@ -114,7 +114,7 @@ class Engine:
         return Typed(process, self._folder / "verbs.log", words, time.time())
 
     def verb(self, verb: str, *arguments: str, mirror: str | None = None, timeout: float = _VERB_S) -> tuple[int, str]:
-        """Run a verb; return its exit code, −1 where it had to be killed, and what it printed."""
+        """Run a verb; return its exit code, −1 if it had to be killed, and its output."""
         return self.type(verb, *arguments, mirror=mirror).end(timeout)
 
     def start(self) -> None:
@@ -129,7 +129,7 @@ class Engine:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=_environ(host))
 
     def start_second(self) -> Callable[[], None]:
-        """Start another engine beside it, which is to be refused or to wait; return what ends it."""
+        """Start another engine beside it, which must be refused or wait; return what ends it."""
         second = self._run(self._world.operator_host)
 
         def undo() -> None:
@@ -142,7 +142,7 @@ class Engine:
         return undo
 
     def ensure(self) -> None:
-        """Start the engine again where it has ended."""
+        """Start the engine again if it has ended."""
         if not self.drivers():
             self.start()
 
@@ -157,7 +157,7 @@ class Engine:
             _kill_group(one)
 
     def kill_driver(self) -> None:
-        """Kill its first process alone."""
+        """Kill only its first process."""
         for one in self._taken():
             one.kill()
             one.wait(_GRACE_S)
@@ -172,7 +172,7 @@ class Engine:
         return [pid for driver in self.drivers() for pid, name in _descendants(driver) if name == "java"]
 
     def lanes(self) -> list[int]:
-        """Return the processes that copy: Python's, forked by Spark's daemon."""
+        """Return the processes that copy: Python workers forked by Spark's daemon."""
         found = []
         for jvm in self.jvms():
             for daemon, name in _children(jvm):

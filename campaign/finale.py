@@ -1,4 +1,4 @@
-"""How a world ends: its mirrors are promoted, failed over, failed back or switched over, and judged at each step."""
+"""The end of a world: its mirrors are promoted, failed over, failed back or switched over, and judged at each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from campaign.engine import Engine, Load
 from campaign.overseer import Overseer
 from campaign.world import Ending
 
-#: For so long applications write to the new primary before anything is done there.
+#: How long applications write to the new primary before anything is done there.
 _WRITES_S = 2.0
 _RETURNS_S = 90.0
 
@@ -21,7 +21,7 @@ Violations = list[dict[str, Any]]
 
 
 class Finale:
-    """Ends mirrors of a scene as its seed has it, and goes on from there."""
+    """Ends mirrors of a scene as its seed says, and continues from there."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Finale:
         self._acks, self._back_acks = folder / "acks", folder / "back-acks"
 
     def play(self, mirror: str, names: Sequence[str]) -> Violations:
-        """End the mirror of these topics; return what is wrong."""
+        """End the mirror of these topics; return the violations."""
         match self._world.ending:
             case Ending.PROMOTE:
                 return self._promote(self._scene.engine, mirror, names)
@@ -56,7 +56,7 @@ class Finale:
         return self._of_stop("promote", code, said, names, is_back=is_back)
 
     def _of_stop(self, verb: str, code: int, said: str, names: Sequence[str], *, is_back: bool = False) -> Violations:
-        """Judge copies by what a verb said of their ends."""
+        """Judge copies by the ends that a verb reported."""
         if code:
             return [{"what": f"{verb} ended with {code}", "said": json.loads(said) if said else None}]
         scene = self._scene
@@ -76,7 +76,7 @@ class Finale:
                 source.cluster.kill(broker.node_id)
         words = ("--topics", ",".join(names), "--yes", "--json")
         code, said = self._scene.engine.verb("failover", *words, mirror=mirror)
-        source.heal()  # first, so that the load can end what it has begun
+        source.heal()  # first, so that the load can finish what it has begun
         self._load.end()
         found = self._of_stop("failover", code, said, names)
         if code:
@@ -89,7 +89,7 @@ class Finale:
         return found
 
     def _fail_back(self, mirror: str, names: Sequence[str]) -> Violations:
-        """Make the source a mirror of the destination under load, by a verb that is killed once on its way."""
+        """Make the source a mirror of the destination under load, with a verb that is killed once half-way."""
         words = ("--mirror-config", self._destination, "--topics", ",".join(names), "--recreate", "--yes", "--json")
         self._load.begin(self._scene.destination.direct, self._back_acks, names)
         back = self._to_source(mirror)

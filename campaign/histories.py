@@ -1,7 +1,8 @@
-"""What is written to one generated log, step by step, thrown with dice; and what of it applications are to see. Pure.
+"""What is written to one generated log, step by step at random, and what of it applications must see. Pure.
 
-Every kind of thing is thrown on its own, so that all kinds meet: producers without an id, idempotent and transactional
-ones that come and go, codecs, headers, values of every size, times far away, transactions that stay open.
+Every property is drawn independently, so that all combinations occur: producers without an id, idempotent and
+transactional ones that come and go, codecs, headers, values of every size, far-off timestamps, transactions that stay
+open.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _LONG_AGO = 1_600_000_000_000
 _CODECS = ("none", "none", "gzip", "snappy", "snappy-raw", "lz4", "zstd")
 _OLD_CODECS = ("none", "gzip", "snappy")
 _LARGE = 300_000
-#: Transactional requests hold batches of one producer only: so that few are needed, all logs share these.
+#: A transactional request holds batches of only one producer: to keep requests few, all logs share these.
 TRANSACTIONAL_IDS = range(7_000_000, 7_000_006)
 
 
 class LogKind(StrEnum):
-    """Name what the topic of a log does with what is written."""
+    """What the topic of a log does with records."""
 
     PLAIN = "plain"
     STAMPED = "stamped"
@@ -39,7 +40,7 @@ class LogKind(StrEnum):
 
     @property
     def is_compacted(self) -> bool:
-        """Tell whether cleaners remove records that later ones replace."""
+        """Return whether cleaners remove records that later ones replace."""
         return self in {LogKind.COMPACTED, LogKind.COMPACTED_DELETED}
 
 
@@ -60,7 +61,7 @@ SETTINGS: Mapping[LogKind, Mapping[str, str]] = {
 
 @dataclass
 class _Writer:
-    """A producer as one log knows it; a transactional one raises its epoch with each marker when `bumps` (KIP-890)."""
+    """A producer as one log knows it; a transactional one raises its epoch with each marker if `bumps` (KIP-890)."""
 
     producer_id: int
     epoch: int
@@ -74,7 +75,7 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One batch that is to be appended, and by whom."""
+    """One batch to append, and its producer."""
 
     batch: bytes
     contents: tuple[int, ...]
@@ -93,7 +94,7 @@ class History:
     def __init__(self, seed: str, kind: LogKind) -> None:
         self.kind = kind
         self._chance = chance = random.Random(seed)
-        #: By offset, the content of what applications are to see.
+        #: By offset, the contents that applications must see.
         self.acknowledged: dict[int, int] = {}
         self.features: set[str] = set()
         self._clock = chance.choice((_LONG_AGO, _LONG_AGO, 1_750_000_000_000))
@@ -123,7 +124,7 @@ class History:
             for _ in range(chance.randrange(3, 12)):
                 first = len(self.acknowledged)
                 records = [self._record()._replace(headers=()) for _ in range(chance.choice((1, 1, 3, 20)))]
-                # librdkafka takes 0 for no time at all
+                # librdkafka takes 0 for no timestamp
                 records = [one._replace(timestamp=max(1, one.timestamp)) for one in records]
                 segment += encode_messages(records, magic, chance.choice(_OLD_CODECS), first)
                 for number, one in enumerate(records):
@@ -132,7 +133,7 @@ class History:
         return segment
 
     def step(self) -> Write | None:
-        """Return what is written next, if anything is."""
+        """Return what to write next, if anything."""
         chance = self._chance
         if chance.random() > self._density:
             return None
@@ -158,7 +159,7 @@ class History:
         return Write(batch, contents, writer)
 
     def took(self, write: Write, base_offset: int) -> None:
-        """Note that it was appended there."""
+        """Record that it was appended there."""
         placed = [(base_offset + number, content) for number, content in enumerate(write.contents)]
         if write.writer is not None and write.writer.is_transactional:
             write.writer.pending += placed
@@ -166,7 +167,7 @@ class History:
             self.acknowledged.update(placed)
 
     def forgotten(self, write: Write) -> None:
-        """Note that it was refused: the broker does not know the producer's sequence. A new epoch begins at 0."""
+        """Record that it was refused: the broker does not know the producer's sequence. A new epoch begins at 0."""
         if write.writer is not None:
             write.writer.epoch, write.writer.sequence = write.writer.epoch + 1, 0
             self.features.add("producer forgotten")

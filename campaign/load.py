@@ -1,9 +1,9 @@
-"""The applications of a world: a process of its own, `python -m campaign.load WORLD.json SERVERS ACKS [TOPIC...]`.
+"""The applications of a world: a separate process, `python -m campaign.load WORLD.json SERVERS ACKS [TOPIC...]`.
 
-Each record says what it is: its topic, a number that no other record has, and a checksum of the whole. What the source
-acknowledged is written to the file ACKS, a line a record: topic, partition, offset, checksum. Records of a transaction
-are written there once it is committed. A group reads the topics, and commits now and then, always forward. SIGTERM
-ends it: what is under way is settled first.
+Each record identifies itself: its topic, a unique number, and a checksum of the whole. What the source acknowledged is
+written to the file ACKS, one line per record: topic, partition, offset, checksum; records of a transaction once it is
+committed. A group reads the topics, and commits now and then, always forward. SIGTERM ends it after what is in flight
+is settled.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _STEP_S = 0.05
 
 
 def body(topic: str, number: int, filler: bytes) -> bytes:
-    """Make a value that can be told from any other, and be found damaged."""
+    """Make a unique value that can be checked for damage."""
     head = b"%s|%d|" % (topic.encode(), number) + filler
     return head + b"|%08x" % zlib.crc32(head)
 
 
 class Application:
-    """Write to one topic as its kind has it, in a thread of its own."""
+    """Write to one topic according to its kind, in a thread."""
 
     def __init__(self, servers: str, topic: Topic, seed: int, acks: TextIO, lock: threading.Lock) -> None:
         self._topic = topic
@@ -59,7 +59,7 @@ class Application:
         self._settings = settings
 
     def run(self, stop: threading.Event) -> None:
-        """Write until told to stop; a producer that broke is replaced."""
+        """Write until told to stop; a broken producer is replaced."""
         while not stop.is_set():
             producer = Producer(self._settings)
             try:
@@ -141,7 +141,7 @@ class Application:
 
 
 class Reader:
-    """Read topics of a world as a group does, in a thread of its own."""
+    """Read topics of a world as a group, in a thread."""
 
     def __init__(self, servers: str, world: World, topics: Sequence[Topic]) -> None:
         self._topics = [topic.name for topic in topics]

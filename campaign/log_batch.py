@@ -1,4 +1,4 @@
-"""Some hundred generated logs at a time: written to a real broker, copied by a lane that is killed, and judged."""
+"""A few hundred generated logs at a time: written to a real broker, copied by a lane that is killed, and judged."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _ROUNDS = 25
 _COPIED_S = 120.0
 _STATE_TOPIC = "__kmirror_state"
 _NOTED_S = 1.5
-#: Of a broker that was restarted: it does not know of the partition, there is no leader, or it is not the leader.
+#: From a restarted broker: it does not know the partition, there is no leader, or it is not the leader.
 _NO_LEADER_YET = {3, 5, 6}
 _LEADERS_S = 60.0
-#: Of a broker that was restarted, and forgot old records of a producer but not its last marker.
+#: From a restarted broker that forgot old records of a producer but not its last marker.
 _OUT_OF_ORDER = 45
 #: Why a log may FAIL, by what was done to it.
 _DESERVED = {"deleted before it was copied": "SOURCE_TRUNCATED", "old format": "UNSUPPORTED_MESSAGE_FORMAT"}
 
 
 class Batch:
-    """Some hundred logs, written, copied and judged together."""
+    """A few hundred logs, written, copied and judged together."""
 
     def __init__(self, name: str, logs: int, pair: tuple[SandboxCluster, SandboxCluster], folder: Path) -> None:
         self._chance = random.Random(name)
@@ -63,11 +63,11 @@ class Batch:
         self._create()
         self._copying = Copying(self._prefix, source, destination, counts, follows, self._folder / "lane.log")
         self._deleted: set[Place] = set()
-        #: What was done, in the order it was done.
+        #: What was done, in order.
         self.done: list[str] = []
 
     def run(self) -> dict[str, Any]:
-        """Do all; return what was found."""
+        """Do everything; return the result."""
         began = time.monotonic()
         try:
             violations = self._run()
@@ -120,7 +120,7 @@ class Batch:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write(self, rounds: int, *, without: LogKind | None = None, last: bool = False) -> None:
-        """Write some rounds, a batch at most to each log in each."""
+        """Write some rounds, with at most one batch to each log per round."""
         live = {place: one for place, one in self._histories.items() if one.kind is not without}
         wire = Wire(self._source.bootstrap_servers)
         try:
@@ -157,7 +157,7 @@ class Batch:
             wire.end_transactions(Marker(*end, tuple(places)) for end, places in ended.items())
 
     def _switch_times(self) -> None:
-        """Have the broker stamp what comes from now on, in topics that do so half of their time."""
+        """Have the broker stamp records from now on, in topics that do so half of their time."""
         resources = [
             ConfigResource(
                 ResourceType.TOPIC,
@@ -230,7 +230,7 @@ class Batch:
         self._write(_ROUNDS // 2, last=True)
 
     def _wait_moving(self, seconds: float) -> None:
-        """Wait until the lane copies, and so long again."""
+        """Wait until the lane copies, and for the same time again."""
         places = list(self._histories)
         before = bounds(self._destination.bootstrap_servers, places)[1]
         deadline = time.monotonic() + _COPIED_S
@@ -249,7 +249,7 @@ class Batch:
             ends = bounds(self._destination.bootstrap_servers, places)[1]
             failed = self._copying.failures
             left = [place for place in places if ends[place] != wanted[place] and place not in failed]
-            # a broker that is killed forgets what was trimmed lately; a lane that begins trims it again
+            # a killed broker forgets recent trims; the next lane trims again
             if not left and self._copying.unready == 0:
                 return []
             if time.monotonic() > deadline or not self._copying.is_alive:
@@ -310,7 +310,7 @@ def _admin(servers: str) -> AdminClient:
 
 
 class _Thread(threading.Thread):
-    """A thread that is running, and whose error its `join` raises."""
+    """A running thread whose error its `join` raises."""
 
     def __init__(self, work: Any) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""How kmirror logs in to brokers that want it, and what it may do there: by whoever comes straight in."""
+"""kmirror's login and rights at brokers that require them, set up by a client that connects directly."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _CHANGE_S = 20.0
 
 
 def admin(servers: str) -> Any:
-    """Return a client that says nothing of what it cannot reach. Keep it until all it was asked is answered."""
+    """Return a client that does not log what it cannot reach. Keep it until everything it was asked is answered."""
     return AdminClient({"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda error: None})
 
 
 def allow_all(servers: str) -> None:
-    """Let kmirror do everything."""
+    """Grant kmirror everything."""
     wanted = [AclBinding(*one, ResourcePatternType.LITERAL, *_EVERYTHING) for one in RESOURCES]
     client = admin(servers)
     for made in client.create_acls(wanted).values():
@@ -45,14 +45,14 @@ def allow_all(servers: str) -> None:
 
 
 def revoke(servers: str, resource: ResourceType, name: str) -> int:
-    """Take one of its rights away; return how many ACLs that were."""
+    """Revoke one of its rights; return how many ACLs that were."""
     unwanted = AclBindingFilter(resource, name, ResourcePatternType.LITERAL, *_EVERYTHING)
     client = admin(servers)
     return sum(len(deleted.result(_CHANGE_S)) for deleted in client.delete_acls([unwanted]).values())
 
 
 def set_password(servers: str, password: str) -> None:
-    """Tell brokers kmirror's password."""
+    """Set kmirror's password at the brokers."""
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     wanted = UserScramCredentialUpsertion(USER, credential, password.encode())
     client = admin(servers)

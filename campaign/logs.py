@@ -1,9 +1,9 @@
 """Generated logs by the thousand: `python -m campaign.logs --seed S --logs N --output FILE`.
 
-Hundreds of partitions at a time, each with a history of its own, are written to a real broker with raw requests, while
-the product's lane copies them to another one. The brokers are restarted, the lane is killed at random moments and goes
-on. When all is copied the oracle, a process that knows nothing of kmirror, compares. What was judged is added to FILE;
-what is in there of a seed is not done again.
+Hundreds of partitions at a time, each with its own history, are written to a real broker with raw requests, while
+kmirror's lane copies them to another one. The brokers are restarted, and the lane is killed at random moments and
+restarted. Once everything is copied the oracle, a process that knows nothing of kmirror, compares. Results are added to
+FILE; batches of a seed that are in it are not repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BROKER = {
 }
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _SOURCE = {
-    # one that is killed is not to show again what was deleted
+    # a killed broker must not show deleted records again
     "log.flush.start.offset.checkpoint.interval.ms": "500",
     # transactions are written by hand, without their coordinator
     "transaction.partition.verification.enable": "false",
@@ -41,7 +41,7 @@ _SOURCE = {
 
 
 def run_batches(seed: int, logs: int, at_once: int, folder: Path, known: set[str]) -> Iterator[dict[str, Any]]:
-    """Run what is not known yet of a seed; yield what was found of each batch."""
+    """Run the batches of a seed that are not known yet; yield each result."""
     clusters: list[SandboxCluster] = []
     current = None
     try:
@@ -79,12 +79,12 @@ def _destroy(clusters: list[SandboxCluster]) -> None:
 
 
 def main() -> int:
-    """Run until all logs are judged; return 1 when there was a violation."""
+    """Run until all logs are judged; return 1 if there was a violation."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, help="of all that is thrown; without it, by chance")
+    parser.add_argument("--seed", type=int, help="of everything random (default: random)")
     parser.add_argument("--logs", type=int, default=500, help="how many (%(default)s)")
     parser.add_argument("--at-once", type=int, default=500, help="how many partitions at a time (%(default)s)")
-    parser.add_argument("--output", type=Path, help="add what was done and found to this file")
+    parser.add_argument("--output", type=Path, help="append the results to this file")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the brokers end too
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1, 1 << 30)

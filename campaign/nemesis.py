@@ -1,4 +1,4 @@
-"""Carry out a world's faults, each at its moment and in a thread of its own, and take each back."""
+"""Inject a world's faults, each at its moment and in a thread, and undo each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACTS = {**processes.ACTS, **brokers.ACTS, **network.ACTS, **topics.ACTS, **right
 
 
 class Nemesis:
-    """Do the faults of a world; what was done is in `done`, in the order of its moments."""
+    """Injects the faults of a world; `done` records them, in the order of their moments."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -21,7 +21,7 @@ class Nemesis:
         self.done: list[Note] = []
 
     def run(self) -> None:
-        """Do all faults, undo every one, heal what is still broken, and do what is for afterwards."""
+        """Inject all faults, undo them, heal what is still broken, and do what is scheduled for afterwards."""
         began = time.monotonic()
         threads = [threading.Thread(target=self._carry_out, args=(one, began)) for one in self._scene.world.faults]
         for thread in threads:
@@ -29,7 +29,7 @@ class Nemesis:
         try:
             for thread in threads:
                 thread.join()
-        finally:  # whoever ends the campaign waits until all is undone
+        finally:  # ending the campaign waits until everything is undone
             self._stop.set()
             for thread in threads:
                 thread.join()

@@ -1,12 +1,11 @@
-"""The judge: a process of its own that reads both clusters with librdkafka and knows nothing of kmirror.
+"""The judge: a separate process that reads both clusters with librdkafka and knows nothing of kmirror.
 
 `python -m campaign.oracle QUESTION.json` prints a JSON list of violations; an empty one is a pass. The question names
-the clusters, the file of what the source acknowledged, and the topics with what is claimed of them:
-a copy that goes on has all that the source shows, at the same offsets with the same bytes, and ends where it ends; one
-that was stopped ends where that was told, and has all that the source has below; one that has FAILED has all of it up
-to its end. What the source acknowledged is there, nothing else is. Both isolation levels see the same of a copy.
-Offsets begin where the later of both logs begins, and of a compacted log either side may have removed what a later
-record of its key replaces.
+the clusters, the file of what the source acknowledged, and the topics with what is claimed of them: a running copy has
+everything that the source shows, at the same offsets with the same bytes, and ends where it ends; a stopped one ends
+where reported, and has everything that the source has below; a FAILED one has everything up to its end. What the source
+acknowledged is there, and nothing else. Both isolation levels see the same of a copy. Offsets begin where the later of
+both logs begins, and in a compacted log either side may have removed what a later record of its key replaces.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from campaign.reading import COMMITTED, LOG_APPEND_TIME, UNCOMMITTED, Place, Record, Seen, read
 
 _MOST_TOLD = 5
-#: What is wrong is read once more before it is told: a reader that was not told of an end may have missed something.
+#: Read violations once more before reporting: a reader that was not told of an end may have missed something.
 _READINGS = 2
 
 Acks = Mapping[int, set[int]]
@@ -81,7 +80,7 @@ def _judge(
 
 
 def _write_seen(path: Path, sources: Mapping[Place, Seen]) -> None:
-    """Write down by topic how many offsets and records its source has, the first time that it is read."""
+    """Record by topic how many offsets and records its source has, the first time that it is read."""
     if not path.exists():
         seen: dict[str, list[int]] = {}
         for (topic, _), one in sources.items():
@@ -100,15 +99,15 @@ def compare(
     compacted: bool = False,
     all_acknowledged: bool = False,
 ) -> dict[str, list[int]]:
-    """Return what is wrong with a copy, by its kind, with the offsets.
+    """Return the violations of a copy by kind, with the offsets.
 
-    `told`: where the copy was told to end, and `lost` how many records are known to be lost behind that.
+    `told`: the reported end of the copy, and `lost` how many records are known to be lost after it.
     `all_acknowledged`: nothing was written that is not among the acknowledged.
     """
     begin = max(source.start, copy.start)
     end = source.end if told is None else told
     wrong: dict[str, list[int]] = {}
-    # a failover may write a marker behind the copy, which takes an offset and is never shown
+    # a failover may write a marker after the copy, which takes an offset and is never shown
     if copy.end != end and (told is None or copy.end != end + 1 or end in copy.records):
         wrong["ends elsewhere"] = [copy.end, end]
     if source.end < end:
@@ -146,7 +145,7 @@ def compare(
 
 
 def compare_isolation(uncommitted: Seen, committed: Seen) -> dict[str, list[int]]:
-    """Return what consumers of the two isolation levels see differently of a copy."""
+    """Return what consumers of the two isolation levels see differently in a copy."""
     if (uncommitted.start, uncommitted.end) != (committed.start, committed.end):
         return {"last stable offset is elsewhere": [uncommitted.end, committed.end]}
     seen, other = uncommitted.records, committed.records
@@ -155,14 +154,14 @@ def compare_isolation(uncommitted: Seen, committed: Seen) -> dict[str, list[int]
 
 
 def _is_same(source: Record, copy: Record) -> bool:
-    """Tell whether a copy is what its source shows; a time that the source's broker set is kept as any other."""
+    """Return whether a copy equals what its source shows; a timestamp set by the source's broker is kept too."""
     if source.timestamp_type == LOG_APPEND_TIME:
         source = source._replace(timestamp_type=copy.timestamp_type)
     return source == copy
 
 
 class _Latest:
-    """The last record of each key in a compacted log; without one nothing may be lacking."""
+    """The last record of each key in a compacted log; without it nothing may be missing."""
 
     def __init__(self, seen: Seen | None) -> None:
         records = seen.records if seen is not None else {}
@@ -170,12 +169,12 @@ class _Latest:
         self._last: dict[bytes | None, int] = {record.key: offset for offset, record in sorted(records.items())}
 
     def may_lack(self, offset: int, record: Record) -> bool:
-        """Tell whether a cleaner may have removed a record: for a later one of its key, or as it deletes its key."""
+        """Return whether a cleaner may have removed a record: there is a later one of its key, or it is a tombstone."""
         return self._is_compacted and (record.is_tombstone or self._last.get(record.key, -1) > offset)
 
 
 def acknowledged_in(path: Path, size: int | None = None) -> dict[Place, dict[int, set[int]]]:
-    """Read what the source acknowledged, by partition and offset; as it was when the file had this size."""
+    """Read what the source acknowledged, by partition and offset, up to this size of the file."""
     found: dict[Place, dict[int, set[int]]] = {}
     for line in path.read_bytes()[:size].decode().splitlines():
         if len(fields := line.split(" ")) < 4:

@@ -1,4 +1,4 @@
-"""Hold against the truth what is told of a world: by `describe` while it runs, by groups' offsets, by a failover."""
+"""Check what kmirror reports about a world: `describe` while it runs, groups' offsets, the loss of a failover."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from campaign.load import group_of
 from campaign.oracle import acknowledged_in
 from campaign.watching import Watcher, ends, wait_group
 
-#: Groups are synced every second, and a look at all of them takes its time.
+#: Groups are synced every second, and reading all of them takes a while.
 _GROUPS_S = 30.0
 
 Violations = list[dict[str, Any]]
 
 
 class Overseer:
-    """Watches the mirrors of a scene, and judges what is told of their topics."""
+    """Watches the mirrors of a scene, and judges what is reported of their topics."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -29,32 +29,32 @@ class Overseer:
         self._watcher = Watcher(scene.engine.verb, self._source, self._destination, lambda: self._places(names))
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._watcher.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._watcher.stop()
 
     def judge_told(self) -> Violations:
-        """Return what `describe` said that was not true, of topics that nothing has harmed."""
+        """Return false statements of `describe` about topics that no fault has hit."""
         harmed = {*self._scene.marks, *self._scene.ends, *self._scene.halted}
         return judge_samples(self._watcher.samples, {topic.name for topic in self._scene.world.topics} - harmed)
 
     def judge_groups(self, names: Sequence[str], *, quiet: bool) -> Violations:
-        """Compare what the group has committed for these topics; where all is quiet both sides become equal."""
+        """Compare what the group has committed for these topics; once all is quiet both sides must become equal."""
         seconds = _GROUPS_S if quiet else 0.0
         group = group_of(self._scene.world)
         wrong = wait_group(self._source, self._destination, group, self._places(names), seconds)
         return [{"what": "a group is elsewhere", "offsets": wrong}] if wrong else []
 
     def source_ends(self, names: Sequence[str]) -> Ends | None:
-        """Return where these topics end at the source now."""
+        """Return the current ends of these topics at the source."""
         return ends(self._source, self._places(names), committed=True)
 
     @staticmethod
     def judge_stop(said: str, known: Ends | None, acks: Path, before: int) -> Violations:
-        """Judge the loss that a failover told; `known` and the first bytes of `acks` are from before it was typed."""
+        """Judge the loss that a failover reported; `known` and the start of `acks` are from before it was typed."""
         acknowledged = {place: set(offsets) for place, offsets in acknowledged_in(acks, before).items()}
         return judge_loss(json.loads(said)["results"], known, acknowledged)
 

@@ -1,8 +1,8 @@
-"""The network between kmirror and brokers: a process of its own that forwards connections, and spoils them on demand.
+"""The network between kmirror and brokers: a separate process that forwards connections, and disturbs them on demand.
 
-`python -m campaign.proxy PORT:TARGET ...` listens on each PORT of this machine and forwards to TARGET. Orders come as
-JSON on stdin, one a line: `{"port": 1, "trouble": "hole", "ways": ["there", "back"], "amount": 1}`. Each is answered
-with a line on stdout: on how many connections it has fallen. An amount of 0 ends a trouble. It ends with stdin.
+`python -m campaign.proxy PORT:TARGET ...` listens on each local PORT and forwards to TARGET. Commands come as JSON on
+stdin, one per line: `{"port": 1, "trouble": "hole", "ways": ["there", "back"], "amount": 1}`. Each is answered with a
+line on stdout: the number of affected connections. An amount of 0 ends a disturbance. It ends with stdin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 LOOPBACK = "127.0.0.1"
 THERE, BACK = "there", "back"
 _CHUNK = 1 << 16
-#: How many chunks may be on their way in one direction: what a line holds.
+#: The most chunks in flight in one direction: what a line holds.
 _CHUNKS_UNDER_WAY = 64
 _SLICES_A_SECOND = 20
 #: When bytes are due, and the bytes.
@@ -29,7 +29,7 @@ _UnderWay = asyncio.Queue[tuple[float, bytes]]
 
 
 class Trouble(StrEnum):
-    """Name what can be wrong with a link, and what the amount is."""
+    """What can be wrong with a link, and the meaning of the amount."""
 
     #: Connections are reset, and new ones too.
     CUT = "cut"
@@ -44,7 +44,7 @@ class Trouble(StrEnum):
 
 
 class Way:
-    """One direction of a link, with what is wrong there."""
+    """One direction of a link, with its disturbances."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -52,11 +52,11 @@ class Way:
         self.delay = 0.0
         self.rate = 0.0
         self.cut_after = 0
-        #: Which order `cut_after` is of: connections count anew from each.
+        #: The command that `cut_after` belongs to: each starts counting again.
         self.order = 0
 
     def change(self, trouble: Trouble, amount: float) -> None:
-        """Begin a trouble, or end it with 0."""
+        """Start a disturbance, or end it with 0."""
         match trouble:
             case Trouble.HOLE if amount:
                 self.open.clear()
@@ -78,7 +78,7 @@ class _ResetError(Exception):
 
 @dataclass(eq=False)
 class Link:
-    """A port and where it leads to."""
+    """A port and its target."""
 
     target: int
     ways: dict[str, Way] = field(default_factory=lambda: {THERE: Way(), BACK: Way()})
@@ -86,7 +86,7 @@ class Link:
     connections: set[tuple[asyncio.StreamWriter, ...]] = field(default_factory=set)
 
     def change(self, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)) -> int:
-        """Begin a trouble, or end it with 0; return on how many connections it falls."""
+        """Start a disturbance, or end it with 0; return the number of affected connections."""
         if trouble is not Trouble.CUT:
             for way in ways:
                 self.ways[way].change(trouble, amount)
@@ -132,7 +132,7 @@ class Link:
 
 
 async def _receive(reader: asyncio.StreamReader, under_way: _UnderWay, way: Way) -> None:
-    """Take what comes until the other side has ended: that too is on its way then, as nothing."""
+    """Receive until the other side has ended, which is then forwarded too, as empty bytes."""
     while True:
         try:
             data = await reader.read(_CHUNK)
@@ -167,7 +167,7 @@ async def _send(under_way: _UnderWay, writer: asyncio.StreamWriter, way: Way) ->
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection by RST, with all that is in its buffers."""
+    """End a connection by RST, with everything in its buffers."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):

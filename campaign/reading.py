@@ -24,7 +24,7 @@ Place = tuple[str, int]
 
 
 class Record(NamedTuple):
-    """What is compared of a record; `is_whole` unless its value has another checksum than its writer gave it."""
+    """The compared properties of a record; `is_whole` unless its value has another checksum than its writer gave it."""
 
     key: bytes | None
     content: int
@@ -44,9 +44,9 @@ class Seen:
 
 
 def read(servers: str, places: Sequence[Place], isolation: str, *, self_told: bool = False) -> dict[Place, Seen]:
-    """Read partitions from their beginnings to their present ends.
+    """Read partitions from their beginnings to their current ends.
 
-    `self_told`: values say what they are, and are checked.
+    `self_told`: values identify themselves, and are checked.
 
     Raises:
         TimeoutError: an end is not reached in time.
@@ -103,10 +103,10 @@ def read(servers: str, places: Sequence[Place], isolation: str, *, self_told: bo
 
 
 class _Fetches:
-    """Count what each broker was asked since something came, from librdkafka's statistics.
+    """Count what each broker was asked since the last record, from librdkafka's statistics.
 
-    A consumer is never told of an end before which nothing is stored: it is there when each broker was asked several
-    times in vain. All but the last of these were answered.
+    A consumer is never told of an end after which nothing is visible: it has reached it when each broker was asked
+    several times in vain. All but the last of these were answered.
     """
 
     def __init__(self) -> None:
@@ -114,18 +114,18 @@ class _Fetches:
         self._now: dict[str, int] = {}
 
     def restart(self) -> None:
-        """Begin to count again."""
+        """Start counting again."""
         self._before = {}
 
     @property
     def are_in_vain(self) -> bool:
-        """Tell whether no more is to come."""
+        """Return whether no more is to come."""
         before = self._before
         asked = {name: count - before[name] for name, count in self._now.items() if name in before and count}
         return bool(asked) and min(asked.values()) >= _IN_VAIN
 
     def note(self, statistics: str) -> None:
-        """Take note of new statistics."""
+        """Process new statistics."""
         brokers = json.loads(statistics)["brokers"].values()
         self._now = {one["name"]: one["req"].get("Fetch", 0) for one in brokers if one["nodeid"] >= 0}
         self._before = self._before or self._now
@@ -143,7 +143,7 @@ def _record(message: Message, *, self_told: bool) -> Record:
 
 
 def is_whole(topic: str, value: bytes) -> bool:
-    """Tell whether a value of `campaign.load` is as it was written."""
+    """Return whether a value of `campaign.load` is as it was written."""
     head, _, checksum = value.rpartition(b"|")
     return value.startswith(topic.encode() + b"|") and checksum == b"%08x" % zlib.crc32(head)
 
@@ -154,7 +154,7 @@ def bounds(
     """Return where partitions start and end; with read_committed the end is the last stable offset.
 
     Raises:
-        Exception: librdkafka's, when brokers do not tell in time.
+        Exception: librdkafka's, when brokers do not answer in time.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:

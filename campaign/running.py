@@ -1,4 +1,4 @@
-"""Run one world: make topics and mirrors, load them, let the nemesis loose, wait for calm, have it judged, end it."""
+"""Run one world: create topics and mirrors, load them, inject faults, wait for calm, have it judged, end it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from campaign.world import DESERVED, Act, Kind, World
 
 _CAUGHT_UP_S = 180.0
 _LANES_S = 30.0
-#: Of so many worlds one has its first faults while its engine starts.
+#: One world of this many has its first faults while its engine starts.
 _AT_ONCE = 4
 _OFTEN = {"refresh.interval.seconds": "1", "sync.group.offsets.interval.seconds": "1"}
-#: Nobody compares such a topic with its source any more.
+#: Such a topic is no longer compared with its source.
 _LEFT_ALONE = frozenset({Act.FOREIGN_WRITE, Act.DELETE_TOPIC})
-#: What the source acknowledged to such a topic it may not have any more.
+#: The source may have lost what it acknowledged to such a topic.
 _LOSSY = frozenset({Act.UNCLEAN_ELECTION, Act.RECREATE_TOPIC})
-#: What an operator agrees to.
+#: What an operator consents to.
 _CONSENTS = {
     "SOURCE_DIVERGED": "--accept-divergence",
     "SOURCE_TOPIC_RECREATED": "--accept-reset",
@@ -45,7 +45,7 @@ Violations = list[dict[str, Any]]
 
 
 def run_world(world: World, base: Path, sides: Sequence[Side], most_faults: int) -> dict[str, Any]:
-    """Run a world; return what was done and found. Its folder is kept where something was found."""
+    """Run a world; return what was done and found. Its folder is kept if something was found."""
     folder = base / f"world-{world.seed}"
     folder.mkdir()
     stored = {"seed": world.seed, "seconds": world.seconds, "most_faults": most_faults}
@@ -93,15 +93,15 @@ class _WorldRun:
         self._acks, self._no_acks = folder / "acks", folder / "no-acks"
         self._finale = Finale(self._scene, self._overseer, self._load, folder, self._judge, self._wait_caught_up)
         self._agreed: set[tuple[str, str]] = set()
-        #: Those that an operator had to start again after a stop.
+        #: Mirrors whose engine an operator had to start again after a stop.
         self._restarted: list[Engine] = []
-        #: Seconds that each phase took.
+        #: The seconds of each phase.
         self.phases: dict[str, float] = {}
         self._phase_began = time.monotonic()
 
     @property
     def restarted(self) -> list[str]:
-        """Return the engines that an operator had to start again after a stop."""
+        """Return the mirrors whose engine an operator had to start again after a stop."""
         return [engine.name for engine in self._restarted]
 
     def _phase(self, name: str) -> None:
@@ -109,7 +109,7 @@ class _WorldRun:
         self._phase_began = time.monotonic()
 
     def close(self) -> None:
-        """End what runs, and let the mirrors' topics go."""
+        """End what runs, and delete the mirrors' topics."""
         self._overseer.stop()
         self._load.end()
         for engine in self._scene.engines():
@@ -122,7 +122,7 @@ class _WorldRun:
                 one.end()
 
     def violations(self) -> Violations:
-        """Run it; return what is wrong."""
+        """Run it; return the violations."""
         self._create()
         for engine in self._scene.engines():
             engine.start()
@@ -181,7 +181,7 @@ class _WorldRun:
             self._mirror(scene.behind, properties, {scene.behind.name: [topic.name for topic in world.topics]})
 
     def _mirror(self, engine: Engine, properties: Path, mirrors: Mapping[str, Sequence[str]]) -> None:
-        """Create mirrors side by side, and add their topics."""
+        """Create mirrors in parallel, and add their topics."""
         settings = {**_OFTEN, **self._world.settings}
         words = [word for key, value in settings.items() for word in ("--config", f"{key}={value}")]
         created = [engine.type("create", "--mirror-config", str(properties), *words, mirror=one) for one in mirrors]
@@ -195,7 +195,7 @@ class _WorldRun:
                 raise RuntimeError(f"a verb ended with {code}: {said}")
 
     def _wait_for_lanes(self) -> None:
-        """Wait until something is copied, so that faults do not hit an engine that only starts."""
+        """Wait until something is copied, so that faults do not hit an engine that is still starting."""
         deadline = time.monotonic() + _LANES_S
         while not all(engine.lanes() for engine in self._scene.engines()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -204,18 +204,18 @@ class _WorldRun:
         return self._scene.marks.get(name, set())
 
     def _copied(self, *, lossy: bool) -> list[str]:
-        """Return the topics that are copied to the end; those that lost records at their source where asked for."""
+        """Return the topics that are copied to the end; on request also those that lost records at their source."""
         without = _LEFT_ALONE if lossy else _LEFT_ALONE | _LOSSY
         names = [topic.name for topic in self._world.topics]
         return [name for name in names if name not in self._scene.ends and not self._marks(name) & without]
 
     def _wait_caught_up(self, engine: Engine, names: Sequence[str]) -> Violations:
-        """Wait until all is copied; return what is wrong with what `describe` says."""
+        """Wait until everything is copied; return false statements of `describe`."""
         deadline = time.monotonic() + _CAUGHT_UP_S
         while True:
             rows = self._describe(engine)
             if self._scene.halted and engine not in self._restarted and not engine.drivers():
-                # a stop of some topics takes the lease of an engine that only starts: who supervises it starts it again
+                # a stop of some topics takes the lease of a starting engine: its supervisor restarts it
                 engine.start()
                 self._restarted.append(engine)
             failed = [row for row in rows if row["state"] == "FAILED"]
@@ -295,6 +295,6 @@ class _WorldRun:
         if scene.behind is None or scene.third is None:
             return []
         names = [topic.name for topic in self._world.topics if not self._marks(topic.name)]
-        names = [name for name in names if name not in scene.halted]  # partitions that its source has none of
+        names = [name for name in names if name not in scene.halted]  # partitions that its source does not have
         found = self._wait_caught_up(scene.behind, names)
         return found or self._judge(names, {}, self._no_acks, (scene.destination, scene.third))

@@ -1,4 +1,4 @@
-"""Look at a world while it runs: what `describe` says, beside where both clusters' logs end, by librdkafka."""
+"""Observe a running world: what `describe` says, with the log ends of both clusters by librdkafka."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Verb = Callable[..., tuple[int, str]]
 
 
 class Watcher:
-    """Samples what is told of mirrors until told to stop."""
+    """Samples what is reported of mirrors until told to stop."""
 
     def __init__(self, verb: Verb, source: str, destination: str, places: Callable[[], Sequence[Place]]) -> None:
         self._verb, self._places = verb, places
@@ -35,7 +35,7 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, with the sample that is under way."""
+        """End, with the sample that is being taken."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -55,7 +55,7 @@ class Watcher:
 
 
 def ends(servers: str, places: Sequence[Place], *, committed: bool = False) -> Ends | None:
-    """Return where logs end, for consumers of committed records only if wanted; None where that is not known soon."""
+    """Return log ends, on request for consumers of committed records only; None where unknown within the time."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     asked = {TopicPartition(*place): OffsetSpec.latest() for place in places}
@@ -69,7 +69,7 @@ def ends(servers: str, places: Sequence[Place], *, committed: bool = False) -> E
 
 
 def wait_group(source: str, destination: str, group: str, places: Sequence[Place], seconds: float) -> list[str]:
-    """Return what is wrong with the offsets of a group after at most so many seconds; with 0 it need not be quiet."""
+    """Return what is wrong with a group's offsets after at most this many seconds; with 0 it need not be quiet."""
     deadline = time.monotonic() + seconds
     while places:
         there, here = committed_offsets(destination, group), committed_offsets(source, group)
@@ -88,7 +88,7 @@ def committed_offsets(servers: str, group: str) -> dict[Place, int]:
     """Return what a group has committed.
 
     Raises:
-        Exception: librdkafka's, when its coordinator does not tell in time.
+        Exception: librdkafka's, when its coordinator does not answer in time.
     """
     deadline = time.monotonic() + 60
     while True:

@@ -18,7 +18,7 @@ Place = tuple[str, int]
 
 
 class Appended(NamedTuple):
-    """What a broker answered for one batch; `error` 0 where it was appended at `base_offset`."""
+    """A broker's answer for one batch; `error` 0 if it was appended at `base_offset`."""
 
     error: int
     base_offset: int

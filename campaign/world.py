@@ -1,4 +1,4 @@
-"""What a seed stands for: clusters, topics, load, faults with their moments, and how it ends. Pure."""
+"""What a seed determines: clusters, topics, load, faults with their times, and how it ends. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 OLD, NEW = "3.9.2", "4.3.1"
-#: How many worlds after each other share their clusters.
+#: How many consecutive worlds share their clusters.
 WORLDS_A_GROUND = 8
 
 
 class Kind(StrEnum):
-    """Name the kinds of logs."""
+    """The kinds of logs."""
 
     PLAIN = "plain"
     TINY = "tiny"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 class Act(StrEnum):
-    """Name what the nemesis does."""
+    """What the nemesis does."""
 
     KILL_ENGINE = "kill-engine"
     KILL_DRIVER = "kill-driver"
@@ -70,14 +70,14 @@ class Act(StrEnum):
     KILL_STOP = "kill-stop"
 
 
-#: The acts after which a topic may be FAILED, with the reasons that each deserves.
+#: Acts after which a topic may be FAILED, with the reasons that each explains.
 DESERVED = {
     Act.RECREATE_TOPIC: frozenset({"SOURCE_TOPIC_RECREATED", "SOURCE_TOPIC_DELETED", "PARTITIONS_DECREASED"}),
     Act.DELETE_TOPIC: frozenset({"SOURCE_TOPIC_DELETED"}),
     Act.FOREIGN_WRITE: frozenset({"DESTINATION_WRITTEN", "OFFSET_MISMATCH"}),
     Act.UNCLEAN_ELECTION: frozenset({"SOURCE_DIVERGED"}),
 }
-#: How often each act is drawn, against the others.
+#: How often each act is drawn, relative to the others.
 _WEIGHTS = dict.fromkeys(Act, 4) | {
     Act.KILL_BROKER: 6,
     Act.FREEZE_BROKER: 6,
@@ -94,17 +94,17 @@ _WEIGHTS = dict.fromkeys(Act, 4) | {
     Act.CUT_IN_FRAME: 6,
     Act.KILL_VERB: 6,
 }
-#: For a world of 30 seconds; of a shorter one they are shorter.
+#: For a world of 30 seconds; scaled down in shorter ones.
 _DURATIONS = (0.5, 2.0, 5.0, 8.0, 14.0)
 
 
-#: Seconds by which clocks are off.
+#: By how many seconds clocks are off.
 _CLOSE_CLOCKS = (0.0, 0.0, 8.0, -8.0)
 _CLOCKS = (0.0, 0.0, 15.0, -15.0, 3 * 3600.0, -26 * 3600.0)
 
 
 class Ending(StrEnum):
-    """Name how a world ends."""
+    """How a world ends."""
 
     PROMOTE = "promote"
     FAILOVER = "failover"
@@ -116,33 +116,33 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The clusters that some worlds share: source, destination, and where it is a chain a third one behind."""
+    """The clusters that some worlds share: source, destination, and in a chain a third one."""
 
     versions: tuple[str, ...]
     brokers: tuple[int, ...]
-    #: kmirror has to log in, and brokers go by ACLs.
+    #: kmirror must log in, and brokers enforce ACLs.
     secured: bool
-    #: What decides how many replicas topics have.
+    #: Decides how many replicas topics have.
     draw: int
 
     @property
     def is_chain(self) -> bool:
-        """Tell whether a third cluster mirrors the destination."""
+        """Return whether a third cluster mirrors the destination."""
         return len(self.brokers) > 2
 
     def replicas(self, brokers: int) -> int:
-        """Return how many replicas topics have on a cluster of so many brokers."""
+        """Return how many replicas topics have on a cluster of this many brokers."""
         return min(brokers, 2 + self.draw % 2)
 
     def allows(self, act: Act) -> bool:
-        """Tell whether an act can be done here."""
+        """Return whether an act can be done here."""
         match act:
             case Act.REVOKE_RIGHTS | Act.ROTATE_PASSWORD:
                 return self.secured
             case Act.MOVE_LEADERS:
                 return max(self.brokers) > 1
             case Act.UNCLEAN_ELECTION:
-                # who is left in charge has to elect: of the other two one is down
+                # the remaining controllers must elect: one of the other two is down
                 return self.brokers[0] == 3 and self.replicas(3) == 2
             case Act.KILL_CONTROLLER | Act.FREEZE_CONTROLLER:
                 return max(self.brokers) > 1
@@ -153,7 +153,7 @@ class Ground:
 
 
 def ground_of(seed: int) -> Ground:
-    """Make the ground on which the world of a seed is."""
+    """Return the ground of the world of a seed."""
     chance = random.Random(f"ground {seed // WORLDS_A_GROUND}")
     sides = 3 if chance.random() < 0.2 else 2
     return Ground(
@@ -177,7 +177,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One act: when it begins and for how long it lasts, in seconds, and what draws its victim."""
+    """One act: when it begins and how long it lasts, in seconds, and what draws its victim."""
 
     at: float
     act: Act
@@ -187,7 +187,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where processes of kmirror seem to run: a host without a name is this one, and its clock is right."""
+    """Where processes of kmirror appear to run: a host without a name is this one, and its clock is right."""
 
     name: str = ""
     clock_s: float = 0.0
@@ -195,24 +195,24 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that a seed decides."""
+    """Everything that a seed decides."""
 
     seed: int
     ground: Ground
     topics: tuple[Topic, ...]
     faults: tuple[Fault, ...]
     ending: Ending
-    #: Settings of its mirrors, and properties of their clients on both sides.
+    #: Settings of its mirrors, and properties of their clients on both clusters.
     settings: Mapping[str, str]
     client: Mapping[str, str]
     seconds: float
-    #: Of the engine, and of who types verbs.
+    #: Of the engine, and of the operators.
     engine_host: Host
     operator_host: Host
 
     @property
     def mirrors(self) -> tuple[str, ...]:
-        """Return the names of its mirrors to the destination; the first begin with those of other worlds nowhere."""
+        """Return the names of its mirrors to the destination, unique among worlds."""
         return tuple(f"m{self.seed}-{number}" for number in sorted({topic.mirror for topic in self.topics}))
 
     def names(self, mirror: str) -> list[str]:
@@ -221,13 +221,13 @@ class World:
 
 
 def with_acts(world: World, acts: Sequence[Act]) -> World:
-    """Return a world with these acts alone, at the moments of its own."""
+    """Return a world with only these acts, at their own times."""
     faults = [replace(fault, act=acts[number % len(acts)]) for number, fault in enumerate(world.faults)]
     return replace(world, faults=tuple(fault for fault in faults if world.ground.allows(fault.act)))
 
 
 def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
-    """Make the world of a seed, with at most so many faults, and three quarters of them at least."""
+    """Make the world of a seed, with at most this many faults, and at least three quarters of them."""
     chance = random.Random(seed)
     ground = ground_of(seed)
     kinds = [chance.choice(list(Kind)) for _ in range(chance.randint(2, 4))]
@@ -264,7 +264,7 @@ def world_of(seed: int, seconds: float = 15.0, faults: int = 10) -> World:
     # holes that are longer than a request's patience, and shorter ones
     client = chance.choice(({}, {"request.timeout.ms": "3000"}))
     ending = chance.choice(list(Ending))
-    # a promote waits for an engine whose clock is behind until that says a time after its topics were added
+    # a promote waits for an engine whose clock is behind until that shows a time after its topics were added
     clocks = _CLOSE_CLOCKS if ending in (Ending.PROMOTE, Ending.SWITCHOVER, Ending.FAILBACK) else _CLOCKS
     hosts = (
         (Host(), Host()) if chance.random() < 0.4 else (_host(chance, "engines", clocks), _host(chance, "ops", clocks))

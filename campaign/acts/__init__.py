@@ -1,1 +1,1 @@
-"""What can be done to a world that runs, and be taken back; each says why a mirror survives it."""
+"""Faults that can be injected into a running world and undone; each says why a mirror survives it."""

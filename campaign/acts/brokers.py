@@ -1,4 +1,4 @@
-"""Harm brokers and controllers. What was acknowledged is on the replicas in sync; all else is found out by reading."""
+"""Faults of brokers and controllers. Acknowledged records are on the in-sync replicas; the rest is found by reading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _node(side: Side, fault: Fault, note: Note) -> int:
 
 
 def _controller(side: Side, note: Note) -> int:
-    """Return the node whose controller is in charge: every node has written down whom it votes for."""
+    """Return the node of the active controller: every node has written down whom it votes for."""
     for broker in side.cluster.brokers:
         stored = Path(broker.log_dir, "__cluster_metadata-0", "quorum-state")
         with contextlib.suppress(OSError, ValueError):
@@ -63,34 +63,34 @@ def kill_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
 
 
 def stop_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: leaders move away, or answer again when it is back."""
+    """Survived: leaders move, or answer again when the broker is back."""
     side = scene.side(fault, note)
     return _down(side, _node(side, fault, note), side.cluster.stop_broker)
 
 
 def freeze_broker(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: what it has received it answers when it wakes up, or has been replaced."""
+    """Survived: it answers what it has received when it wakes up, or has been replaced."""
     side = scene.side(fault, note)
     return _freeze(side, _node(side, fault, note))
 
 
 def kill_controller(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: another is elected, or nothing changes until it is back."""
+    """Survived: another controller is elected, or nothing changes until it is back."""
     side = scene.side(fault, note)
     return _down(side, _controller(side, note), side.cluster.kill)
 
 
 def freeze_controller(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: the same, and the old one finds out late."""
+    """Survived: the same, and the old one notices late."""
     side = scene.side(fault, note)
     return _freeze(side, _controller(side, note))
 
 
 def full_disk(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: an append that fails in its middle is torn off when the broker starts again.
+    """Survived: a half-written append is cut off when the broker restarts.
 
-    The broker's process may make no file larger than so many bytes: a write fails in its middle, as on a disk that is
-    full, and the broker gives its log directory up.
+    The broker's process may make no file larger than a limit: a write fails half-way, as on a full disk, and the broker
+    takes its log directory offline.
     """
     side = scene.side(fault, note)
     node = _node(side, fault, note)
@@ -112,7 +112,7 @@ def full_disk(scene: Scene, fault: Fault, note: Note) -> Undo:
 
 
 def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: who leads now is looked up, and records are where they were."""
+    """Survived: kmirror looks up the new leader, and the records are at the same offsets."""
     from kafka.admin import KafkaAdminClient
 
     side = scene.side(fault, note)
@@ -145,7 +145,7 @@ def move_leaders(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: a broker that throttles answers late, and says so."""
+    """Survived: a throttling broker answers late, and says so."""
     from kmirror.cluster.client import ClusterClient
     from kmirror.cluster.client_quotas import alter_quotas
     from kmirror.cluster.protocol.quota import Quota
@@ -153,7 +153,7 @@ def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
 
     side = scene.side(fault, note)
     value = note["value"] = _QUOTA_BYTES[fault.draw % len(_QUOTA_BYTES)]
-    # on the source consumers are kmirror, on the destination producers: nobody else is slowed down
+    # on the source, consumers are kmirror, on the destination, producers: no one else is slowed down
     keys = (
         {"consumer_byte_rate": value}
         if side is scene.source
@@ -167,12 +167,12 @@ def quota(scene: Scene, fault: Fault, note: Note) -> Undo:
                 raise error
 
     change(quotas, [])
-    scene.afterwards.append(lambda: change([], quotas))  # in case that nobody answers when it is to be undone
+    scene.afterwards.append(lambda: change([], quotas))  # in case no broker answers when it is to be undone
     return lambda: change([], quotas)
 
 
 def upgrade(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: a broker that comes back in another version is asked again what it understands."""
+    """Survived: kmirror asks a broker that comes back with another version again which requests it understands."""
     sides = [side for side in (scene.source, scene.destination) if side.cluster.kafka_version == OLD]
     if not sides:
         note["nothing"] = "all brokers are new"
@@ -186,9 +186,9 @@ def upgrade(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def unclean_election(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the copy has what its source does not any more, which is told, and reconciled when that is agreed to.
+    """Survived: the copy has what its source no longer has, which is reported, and reconciled after consent.
 
-    One of two replicas is down while the other goes on; then it is elected while the other is down.
+    One of two replicas is down while the other continues; then it is elected while the other is down.
     """
     client, cluster = admin(scene.source.direct), scene.source.cluster
     topic = scene.topic(fault, note, Act.UNCLEAN_ELECTION).name

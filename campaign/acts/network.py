@@ -1,4 +1,4 @@
-"""Harm links between kmirror and brokers. What became of an append without an answer is found in the log."""
+"""Faults of links between kmirror and brokers. The log shows the outcome of an append without an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from campaign.world import Act, Fault
 def _spoil(
     scene: Scene, fault: Fault, note: Note, trouble: Trouble, amount: float, ways: tuple[str, ...] = (THERE, BACK)
 ) -> Undo:
-    """Spoil the link to one broker, or those to all brokers of a cluster."""
+    """Disturb the link to one broker, or to all brokers of a cluster."""
     side = scene.side(fault, note)
     links = side.links
     assert links is not None
@@ -28,17 +28,17 @@ def _spoil(
 
 
 def cut_link(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: connections are opened again, and what was under way is looked for in the log."""
+    """Survived: connections are opened again, and what was in flight is looked up in the log."""
     return _spoil(scene, fault, note, Trouble.CUT, 1)
 
 
 def hole(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: requests time out; what arrives late all the same has a sequence number that fits or is refused."""
+    """Survived: requests time out; what arrives late has a sequence number that fits or is refused."""
     return _spoil(scene, fault, note, Trouble.HOLE, 1)
 
 
 def hole_one_way(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: an append that is carried out and never answered is found in the log."""
+    """Survived: an append that is done but never answered is found in the log."""
     way = (THERE, BACK)[fault.draw >> 11 & 1]
     note["way"] = way
     return _spoil(scene, fault, note, Trouble.HOLE, 1, (way,))
@@ -50,12 +50,12 @@ def delay(scene: Scene, fault: Fault, note: Note) -> Undo:
 
 
 def throttle(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: what takes longer than a time-out is asked for again, over a new connection."""
+    """Survived: what takes longer than a time-out is requested again, over a new connection."""
     return _spoil(scene, fault, note, Trouble.THROTTLE, (2_000, 20_000, 200_000)[fault.draw % 3])
 
 
 def cut_in_frame(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: half a frame is no frame."""
+    """Survived: a partial frame is no frame."""
     return _spoil(scene, fault, note, Trouble.CUT_AFTER, 1 + fault.draw * 37 % (100, 5_000, 300_000)[fault.draw % 3])
 
 

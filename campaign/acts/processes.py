@@ -1,4 +1,4 @@
-"""Harm kmirror's own processes. The destination's log end is the position: whoever starts again goes on there."""
+"""Faults of kmirror's own processes. The destination's log end is the position, where the next process continues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _engine(scene: Scene, fault: Fault, note: Note) -> Engine:
 
 
 def kill_engine(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: nothing is remembered by the engine alone."""
+    """Survived: the engine stores nothing that only it knows."""
     engine = _engine(scene, fault, note)
     engine.kill()
     return engine.start
 
 
 def kill_driver(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: lanes without a driver lose their right to write, and the next one fences them."""
+    """Survived: lanes without a driver lose their right to write, and the next driver fences them."""
     engine = _engine(scene, fault, note)
     engine.kill_driver()
     return engine.start
@@ -47,7 +47,7 @@ def _frozen(pids: list[int], fault: Fault, note: Note) -> Undo | None:
 
 
 def freeze_driver(scene: Scene, fault: Fault, note: Note) -> Undo | None:
-    """Survived: its lease runs out, and when it wakes up it may not write."""
+    """Survived: its lease expires, and when it wakes up it may not write."""
     return _frozen(_engine(scene, fault, note).drivers(), fault, note)
 
 
@@ -62,7 +62,7 @@ def freeze_lane(scene: Scene, fault: Fault, note: Note) -> Undo | None:
 
 
 def kill_lane(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the next lane goes on at the log's end."""
+    """Survived: the next lane continues at the log end."""
     lanes = _engine(scene, fault, note).lanes()
     if not lanes:
         note["nothing"] = "no such process"
@@ -72,7 +72,7 @@ def kill_lane(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def second_engine(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: it is refused while the lease is fresh, else it is the engine from now on."""
+    """Survived: it is refused while the lease is fresh, and otherwise becomes the engine."""
     return _engine(scene, fault, note).start_second()
 
 

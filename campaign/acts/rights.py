@@ -1,4 +1,4 @@
-"""Take away what kmirror may do, and how it logs in, and give it back."""
+"""Revoke what kmirror may do and how it logs in, and restore it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from campaign.world import Act, Fault
 
 
 def revoke_rights(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: what is refused is tried again for minutes before a topic is FAILED."""
+    """Survived: what is refused is retried for minutes before a topic is FAILED."""
     side = scene.side(fault, note)
     resource, name = RESOURCES[fault.draw % len(RESOURCES)]
     note["resource"] = resource.name
@@ -17,7 +17,7 @@ def revoke_rights(scene: Scene, fault: Fault, note: Note) -> Undo:
 
 
 def rotate_password(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: who is refused looks for another password in its file; connections that are open stay."""
+    """Survived: when refused, kmirror reads its file for another password; open connections stay."""
     side = scene.side(fault, note)
     password = f"password-{fault.draw}"
     if fault.draw & 1:  # in the file first, or at the brokers first

@@ -1,4 +1,4 @@
-"""What acts act on: a world that runs. An act is a function that does something and returns what takes it back."""
+"""What acts work on: a running world. An act is a function that does something and returns what undoes it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from campaign.engine import Engine
 from campaign.world import Act, Fault, Topic, World
 
 Undo = Callable[[], None]
-#: What was done, as it is told later.
+#: The record of what was done.
 Note = dict[str, Any]
-#: By topic and partition: where a copy was told to end, and how many records are known to be lost, None if unknown.
+#: By topic and partition: the reported end of a copy, and how many records are known to be lost, None if unknown.
 Ends = dict[str, dict[str, tuple[int, int | None]]]
 
 _CALM_S = 90.0
@@ -25,27 +25,27 @@ _SPOILED = (3, 4, 7)
 
 @dataclass
 class Scene:
-    """A world that runs, and what has become of its topics."""
+    """A running world, and the state of its topics."""
 
     world: World
     source: Side
     destination: Side
     engine: Engine
-    #: Of the mirror from the destination to a third cluster, where there is one.
+    #: Of the mirror from the destination to a third cluster, if there is one.
     behind: Engine | None = None
     third: Side | None = None
     #: By topic, the acts that were done to it.
     marks: dict[str, set[Act]] = field(default_factory=dict)
-    #: Partitions of each topic, those that it grew by too.
+    #: Partitions of each topic, including those added later.
     partitions: dict[str, int] = field(default_factory=dict)
-    #: Topics that a verb has stopped or may have stopped: what a fence has marked cannot be adopted.
+    #: Topics that a verb has stopped or may have stopped: a topic with a fence marker cannot be adopted.
     halted: set[str] = field(default_factory=set)
-    #: Topics whose mirroring was ended by a verb, and where.
+    #: Topics whose mirroring a verb has ended, and where.
     ends: Ends = field(default_factory=dict)
-    #: What is to be done once nothing is wrong any more; `stops` then, after all that.
+    #: What to do once nothing is wrong any more; `stops` come last.
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     stops: list[Callable[[], None]] = field(default_factory=list)
-    #: What was wrong then.
+    #: The violations found then.
     found: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Scene:
         return side
 
     def topic(self, fault: Fault, note: Note, act: Act | None = None) -> Topic:
-        """Draw a topic of the source; with an act, mark it with that."""
+        """Draw a topic of the source; with an act, record that it was done to it."""
         topic = self.world.topics[fault.draw % len(self.world.topics)]
         note["topic"] = topic.name
         if act is not None:
@@ -70,20 +70,20 @@ class Scene:
         return [self.source, self.destination, *([self.third] if self.third else ())]
 
     def engines(self) -> list[Engine]:
-        """Return the engines at work."""
+        """Return the running engines."""
         return [self.engine, *([self.behind] if self.behind else ())]
 
     def remember_ends(self, said: str) -> None:
-        """Take from the answer of a verb that stops where copies were told to end."""
+        """Store the reported ends of copies from the answer of a verb that stops."""
         for topic, ends in ends_of(said).items():
             self.ends.setdefault(topic, {}).update(ends)
 
     def until_calm(
         self, verb: str, *arguments: str, mirror: str, also: frozenset[int] = frozenset()
     ) -> tuple[int, str] | None:
-        """Type a verb until it ends with 0 or another of these codes; what it does not come to is a violation.
+        """Type a verb until it ends with 0 or another of these codes; never getting there is a violation.
 
-        Where a topic of the mirror may not be copied any more, a verb may say so.
+        If a topic of the mirror is no longer copied, a verb may say so.
         """
         spoiled = any(self.marks.get(name) or name in self.halted for name in self.world.names(mirror))
         codes = {0, *also, *(_SPOILED if spoiled else ())}
@@ -99,7 +99,7 @@ class Scene:
 
 
 def ends_of(said: str) -> Ends:
-    """Return what the answer of a verb says of the ends of copies."""
+    """Return what the answer of a verb says about the ends of copies."""
     ends: Ends = {}
     for row in json.loads(said)["results"] if said.strip() else ():
         if row["partition"] is not None and row["lastMirroredOffset"] is not None:

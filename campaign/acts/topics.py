@@ -1,4 +1,4 @@
-"""Change topics as their owners do, and as nobody should."""
+"""Change topics as their owners do, and as no one should."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOPIC_S = 15.0
 
 
 def delete_records(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived, where the copy is far enough: else what was never copied is told as lost."""
+    """Survived if the copy is far enough; otherwise what was never copied is reported as lost."""
     topic = scene.topic(fault, note)
     if topic.kind is Kind.COMPACTED:
         note["nothing"] = "brokers delete no records of compacted topics"
@@ -28,7 +28,7 @@ def delete_records(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def grow_topic(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the engine looks for new partitions, and copies them from their start."""
+    """Survived: the engine finds new partitions, and copies them from their start."""
     topic = scene.topic(fault, note).name
     wanted = note["partitions"] = scene.partitions[topic] + 1
     client = admin(scene.source.direct)
@@ -38,7 +38,7 @@ def grow_topic(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def delete_topic(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the copy stays as it is."""
+    """Survived: the copy stays unchanged."""
     topic = scene.topic(fault, note, Act.DELETE_TOPIC).name
     client = admin(scene.source.direct)
     for done in client.delete_topics([topic], operation_timeout=10).values():
@@ -46,7 +46,7 @@ def delete_topic(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def recreate_topic(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the old records are archived, and the topic is built anew."""
+    """Survived: the old records are archived, and the topic is rebuilt."""
     topic = scene.topic(fault, note, Act.RECREATE_TOPIC).name
     client = admin(scene.source.direct)
     for done in client.delete_topics([topic], operation_timeout=10).values():
@@ -62,7 +62,7 @@ def recreate_topic(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def foreign_write(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: the broker refuses what does not fit behind it, and the partition FAILED says so."""
+    """Survived: the broker refuses what does not fit after it, and the FAILED partition says so."""
     topic = scene.topic(fault, note, Act.FOREIGN_WRITE).name
     producer = Producer({"bootstrap.servers": scene.destination.direct, "message.timeout.ms": 5000, "log_level": 0})
     producer.produce(topic, b"foreign", partition=0)

@@ -8,7 +8,7 @@ import time
 from campaign.acts.scene import Note, Scene, Undo
 from campaign.world import Act, Fault
 
-#: Of a promote: not ready, or a producer went on writing.
+#: For a promote: not ready, or a producer was still writing.
 _NOT_READY = frozenset({4, 5})
 
 
@@ -31,7 +31,7 @@ def _resume(scene: Scene, mirror: str) -> None:
 
 
 def look(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: who looks changes nothing."""
+    """Survived: reading changes nothing."""
     verb = note["verb"] = ("describe", "list", "events", "describe --groups", "check")[fault.draw % 5]
     mirror = None if verb == "list" else _mirror(scene, fault, note)
     note["code"] = scene.engine.verb(*verb.split(), "--json", mirror=mirror)[0]
@@ -43,7 +43,7 @@ def verify(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def _any_verb(scene: Scene, draw: int, mirror: str) -> tuple[str, ...]:
-    """Draw a verb that leaves a mirror as it is, when it is typed again at the end."""
+    """Draw a verb that leaves a mirror unchanged when it is typed again at the end."""
     topics = ",".join(scene.world.names(mirror))
     return (
         ("add", "--topics", topics, "--adopt", "--allow-missing"),
@@ -56,7 +56,7 @@ def _any_verb(scene: Scene, draw: int, mirror: str) -> tuple[str, ...]:
 
 
 def two_verbs(scene: Scene, fault: Fault, note: Note) -> Undo:
-    """Survived: verbs write under a lock, and what one has recorded the other finds."""
+    """Survived: verbs write under a lock, and each finds what the other has recorded."""
     mirror = _mirror(scene, fault, note)
     verbs = [_any_verb(scene, fault.draw, mirror), _any_verb(scene, fault.draw // 6, mirror)]
     note["verbs"] = [verb[0] for verb in verbs]
@@ -70,7 +70,7 @@ def two_verbs(scene: Scene, fault: Fault, note: Note) -> Undo:
 
 
 def kill_verb(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: a verb that is typed again does what is left of it."""
+    """Survived: a verb that is typed again finishes the rest."""
     mirror = _mirror(scene, fault, note)
     verb = _any_verb(scene, fault.draw, mirror)
     _kill(scene, fault, note, verb, mirror)
@@ -82,7 +82,7 @@ def _again(scene: Scene, verb: tuple[str, ...], mirror: str) -> bool:
 
 
 def _kill(scene: Scene, fault: Fault, note: Note, verb: tuple[str, ...], mirror: str) -> None:
-    """Type a verb and kill it: at once, on its way, or when it may have ended."""
+    """Type a verb and kill it: at once, half-way, or when it may have ended."""
     note["verb"], note["after"] = verb[0], (fault.draw >> 5) % 40 / 10
     typed = scene.engine.type(*verb, mirror=mirror)
     time.sleep(note["after"])
@@ -90,7 +90,7 @@ def _kill(scene: Scene, fault: Fault, note: Note, verb: tuple[str, ...], mirror:
 
 
 def kill_stop(scene: Scene, fault: Fault, note: Note) -> None:
-    """Survived: a stop is steps, each recorded; a topic goes on, or ends where that is told.
+    """Survived: a stop is a table of recorded steps; a topic stays mirrored, or ends where reported.
 
     A topic is failed over, promoted, or removed and added again; the verb is killed and typed once more.
     """
@@ -109,12 +109,12 @@ def kill_stop(scene: Scene, fault: Fault, note: Note) -> None:
 
 
 def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic: str) -> None:
-    """Type a stop once more. What it says of the end is believed, unless the topic is added again."""
+    """Type a stop once more. Its reported end is believed, unless the topic is added again."""
     done = scene.until_calm(*words, mirror=mirror, also=_NOT_READY if words[0] == "promote" else frozenset())
     if done is None or scene.marks.get(topic):
         return
     if words[0] == "remove":
-        # refused where a fence has taken an offset
+        # refused if a fence has used up an offset
         added = scene.until_calm("add", "--topics", topic, "--adopt", mirror=mirror)
         note["added again"] = added and added[0]
         if added is None or added[0] == 0:

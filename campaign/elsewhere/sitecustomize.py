@@ -1,7 +1,7 @@
-"""Make a Python process believe that it runs on another host, whose clock is off: Python imports this by itself.
+"""Make a Python process believe that it runs on another host, whose clock is off. Python imports this by itself.
 
-CAMPAIGN_HOST is that host's name, CAMPAIGN_CLOCK_S the seconds that its clock is ahead; children inherit both. What C
-libraries and the JVM ask for is as it is.
+CAMPAIGN_HOST is that host's name, CAMPAIGN_CLOCK_S by how many seconds its clock is ahead; children inherit both. C
+libraries and the JVM still see the real values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _move(name: str, ahead_ns: int) -> None:
     real_time_ns, real_readlink, real_gmtime = time.time_ns, os.readlink, time.gmtime
 
     def readlink(path: Any, **words: Any) -> Any:
-        # so that its process numbers mean nothing to others
+        # so that its process ids mean nothing to others
         return name if path == _OWN_NAMESPACE else real_readlink(path, **words)
 
     time.time_ns = lambda: real_time_ns() + ahead_ns
