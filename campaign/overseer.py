@@ -36,7 +36,7 @@ class Overseer:
         """Stop watching."""
         self._watcher.stop()
 
-    def judge_told(self) -> Violations:
+    def judge_reports(self) -> Violations:
         """Return false statements of `describe` about topics that no fault has hit."""
         harmed = {*self._scene.marks, *self._scene.ends, *self._scene.halted}
         return judge_samples(self._watcher.samples, {topic.name for topic in self._scene.world.topics} - harmed)

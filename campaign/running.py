@@ -138,7 +138,7 @@ class _WorldRun:
         scene = self._scene
         found = scene.found or self._wait_caught_up(scene.engine, self._copied(lossy=True))
         self._overseer.stop()
-        found = found + self._overseer.judge_told()
+        found = found + self._overseer.judge_reports()
         self._phase("caught up")
         found = found or self._judge(self._copied(lossy=False), {})
         lossy = sorted(set(self._copied(lossy=True)) - set(self._copied(lossy=False)))

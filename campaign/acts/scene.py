@@ -73,7 +73,7 @@ class Scene:
         """Return the running engines."""
         return [self.engine, *([self.behind] if self.behind else ())]
 
-    def remember_ends(self, said: str) -> None:
+    def store_ends(self, said: str) -> None:
         """Store the reported ends of copies from the answer of a verb that stops."""
         for topic, ends in ends_of(said).items():
             self.ends.setdefault(topic, {}).update(ends)

@@ -121,7 +121,7 @@ def _settle(scene: Scene, note: Note, words: tuple[str, ...], mirror: str, topic
             return
     note["stopped"] = _stopped(done[1])
     if note["stopped"]:
-        scene.remember_ends(done[1])
+        scene.store_ends(done[1])
 
 
 def _stopped(said: str) -> bool:

@@ -68,7 +68,7 @@ def test_what_was_decided_and_seen_outlives_the_engine(
         assert describe(destination, mirror)[0].topic_state is TopicState.PENDING_MIRROR
         run.report(row(topic, MIRRORING, 5, aligned_to=5))
         run.report(row(topic, MIRRORING, 7, aligned_to=5, begun=True))
-        found = run.remembered(topic)
+        found = run.stored(topic)
         assert found == replace(
             kept,
             state=MIRRORING,
@@ -88,7 +88,7 @@ def test_what_was_decided_and_seen_outlives_the_engine(
         run.until(lambda: bool(run.lanes.specs))
         assert run.begins() == {(topic, 0): (5, True)}
         run.report(row(topic, ALIGNING, 7))
-        assert run.remembered(topic).state is ALIGNING
+        assert run.stored(topic).state is ALIGNING
         assert describe(destination, mirror)[0].topic_state is TopicState.ACTIVE
     # the next engine adds to what the one before has remembered
     assert [point for _, point in points_of(destination.state().history(mirror))][:1] == [went]
@@ -125,7 +125,7 @@ def test_a_topic_that_was_deleted_and_added_again_has_no_past(
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         run.report(row(topic, MIRRORING, 7, begun=True))
-        assert run.remembered(topic).begun
+        assert run.stored(topic).begun
         former = run.lanes.specs[-1].assignments
         delete_topic(cluster_pair.destination, topic)
         add(destination, mirror, selector(topic))
@@ -136,7 +136,7 @@ def test_a_topic_that_was_deleted_and_added_again_has_no_past(
         run.until(lambda: run.lanes.specs[-1].assignments[:1] != former, lanes_end=True)
         assert run.begins() == {(topic, 0): (0, False)}
         run.report(row(topic, ALIGNING, 0))
-        found = run.remembered(topic)
+        found = run.stored(topic)
         fresh = PartitionRecord(mirror, topic, 0, ALIGNING, found.state_time_ms)
         assert found == fresh
 
@@ -152,10 +152,10 @@ def test_an_emptied_log_is_reached_where_it_begins_and_not_while_filler_leads_th
         run.until(lambda: bool(run.lanes.specs) and run.engine.partitions.targets == {TopicPartition(topic, 0): 5})
         run.report(row(topic, ALIGNING, 5, source_log_start=5))
         assert not run.is_caught_up()
-        assert not run.remembered(topic).initial_copy_complete
+        assert not run.stored(topic).initial_copy_complete
         run.report(row(topic, MIRRORING, 5, source_log_start=5, aligned_to=5))
         assert run.is_caught_up()
-        assert run.remembered(topic).initial_copy_complete
+        assert run.stored(topic).initial_copy_complete
         assert f"{topic}-0 begins at offset 5, where its source's log begins" in noted(run)
 
 
@@ -168,7 +168,7 @@ def test_a_partition_that_stands_still_is_complete_though_it_spoke_before_the_so
         run.forget_the_source()
         run.report(row(topic, MIRRORING, 5))
         run.until(lambda: run.engine.partitions.targets is not None)
-        assert run.remembered(topic).initial_copy_complete
+        assert run.stored(topic).initial_copy_complete
 
 
 def test_filling_by_transactions_is_told_once(destination: Destination, mirror: str, topic: str) -> None:
@@ -199,7 +199,7 @@ def test_a_lane_is_told_how_far_the_one_before_was(
         assert known_end(run) is None
         run.report(row(topic, MIRRORING, 5, begun=True))
         run.report(row(topic, MIRRORING, 7, begun=True))
-        run.remembered(topic)
+        run.stored(topic)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         assert known_end(run) == 7
@@ -218,13 +218,13 @@ def test_a_lane_is_told_of_a_batch_that_landed_elsewhere_under_an_engine_before(
         (assignment,) = run.lanes.specs[-1].assignments
         assert assignment.mismatch is None
         run.report(told)
-        run.remembered(topic)
+        run.stored(topic)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         (assignment,) = run.lanes.specs[-1].assignments
         assert (assignment.mismatch, assignment.mismatch_offset) == ("4 is at 5", 4)
         run.report(told._replace(reason=Reason.DESTINATION_WRITTEN))
-        run.remembered(topic)
+        run.stored(topic)
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         (assignment,) = run.lanes.specs[-1].assignments
@@ -286,8 +286,8 @@ def test_a_word_whose_answer_was_lost_is_not_said_again_over_what_a_stop_recorde
         assert stopped is not None
         assert stopped.last_mirrored_offset is not None
         answers.is_cut_off = False
-        assert run.remembered(topic) == stopped
-        run.beat()
+        assert run.stored(topic) == stopped
+        run.heartbeat()
         assert destination.state().partition(mirror, topic, 0) == stopped
         assert run.engine.lost is None
 
@@ -302,12 +302,12 @@ def test_a_stop_of_a_topic_that_was_deleted_waits_until_the_engine_has_given_it_
         delete_topic(cluster_pair.destination, topic)
         removed = pool.submit(_removed, destination.properties, mirror, topic)
         for _ in range(2):
-            run.beat()
+            run.heartbeat()
             assert not removed.done(), "a lane has it"
         run.until(removed.done, lanes_end=True)
         assert removed.result().exit_code == 0
-        run.beat()
-        assert run.remembered(topic).state is PartitionState.STOPPED
+        run.heartbeat()
+        assert run.stored(topic).state is PartitionState.STOPPED
 
 
 def _removed(properties: Mapping[str, str], mirror: str, topic: str) -> VerbResult:

@@ -63,15 +63,15 @@ def test_a_pause_right_after_a_resume_waits_until_the_engine_has_given_up_what_i
         operator.resume(mirror)
         # a lane has it again, and has said nothing yet: what is remembered is still that it is paused
         run.until(lambda: len(run.lanes.specs) > started)
-        former = run.remembered(topic)
+        former = run.stored(topic)
         assert former.state is PAUSED
         second = operator.pause(mirror)
         for _ in range(4):
-            run.beat()
+            run.heartbeat()
             assert wait([second], 0.5).not_done, "a lane copies it"
         run.until(second.done, lanes_end=True)
         assert results_of(second, topic) == [Outcome.DONE]
-        found = run.remembered(topic)
+        found = run.stored(topic)
         assert found == replace(former, state_time_ms=found.state_time_ms, pause_id=found.pause_id)
         assert found.pause_id not in (None, former.pause_id)
 
@@ -91,7 +91,7 @@ def test_a_pause_is_answered_also_where_the_resume_before_it_was_not_acted_on(
         second = operator.pause(mirror)
         run.until(second.done, lanes_end=True)
         assert results_of(second, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).pause_id == "again", lanes_end=True)
+        run.until(lambda: run.stored(topic).pause_id == "again", lanes_end=True)
 
 
 def test_an_engine_answers_what_was_paused_before_it_came(
@@ -105,7 +105,7 @@ def test_an_engine_answers_what_was_paused_before_it_came(
         again = operator.pause(mirror)
         run.until(again.done)
         assert results_of(again, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).state is PAUSED)
+        run.until(lambda: run.stored(topic).state is PAUSED)
         assert run.lanes.specs == []
 
 
@@ -118,8 +118,8 @@ def test_what_is_added_to_a_paused_mirror_begins_where_the_add_has_decided(
         again = operator.pause(mirror)
         run.until(again.done)
         assert results_of(again, topic) == [Outcome.NOOP]
-        run.until(lambda: run.remembered(topic).state is PAUSED)
-        assert run.remembered(topic).first_offset == 5
+        run.until(lambda: run.stored(topic).state is PAUSED)
+        assert run.stored(topic).first_offset == 5
         operator.resume(mirror)
         run.until(lambda: bool(run.lanes.specs))
         assert run.begins() == {(topic, 0): (5, False)}
@@ -135,8 +135,8 @@ def test_an_add_under_way_is_not_interfered_with(
         done = operator.pause(mirror)
         run.until(done.done)
         assert results_of(done, topic) == [Outcome.NOOP]
-        run.beat()
-        run.beat()
+        run.heartbeat()
+        run.heartbeat()
         assert destination.state().partitions(mirror, topic) == ()
 
 
@@ -154,8 +154,8 @@ def test_what_is_rebuilt_while_it_is_paused_is_written_under_its_new_guard(
         change(destination, mirror, lambda _: Changes((fresh, rebuilt)))
         again = operator.pause(mirror)
         run.until(again.done)
-        run.until(lambda: run.remembered(topic).state is PAUSED)
-        found = run.remembered(topic)
+        run.until(lambda: run.stored(topic).state is PAUSED)
+        found = run.stored(topic)
         assert (found.guard, found.pause_id) == (fresh.guard, paused.pause_id)
         operator.resume(mirror)
         run.until(lambda: bool(run.lanes.specs))

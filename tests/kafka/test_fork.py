@@ -32,7 +32,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.logs import BuiltLog
-from tests.support.mirrors import create_anew
+from tests.support.mirrors import create_again
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.waiting import wait_until
 
@@ -199,7 +199,7 @@ def test_logs_of_all_kinds(
             if not shown:
                 continue
             place = TopicPartition(topic, 0)
-            create_anew(destination_cluster, topic)
+            create_again(destination_cluster, topic)
             first, fork = shown[0].offset, random.Random(number).choice(shown).offset
             # nobody compares what is below the source's first record
             append(twins.destination, place, [record(offset, "filler") for offset in range(first)], 50_000, "zstd")

@@ -135,7 +135,7 @@ def test_a_tail_of_markers_is_seen_through_and_the_sequence_number_is_known(pair
     transact(pair.source, topic, 30, commit=False)
     end = 50 + 10 + 31
     assert pair.copy(topic, end) == 1 + 31
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert (facts.tail, facts.tail_producer_id, facts.destination_log_end) == (TailMatch.SAME, OWN_ID, end)
     assert verdict == Copy(end, filled_offsets=32)
     with pair.at_copy(topic) as copy:
@@ -149,7 +149,7 @@ def test_markers_alone_leave_nothing_to_compare(pair: Pair) -> None:
     topic = pair.topic()
     transact(pair.source, topic, 30, commit=False)
     assert pair.copy(topic, 31) == 31
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert (facts.tail, verdict) == (TailMatch.NOTHING, Copy(31, filled_offsets=31))
     with pair.at_copy(topic) as copy:
         assert copy.append(batch_of(), 0) == (0, 31)
@@ -160,7 +160,7 @@ def test_the_position_may_lie_inside_a_batch_of_the_source(pair: Pair) -> None:
     with pair.at(topic) as source:
         assert source.append_as_is(batch_of(40)).error_code == 0
     pair.copy(topic, 23)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert (facts.tail, facts.tail_epoch, verdict) == (TailMatch.SAME, 0, Copy(23))
 
 
@@ -169,14 +169,14 @@ def test_a_source_that_was_emptied_is_no_alarm_and_one_that_moved_on_is(pair: Pa
     produce(pair.source, topic, 60)
     pair.copy(topic, 60)
     delete_records(pair.source, topic, 60)
-    assert pair.look(topic)[1] == Copy(60)
+    assert pair.inspect(topic)[1] == Copy(60)
     delete_records(pair.destination, topic, 60)
-    assert pair.look(topic)[1] == Copy(60)
+    assert pair.inspect(topic)[1] == Copy(60)
     produce(pair.source, topic, 30)
-    assert pair.look(topic)[1] == Copy(60)
+    assert pair.inspect(topic)[1] == Copy(60)
     pair.copy(topic, 70)
     delete_records(pair.source, topic, 75)
-    assert failure(pair.look(topic)[1]) == (Reason.SOURCE_TRUNCATED, 70)
+    assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_TRUNCATED, 70)
 
 
 def test_a_look_up_of_the_log_start_that_fails_decides_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +196,12 @@ def test_a_look_up_of_the_log_start_that_fails_decides_nothing(pair: Pair, monke
         return answers
 
     monkeypatch.setattr(ClusterClient, "list_offsets", without_starts)
-    _, verdict = pair.look(topic)
+    _, verdict = pair.inspect(topic)
     assert asked
     assert isinstance(verdict, Wait)
     assert verdict.trouble.reason is Reason.SOURCE_UNREACHABLE
     monkeypatch.undo()
-    _, verdict = pair.look(topic)
+    _, verdict = pair.inspect(topic)
     assert isinstance(verdict, Fail)
     assert verdict.reason is Reason.SOURCE_TRUNCATED
 
@@ -218,12 +218,12 @@ def test_what_the_source_does_not_show_yet_is_waited_for(pair: Pair) -> None:
     pair.copy(topic, 20)
     with pair.at_copy(topic) as copy:
         assert copy.append(batch_of(3), 20) == (0, 20)
-    _, verdict = pair.look(topic)
+    _, verdict = pair.inspect(topic)
     assert isinstance(verdict, Wait)
     assert "does not show its records below offset 23 yet" in verdict.trouble.message
     producer.commit_transaction(30)
-    wait_until(lambda: isinstance(pair.look(topic)[1], Fail))
-    assert failure(pair.look(topic)[1]) == (Reason.SOURCE_DIVERGED, 20)
+    wait_until(lambda: isinstance(pair.inspect(topic)[1], Fail))
+    assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_DIVERGED, 20)
 
 
 def test_logs_that_show_less_than_they_did_are_not_compared(pair: Pair) -> None:
@@ -231,7 +231,7 @@ def test_logs_that_show_less_than_they_did_are_not_compared(pair: Pair) -> None:
     topic = pair.topic()
     produce(pair.source, topic, 20)
     pair.copy(topic, 20)
-    pair.look(topic)
+    pair.inspect(topic)
     source, destination = pair.inspector.source_metadata, pair.inspector.destination_metadata
     assert source is not None
     assert destination is not None
@@ -272,7 +272,7 @@ def test_somebody_elses_records_are_noticed(pair: Pair, write: Callable[[Pair, s
     write(pair, topic)
     if source_grows:
         produce(pair.source, topic, 60)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert failure(verdict) == (Reason.DESTINATION_WRITTEN, 50)
     assert facts.differs_at is not None
     assert 50 <= facts.differs_at < facts.destination_log_end
@@ -289,7 +289,7 @@ def test_somebody_elses_open_transaction_is_noticed(pair: Pair) -> None:
     producer.begin_transaction()
     producer.produce(topic, b"foreign", b"k", 0)
     assert producer.flush(30) == 0
-    assert failure(pair.look(topic)[1]) == (Reason.DESTINATION_WRITTEN, 50)
+    assert failure(pair.inspect(topic)[1]) == (Reason.DESTINATION_WRITTEN, 50)
     producer.abort_transaction(30)
 
 
@@ -305,7 +305,7 @@ def test_a_record_of_an_aborted_transaction_is_not_the_sources(pair: Pair) -> No
         batch = bytearray(records[header.position : header.position + header.size_in_bytes])
         batch[22] &= ~0x10  # not transactional any more
         assert copy.append(batch, 10) == (0, 10)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert failure(verdict) == (Reason.SOURCE_DIVERGED, 10)
     assert facts.differs_at == 10
 
@@ -317,7 +317,7 @@ def test_an_old_source_that_is_adopted_keeps_its_aborted_transactions(pair: Pair
     transact(pair.destination, topic, 30, commit=False)
     with closing(Pair(pair.destination, pair.source)) as forth:
         forth.copy(topic, 50 + 31)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert facts.tail is TailMatch.SAME
     assert isinstance(verdict, Copy)
 
@@ -332,7 +332,7 @@ def test_a_damaged_batch_of_the_source_proves_nothing(pair: Pair) -> None:
         byte = file.read(1)[0]
         file.seek(80)
         file.write(bytes([byte ^ 4]))
-    _, verdict = pair.look(topic)
+    _, verdict = pair.inspect(topic)
     assert isinstance(verdict, Wait)
     assert (verdict.trouble.reason, verdict.trouble.permanent_after_retries) == (Reason.CORRUPT_BATCH, True)
     assert "the source's batch at offset 0 is corrupt" in verdict.trouble.message

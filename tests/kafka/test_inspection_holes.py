@@ -18,7 +18,7 @@ from kmirror.sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, fill, produce, transact
 from tests.support.leader import Leader, batch_of
 from tests.support.logs import BuiltLog
-from tests.support.mirrors import create_anew
+from tests.support.mirrors import create_again
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.waiting import wait_until
 
@@ -32,26 +32,26 @@ def test_a_log_start_is_built_step_by_step_and_may_move_on_meanwhile(pair: Pair)
     topic = pair.topic()
     produce(pair.source, topic, 900)
     delete_records(pair.source, topic, 500)
-    assert pair.look(topic)[1] == AdvanceStart(500)
+    assert pair.inspect(topic)[1] == AdvanceStart(500)
     with pair.at_copy(topic) as copy:
         fill(copy, 200)
-        assert pair.look(topic)[1] == AdvanceStart(500)
+        assert pair.inspect(topic)[1] == AdvanceStart(500)
         fill(copy, 500)
-        assert pair.look(topic)[1] == AdvanceStart(500)
+        assert pair.inspect(topic)[1] == AdvanceStart(500)
         delete_records(pair.source, topic, 600)
-        assert pair.look(topic)[1] == AdvanceStart(600)
+        assert pair.inspect(topic)[1] == AdvanceStart(600)
         fill(copy, 600)
         delete_records(pair.destination, topic, 600)
-        assert pair.look(topic)[1] == Copy(600)
+        assert pair.inspect(topic)[1] == Copy(600)
         delete_records(pair.source, topic, 650)
-        assert pair.look(topic)[1] == AdvanceStart(650)
+        assert pair.inspect(topic)[1] == AdvanceStart(650)
         fill(copy, 650)
         delete_records(pair.destination, topic, 650)
     pair.copy(topic, 700)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert (facts.tail, verdict) == (TailMatch.SAME, Copy(700))
     delete_records(pair.source, topic, 750)
-    assert failure(pair.look(topic)[1]) == (Reason.SOURCE_TRUNCATED, 700)
+    assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_TRUNCATED, 700)
 
 
 def test_filler_that_is_back_is_trimmed_again_whatever_stands_behind_it(pair: Pair) -> None:
@@ -66,12 +66,12 @@ def test_filler_that_is_back_is_trimmed_again_whatever_stands_behind_it(pair: Pa
             fill(copy, 500)
         # as a broker has it that died before it had noted the trim
         pair.copy(topic, 510)
-        facts, verdict = pair.look(topic)
+        facts, verdict = pair.inspect(topic)
         assert (facts.only_filler, facts.filler_end) == (False, 500)
         assert isinstance(verdict, Copy)
         assert verdict.trim_to == 500
         delete_records(pair.destination, pair.copy_of(topic), 500)
-        facts, verdict = pair.look(topic)
+        facts, verdict = pair.inspect(topic)
         assert isinstance(verdict, Copy)
         assert verdict.trim_to is None
 
@@ -81,7 +81,7 @@ def test_filler_is_not_built_upon_where_the_source_has_records(pair: Pair) -> No
     produce(pair.source, topic, 100)
     with pair.at_copy(topic) as copy:
         fill(copy, 40)
-    facts, verdict = pair.look(topic)
+    facts, verdict = pair.inspect(topic)
     assert facts.only_filler
     assert isinstance(verdict, Wait)
     assert verdict.trouble.permanent_after_retries
@@ -119,7 +119,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
             at, key = next(clock), b"same" if index % 3 else b"key-%d" % index
             written(source, None, key, at)
             written(copy, sequence, key, at)
-        assert cleaned.look(topic)[1] == Copy(30)
+        assert cleaned.inspect(topic)[1] == Copy(30)
 
         def is_source_cleaned() -> bool:
             written(source, None, b"another", next(clock))
@@ -127,7 +127,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
             return stored_batches(source) < source.log_end - 15
 
         wait_until(is_source_cleaned)
-        facts, verdict = cleaned.look(topic)
+        facts, verdict = cleaned.inspect(topic)
         assert (facts.tail, verdict) == (TailMatch.SAME, Copy(30))
 
         def is_copy_cleaned() -> bool:
@@ -136,7 +136,7 @@ def test_both_cleaners_may_have_been_at_work(cleaned: Pair) -> None:
             return stored_batches(copy) < copy.log_end - 15
 
         wait_until(is_copy_cleaned)
-        facts, verdict = cleaned.look(topic)
+        facts, verdict = cleaned.inspect(topic)
         assert isinstance(verdict, Copy)
         assert (facts.tail, verdict.offset) == (TailMatch.SAME, source.log_end)
 
@@ -162,7 +162,7 @@ def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
             return 6 not in [header.base_offset for header in batch_headers(source.fetch(6).records)]
 
         wait_until(is_gone)
-        facts, verdict = cleaned.look(topic)
+        facts, verdict = cleaned.inspect(topic)
         assert failure(verdict) == (Reason.DESTINATION_WRITTEN, 6)
         assert (facts.tail_producer_id, facts.foreign_writers) == (-1, ForeignWriters(-1, 1, -1))
 
@@ -176,14 +176,14 @@ def test_a_true_copy_of_any_log_is_found_to_be_one(
     """Holes, old formats, transactions, LogAppendTime, starts above 0: as a real broker reads them from its disk."""
     with closing(Pair(forgetful.cluster, destination_cluster)) as pair:
         for topic, log in installed_logs.items():
-            create_anew(destination_cluster, topic, {"max.message.bytes": "20000000"})
+            create_again(destination_cluster, topic, {"max.message.bytes": "20000000"})
             with pair.at_copy(topic) as copy:
                 fill(copy, log.log_start_offset)
                 if log.log_start_offset:
                     delete_records(destination_cluster, topic, log.log_start_offset)
                 end = random.Random(log.seed).randint(log.log_start_offset, log.last_stable_offset)
                 pair.copy(topic, end)
-                facts, verdict = pair.look(topic)
+                facts, verdict = pair.inspect(topic)
                 assert isinstance(verdict, Copy), (topic, end, facts, verdict)
                 shown = any(record.offset < end for record in log.expected)
                 assert facts.tail is (TailMatch.SAME if shown else TailMatch.NOTHING), (topic, end, facts)

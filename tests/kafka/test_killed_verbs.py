@@ -25,24 +25,24 @@ from tests.support import killed_verbs
 from tests.support.clusters import ClusterPair
 from tests.support.engine import run_to_its_end
 from tests.support.killed import Moment, run_killed
-from tests.support.killed_verbs import Story
+from tests.support.killed_verbs import Scenario
 from tests.support.mirrors import selector
 from tests.support.waiting import wait_until
 
 IDENTITY = EngineIdentity.of_this_process()
 
 
-def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, moment: Moment) -> bool:
-    """Tell one story; return False when the command had ended before the moment came."""
-    with kind(pair, folder) as story:
-        was_killed, killed = run_killed(moment, story.command)
+def killed_and_run_again(kind: type[Scenario], pair: ClusterPair, folder: Path, moment: Moment) -> bool:
+    """Tell one scenario; return False when the command had ended before the moment came."""
+    with kind(pair, folder) as scenario:
+        was_killed, killed = run_killed(moment, scenario.command)
         print(f"{kind.__name__} {moment}:\n{killed.stderr}{killed.stdout}")  # noqa: T201 - shown with a failure
         if was_killed:
-            assert story.is_whole()
-            again = run_to_its_end(story.command)
+            assert scenario.is_whole()
+            again = run_to_its_end(scenario.command)
             print(f"again: {again.returncode}\n{again.stderr}{again.stdout}")  # noqa: T201 - shown with a failure
             assert again.returncode == 0
-        story.check()
+        scenario.check()
     return was_killed
 
 
@@ -57,7 +57,7 @@ def killed_and_run_again(kind: type[Story], pair: ClusterPair, folder: Path, mom
     ],
 )
 def test_killed_at_a_record_and_run_again(
-    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Story], moment: Moment
+    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Scenario], moment: Moment
 ) -> None:
     assert killed_and_run_again(kind, cluster_pair, tmp_path, moment)
 
@@ -75,7 +75,7 @@ def test_killed_at_a_record_and_run_again(
     ],
 )
 def test_killed_at_every_record_and_run_again(
-    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Story], when: str
+    cluster_pair: ClusterPair, tmp_path: Path, kind: type[Scenario], when: str
 ) -> None:
     moments = (Moment(when, number) for number in itertools.count(1))
     reached = sum(
@@ -89,19 +89,19 @@ def test_a_pause_that_was_recorded_by_somebody_who_is_gone_is_waited_for(
 ) -> None:
     """The engine in charge is slow: it is this test, and gives the topic up when it likes."""
     with (
-        killed_verbs.PromotingAlone(cluster_pair, tmp_path) as story,
+        killed_verbs.PromotingAlone(cluster_pair, tmp_path) as scenario,
         ThreadPoolExecutor(1) as operator,
-        closing(StateStore(story.at_b.config)) as store,
+        closing(StateStore(scenario.at_b.config)) as store,
     ):
-        story.copy(story.at_b)
-        topic = story.topics[0]
-        record, mirrored = story.at_b.state().topic(story.mirror, topic), story.partition(topic)
+        scenario.copy(scenario.at_b)
+        topic = scenario.topics[0]
+        record, mirrored = scenario.at_b.state().topic(scenario.mirror, topic), scenario.partition(topic)
         assert record is not None
         assert mirrored.state is PartitionState.MIRRORING
-        engine = Lease.acquire(store, story.mirror, IDENTITY, ttl_ms=10_000)
+        engine = Lease.acquire(store, scenario.mirror, IDENTITY, ttl_ms=10_000)
         paused = replace(record, desired=DesiredState.PAUSED, pause_id="theirs")
-        change(story.at_b, story.mirror, lambda _: Changes((paused,)))
-        done = operator.submit(pause, story.at_b, story.mirror, selector(topic))
+        change(scenario.at_b, scenario.mirror, lambda _: Changes((paused,)))
+        done = operator.submit(pause, scenario.at_b, scenario.mirror, selector(topic))
         for _ in range(4):
             engine.heartbeat({})
             assert wait([done], 0.5).not_done, "it is not paused yet"
@@ -118,14 +118,14 @@ def test_the_engine_of_a_promote_that_is_killed_ends_and_leaves_nothing(
 ) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    with killed_verbs.PromotingAlone(cluster_pair, tmp_path) as story:
+    with killed_verbs.PromotingAlone(cluster_pair, tmp_path) as scenario:
         # it says that it lives every three seconds
-        was_killed, killed = run_killed(Moment("after", 3), story.command, environ)
+        was_killed, killed = run_killed(Moment("after", 3), scenario.command, environ)
         assert was_killed, killed.stderr
-        wait_until(lambda: story.processes() == [])
+        wait_until(lambda: scenario.processes() == [])
         # in it is how the destination is logged in to
         assert list((tmp_path / "tmp").glob("kmirror-*")) == []
-        again = run_to_its_end(story.command, 240)
+        again = run_to_its_end(scenario.command, 240)
         assert again.returncode == 0, again.stderr
-        story.check()
-        wait_until(lambda: story.processes() == [])
+        scenario.check()
+        wait_until(lambda: scenario.processes() == [])

@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.lane import partition_copy
 from kmirror.engine.lane.partition_copy import PartitionCopy
 from kmirror.errors import Reason
-from tests.support.hostile import mended
+from tests.support.hostile import repaired
 from tests.support.lane import Mirror, copy_of, fill
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.visible import shown
@@ -36,7 +36,7 @@ def put(layout: str, *fields: tuple[int, int], mend: bool = True) -> Change:
         for position, value in fields:
             struct.pack_into(layout, records, position, value)
         if mend and size <= len(records):
-            records[:size] = mended(bytearray(records[:size]))
+            records[:size] = repaired(bytearray(records[:size]))
 
     return change
 

@@ -53,7 +53,7 @@ def test_an_engine_that_meets_a_newer_record_ends_and_writes_over_nothing(
     with Run(destination, mirror) as run:
         run.until(lambda: bool(run.lanes.specs))
         run.report(row(topic, MIRRORING, 0))
-        before = run.remembered(topic)
+        before = run.stored(topic)
         newer = encode(before)[1].replace(b'"v":1', b'"v":2')
         run.say(row(topic, MIRRORING, 4, begun=True), fills_by_transactions=False)  # not stored yet
         store(before.key, newer)

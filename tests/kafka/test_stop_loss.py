@@ -27,7 +27,7 @@ from tests.support.clusters import ClusterPair, freeze, unique_topic
 from tests.support.foreign import write_idempotently, write_plainly
 from tests.support.json_documents import check
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import create_anew, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.mirrors import create_again, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.waiting import wait_until
 
 
@@ -82,7 +82,7 @@ def test_the_end_of_another_topic_of_the_sources_name_is_not_told(
     mirror = mirrored(cluster_pair.source, destination, topic)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-    create_anew(cluster_pair.source, topic)
+    create_again(cluster_pair.source, topic)
     produce(cluster_pair.source, topic, ["other"] * 9)
     row = row_of(failover(destination, mirror).result)
     assert (row.last_mirrored_offset, row.lag) == (3, 0)

@@ -23,8 +23,8 @@ from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.installed_logs import install
 from tests.support.logs import LONG_SEEDS, build_log
 from tests.support.real_logs import set_topic
-from tests.support.remembered_mirror import RememberedMirror, Side
 from tests.support.shared_clusters import revived
+from tests.support.stored_mirror import Side, StoredMirror
 
 #: In what kind of batch, what goes wrong, and to which of the records that it can happen to.
 CASES = (
@@ -95,7 +95,7 @@ def make(cluster: SandboxCluster, copy: Copy) -> None:
 class Made:
     """A mirror of all these copies, remembered on the destination."""
 
-    mirror: RememberedMirror
+    mirror: StoredMirror
     copies: list[Copy]
     #: Copies of one log above 0: with filler left in different ways.
     filler: dict[str, str]
@@ -109,7 +109,7 @@ def made(started_mortal_cluster: SandboxCluster, destination_cluster: SandboxClu
     install(source, {topic: original.log for topic, original in sources.items()})
     with ThreadPoolExecutor(4) as pool:  # it is mostly waiting
         list(pool.map(lambda copy: make(destination_cluster, copy), copies))
-    mirror = RememberedMirror(Side(source), Side(destination_cluster))
+    mirror = StoredMirror(Side(source), Side(destination_cluster))
     for copy in copies:
         mirror.known(copy.topic, copy.source)
     late = next(copy for copy in copies if copy.damaged is None and copy.original.log.log_start_offset > 1)

@@ -26,7 +26,7 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair
 from tests.support.json_documents import check
-from tests.support.remembered_mirror import RememberedMirror, Side
+from tests.support.stored_mirror import Side, StoredMirror
 from tests.support.watching import assert_grows
 
 BASE_TIME = 1_700_000_000_000
@@ -43,8 +43,8 @@ def on_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mirror(cluster_pair: ClusterPair) -> Iterator[RememberedMirror]:
-    made = RememberedMirror(Side(cluster_pair.source), Side(cluster_pair.destination))
+def mirror(cluster_pair: ClusterPair) -> Iterator[StoredMirror]:
+    made = StoredMirror(Side(cluster_pair.source), Side(cluster_pair.destination))
     yield made
     made.forget()
     made.source.close()
@@ -83,7 +83,7 @@ def row_of(outcome: VerifyOutcome, topic: str, partition: int | None = 0) -> Ver
 
 
 @pytest.mark.usefixtures("on_spark")
-def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
+def test_topics_in_every_condition(mirror: StoredMirror, cluster_pair: ClusterPair, tmp_path: Path) -> None:
     source, destination = mirror.source, mirror.destination
     whole = records(0, 300)
 
@@ -195,7 +195,7 @@ def test_topics_in_every_condition(mirror: RememberedMirror, cluster_pair: Clust
 @pytest.mark.long
 @pytest.mark.usefixtures("on_spark")
 def test_a_large_partition_is_compared_in_pieces_at_once(
-    mirror: RememberedMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: StoredMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of one partition run side by side; of several differences the first is told; a sample looks at less."""
     monkeypatch.setattr("kmirror.engine.bulk.ranges._SMALLEST_TASK_BYTES", 100_000)
@@ -220,7 +220,7 @@ def test_a_large_partition_is_compared_in_pieces_at_once(
 
 
 def test_what_is_refused_before_spark_is_started(
-    mirror: RememberedMirror, cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch
+    mirror: StoredMirror, cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = mirror.topic("t")
     mirror.save()

@@ -47,7 +47,7 @@ def cut(asked: TruncationPlan, *dirs: Path, dry_run: bool = False, kill: KillAft
     return done
 
 
-def told(result: VerbResult) -> list[tuple[str | None, int | None, str]]:
+def outcomes(result: VerbResult) -> list[tuple[str | None, int | None, str]]:
     return [(row.topic, row.partition, row.result.value) for row in result.results if row.topic]
 
 

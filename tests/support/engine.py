@@ -25,7 +25,7 @@ from tests.support import forked
 from tests.support.json_documents import check_printed
 from tests.support.processes import EngineTree, engine_tree
 from tests.support.stored import first_difference, log_dir_of
-from tests.support.waiting import looks, wait_until
+from tests.support.waiting import polls, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -220,7 +220,7 @@ class Pair:
         if engine.is_local:
             wait_until(lambda: engine.process.poll() is not None or engine.tree().workers, seconds)
         first = end = self.destination_end()
-        for _ in looks():
+        for _ in polls():
             if (end := self.destination_end()) != first:
                 break
             assert engine.process.poll() is None, f"the engine ended by itself:\n{engine.output[-4000:]}"

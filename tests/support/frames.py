@@ -29,7 +29,7 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def is_told(stream: Stream, within: float = 20) -> bool:
+def is_readable(stream: Stream, within: float = 20) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(stream.fileno(), selectors.EVENT_READ)
         return bool(selector.select(within))

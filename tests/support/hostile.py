@@ -40,7 +40,7 @@ def explore(amount: int, what: st.SearchStrategy[Any], check: Callable[[Any], No
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
+def corrupted(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
     """Take one of these, and flip, cut, double, overwrite in up to four places."""
     data = bytearray(draw(st.sampled_from(sound)))
     for _ in range(draw(st.integers(1, 4))):
@@ -68,13 +68,13 @@ def spoiled(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
 
 
 @st.composite
-def spoiled_batches(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
+def corrupted_batches(draw: st.DrawFn, sound: Sequence[bytes]) -> bytes:
     """Spoil one of these batches, and mostly mend its length and its checksum, so that the inside is reached."""
-    data = bytearray(draw(spoiled(sound)))
-    return bytes(mended(data)) if draw(st.integers(0, 4)) else bytes(data)
+    data = bytearray(draw(corrupted(sound)))
+    return bytes(repaired(data)) if draw(st.integers(0, 4)) else bytes(data)
 
 
-def mended(data: bytearray) -> bytearray:
+def repaired(data: bytearray) -> bytearray:
     """Give a batch the length and the checksum that belong to what it has become."""
     if len(data) >= _HEADER_BYTES:
         data[16] = 2

@@ -111,9 +111,9 @@ class Run:
         )
         change(self._destination, self._mirror, lambda _: Changes((record,)))
 
-    def remembered(self, topic: str, partition: int = 0) -> PartitionRecord:
+    def stored(self, topic: str, partition: int = 0) -> PartitionRecord:
         """Return what is stored of a partition once the engine's next heartbeat is through."""
-        self.beat()
+        self.heartbeat()
         found = self._destination.state().partition(self._mirror, topic, partition)
         assert found is not None
         return found
@@ -125,7 +125,7 @@ class Run:
 
     def incarnations(self) -> dict[int, Incarnation]:
         """Return which lanes may write, as the next heartbeat says."""
-        self.beat()
+        self.heartbeat()
         return dict(self._lease.record.lanes)
 
     def is_caught_up(self) -> bool:
@@ -136,7 +136,7 @@ class Run:
         """Let it be as if the source had not answered yet; it will soon."""
         self.engine.partitions.targets = None
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Let the engine work until its next heartbeat is through."""
         before = self._lease.record.last_seen_ms
         self.until(lambda: self._lease.record.last_seen_ms > before)

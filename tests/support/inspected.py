@@ -61,7 +61,7 @@ class Pair:
             producer_id=OWN_ID,
         )
 
-    def look(self, topic: str) -> tuple[Facts, Verdict]:
+    def inspect(self, topic: str) -> tuple[Facts, Verdict]:
         """Inspect partition 0, and judge it."""
         assignment = self.assignment(topic)
         (facts,) = self.inspector.inspect([assignment])

@@ -73,20 +73,20 @@ class JavaProgram:
 
         def is_there() -> bool:
             assert self._process is not None
-            assert self._process.poll() is None, f"it has ended by itself:\n{self.told}"
+            assert self._process.poll() is None, f"it has ended by itself:\n{self.tail}"
             return line in self.lines
 
         wait_until(is_there, seconds)
 
     @property
-    def told(self) -> str:
+    def tail(self) -> str:
         """The last of what it has printed and logged."""
         return "\n".join((self.folder / name).read_text(errors="replace")[-3000:] for name in ("console", "log"))
 
     def stop(self, seconds: float = 60) -> None:
         """End it with SIGTERM, which it has to obey."""
         assert self._process is not None
-        assert self._process.poll() is None, f"it has ended by itself:\n{self.told}"
+        assert self._process.poll() is None, f"it has ended by itself:\n{self.tail}"
         self._process.terminate()
         self._process.wait(seconds)
 

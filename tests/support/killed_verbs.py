@@ -1,6 +1,6 @@
 """A mirror from A to B before each verb that can be killed, the command line, and what has to hold when it has ended.
 
-Every story makes clusters' topics and a mirror of its own. `check` asks librdkafka for records and offsets.
+Every scenario makes clusters' topics and a mirror of its own. `check` asks librdkafka for records and offsets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RECORDS = ["one", "two", "three"]
 END = len(RECORDS)
 
 
-class Story(ABC):
+class Scenario(ABC):
     """Two topics with three records each, mirrored from A to B, and a group that has read two of the first one's."""
 
     #: How many records the verb writes at least; else nothing would be proved.
@@ -89,10 +89,10 @@ class Story(ABC):
         """Tell whether what the command left when it was killed is what it may leave."""
         return True
 
-    # -- what stories are told with ------------------------------------------------------------------------------------
+    # -- helpers of scenarios -----------------------------------------------------------------------------------------
 
     def engine(self, at: Destination, *, groups: bool = False) -> LocalEngine:
-        """Let an engine copy until the story is over, and wait until all is copied."""
+        """Let an engine copy until the scenario is over, and wait until all is copied."""
         jobs = [GroupSyncJob(self.mirror, at.properties)] if groups else []
         engine = self._stack.enter_context(LocalEngine(at, self.mirror, jobs))
         engine.catch_up()
@@ -140,7 +140,7 @@ class Story(ABC):
         return [one.name for one in records if isinstance(one, WorkflowRecord) and one.mirror == self.mirror]
 
 
-class FailingOver(Story):
+class FailingOver(Scenario):
     """With a living engine, which has to be shut out."""
 
     least_records = 5
@@ -160,7 +160,7 @@ class FailingOver(Story):
         assert record.discovery_ended
 
 
-class Removing(Story):
+class Removing(Scenario):
     """One of two topics, while the engine goes on with the other."""
 
     least_records = 3
@@ -190,7 +190,7 @@ class Removing(Story):
         assert record.settings["topics.exclude"] == removed
 
 
-class Promoting(Story):
+class Promoting(Scenario):
     """With a living engine, and a group that comes along: all topics together."""
 
     least_records = 5
@@ -228,7 +228,7 @@ class PromotingAlone(Promoting):
         return found
 
 
-class Pausing(Story):
+class Pausing(Scenario):
     """One of two topics; the other is copied on."""
 
     least_records = 1
@@ -251,7 +251,7 @@ class Pausing(Story):
         assert bounds_of(self.b, paused) == (0, END)
 
 
-class Resuming(Story):
+class Resuming(Scenario):
     """A mirror that was paused as a whole."""
 
     least_records = 1
@@ -275,7 +275,7 @@ class Resuming(Story):
             assert_mirrored(self.a, self.b, topic)
 
 
-class Deleting(Story):
+class Deleting(Scenario):
     """A mirror whose topics are stopped."""
 
     least_records = 1
@@ -295,7 +295,7 @@ class Deleting(Story):
         assert {topic: shown(self.b, topic) for topic in self.topics} == self._before
 
 
-class _Returning(Story):
+class _Returning(Scenario):
     """A becomes the mirror of B."""
 
     @property
@@ -354,7 +354,7 @@ class FailingBackByRecreating(_Returning):
             assert f"{topic}.kmirror-archive.2" not in self.at_a.client.metadata(None).topics
 
 
-class PlanningCuts(Story):
+class PlanningCuts(Scenario):
     """The first half of an offline failback of two topics that hold more: what goes is saved, and the plan written."""
 
     least_records = 6
@@ -416,7 +416,7 @@ class TurningRound(SwitchingOver):
             assert done.result.exit_code == 0, done.result
 
 
-ALL: tuple[type[Story], ...] = (
+ALL: tuple[type[Scenario], ...] = (
     FailingOver,
     Removing,
     Promoting,

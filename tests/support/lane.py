@@ -43,7 +43,7 @@ from tests.support.clusters import unique_topic
 from tests.support.leader import create_topic
 from tests.support.oracle import raw_log_bytes
 from tests.support.stored import first_difference
-from tests.support.waiting import looks
+from tests.support.waiting import polls
 
 
 class Mirror:
@@ -244,7 +244,7 @@ class Mirror:
     def wait(self, lane: Lane, true: Callable[[], Any], seconds: float = 60) -> None:
         """Wait until something comes true; if it does not, tell the lane's story."""
         deadline = time.monotonic() + seconds
-        for _ in looks():
+        for _ in polls():
             if true():
                 return
             thread = next(thread for known, thread in self._lanes if known is lane)

@@ -49,7 +49,7 @@ def delete_topic(cluster: SandboxCluster, topic: str) -> None:
         pass
 
 
-def create_anew(cluster: SandboxCluster, topic: str, settings: Mapping[str, str] | None = None) -> None:
+def create_again(cluster: SandboxCluster, topic: str, settings: Mapping[str, str] | None = None) -> None:
     """Create a topic as mirrors have it, in place of one that may be there already."""
     if topic in AdminClient(properties_of(cluster)).list_topics(timeout=30).topics:
         delete_topic(cluster, topic)

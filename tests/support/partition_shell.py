@@ -70,7 +70,7 @@ def facts(end: int = 0, **others: object) -> Facts:
     return replace(usual, **others)  # type: ignore[arg-type]
 
 
-def remembered(end: int, timestamp: int) -> ProducerState:
+def producer_state(end: int, timestamp: int) -> ProducerState:
     return ProducerState(ASSIGNMENT.producer_id, 0, end - 1, timestamp, -1, None)
 
 

@@ -92,7 +92,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
-def told_by_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what rows of `describe --json` say, summed up as metrics are."""
     lags: defaultdict[str, list[int | None]] = defaultdict(list)
     for row in rows:
@@ -109,7 +109,7 @@ def told_by_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def told_by_metrics(samples: Samples, mirror: str) -> dict[str, Any]:
+def summary_of_metrics(samples: Samples, mirror: str) -> dict[str, Any]:
     """Return the same from a scrape."""
 
     def by(name: str, label: str) -> dict[str, float]:
@@ -143,15 +143,15 @@ def assert_all_say(
     until = time.monotonic() + seconds
     while True:
         rows = described()
-        by_rows = told_by_rows(rows)
+        by_rows = summary_of_rows(rows)
         samples = scraped(get)
         mirror = rows[0]["mirror"]
         status, body = get("/status.json", "")
         assert status == HTTPStatus.OK, body
-        by_status = told_by_rows([row for row in json.loads(body)["partitions"] if row["mirror"] == mirror])
-        by_metrics = told_by_metrics(samples, mirror)
+        by_status = summary_of_rows([row for row in json.loads(body)["partitions"] if row["mirror"] == mirror])
+        by_metrics = summary_of_metrics(samples, mirror)
         if is_so(by_rows) and by_rows == by_metrics == by_status:
-            assert told_by_metrics(scraped(get, OPENMETRICS), mirror)["topics"] == by_rows["topics"]
+            assert summary_of_metrics(scraped(get, OPENMETRICS), mirror)["topics"] == by_rows["topics"]
             return samples
         assert time.monotonic() < until, f"describe: {by_rows}\nmetrics:  {by_metrics}\nstatus:   {by_status}"
         time.sleep(0.5)

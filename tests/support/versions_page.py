@@ -20,7 +20,7 @@ from kmirror.sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror.sandbox.spec import needs_zookeeper
 from tests.support.clusters import NO_RETENTION, made_clusters
 from tests.support.kafka_versions import OLDER_VERSIONS
-from tests.support.version_story import VersionStory
+from tests.support.version_scenario import VersionScenario
 
 _ROOT = Path(__file__).parent.parent.parent
 PAGE = _ROOT / "docs" / "versions.md"
@@ -106,20 +106,20 @@ That is also why Kafka before 2.8 is refused.
 """
 
 
-def _stories(versions: Sequence[str], folder: Path) -> Iterator[Seen]:
+def _scenarios(versions: Sequence[str], folder: Path) -> Iterator[Seen]:
     with made_clusters(folder) as make:
         newest = make("newest", properties=NO_RETENTION)
         for version in versions:
             with made_clusters(folder) as make_older:
                 older = make_older("older", kafka_version=version, heap="256m", properties=NO_RETENTION)
                 for role, pair in (("source", (older, newest)), ("destination", (newest, older))):
-                    with closing(VersionStory(*pair)) as story:
-                        yield Seen(version, role, {step: _holds(story, step) for step in STEPS})
+                    with closing(VersionScenario(*pair)) as scenario:
+                        yield Seen(version, role, {step: _holds(scenario, step) for step in STEPS})
 
 
-def _holds(story: VersionStory, step: str) -> bool:
+def _holds(scenario: VersionScenario, step: str) -> bool:
     try:
-        getattr(story, step)()
+        getattr(scenario, step)()
     except AssertionError as error:
         sys.stderr.write(f"{step}: {error}\n")
         return False
@@ -129,7 +129,7 @@ def _holds(story: VersionStory, step: str) -> bool:
 def _see(versions: Sequence[str]) -> None:
     rows = {(one.version, one.role): one for one in (seen() if RESULTS.exists() else ())}
     with tempfile.TemporaryDirectory() as folder:
-        for one in _stories(versions, Path(folder)):
+        for one in _scenarios(versions, Path(folder)):
             sys.stderr.write(f"{one}\n")
             rows[one.version, one.role] = one
     kept = sorted(rows.values(), key=lambda one: (one.version, one.role == "destination"))

@@ -103,11 +103,11 @@ def difference(wanted: Sequence[VisibleRecord], found: Sequence[VisibleRecord], 
     """Return where two views part, in a line one can read; None when they are equal."""
     for one, other in zip_longest(wanted, found):
         if one != other:
-            return f"{what}: wanted {_told(one)}, found {_told(other)} ({len(wanted)} and {len(found)} records)"
+            return f"{what}: wanted {_text(one)}, found {_text(other)} ({len(wanted)} and {len(found)} records)"
     return None
 
 
-def _told(record: VisibleRecord | None) -> str:
+def _text(record: VisibleRecord | None) -> str:
     if record is None:
         return "no more record"
     key, value = (_short(content) for content in (record.key, record.value))
@@ -200,13 +200,13 @@ def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleR
     at_source, at_destination = ({record.offset: record for record in view} for view in (source, destination))
     for offset in sorted(at_source.keys() & at_destination.keys()):
         if at_source[offset] != at_destination[offset]:
-            return f"wanted {_told(at_source[offset])}, found {_told(at_destination[offset])}"
+            return f"wanted {_text(at_source[offset])}, found {_text(at_destination[offset])}"
     for having, lacking, side in ((at_source, at_destination, "destination"), (at_destination, at_source, "source")):
         last = {record.key: offset for offset, record in lacking.items()}
         for offset in sorted(having.keys() - lacking.keys()):
             record = having[offset]
             if record.value is not None and last.get(record.key, -1) < offset:
-                return f"the {side} lacks {_told(record)}, and nothing later of that key"
+                return f"the {side} lacks {_text(record)}, and nothing later of that key"
     return None
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 
-def looks() -> Iterator[None]:
+def polls() -> Iterator[None]:
     """Yield for each look at what is waited for, without end.
 
     Between looks it rests for four times as long as one takes, within limits: brokers, engines and other tests need
@@ -22,7 +22,7 @@ def looks() -> Iterator[None]:
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Return when `condition` holds, and fail the test when it never does."""
     deadline = time.monotonic() + seconds
-    for _ in looks():
+    for _ in polls():
         if condition():
             return
         assert time.monotonic() < deadline, "what was waited for never happened"

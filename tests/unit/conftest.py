@@ -10,7 +10,7 @@ import pytest
 from tests.support.browser import has_chromium
 from tests.support.cutting import SEGMENTS
 from tests.support.log_dirs import add_partition, make_log_dir
-from tests.support.partition_shell import EPOCH_MS, Shell, facts, remembered, stored
+from tests.support.partition_shell import EPOCH_MS, Shell, facts, producer_state, stored
 from tests.support.tls import write_tls_files
 
 #: What needs a browser is there where one is: no package brings one. test_serve_page.py runs the same page without.
@@ -36,7 +36,7 @@ def shell() -> Iterator[Shell]:
 @pytest.fixture
 def copying(shell: Shell) -> Shell:
     """Return a shell whose copy is past its first success, at offset 10, with a broker that remembers us."""
-    shell.inspect(facts(9, producer=remembered(9, EPOCH_MS)))
+    shell.inspect(facts(9, producer=producer_state(9, EPOCH_MS)))
     shell.fetch(stored(9))
     assert len(shell.send()) == 1
     shell.answer()

@@ -12,7 +12,7 @@ from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.appending import REQUESTS_IN_FLIGHT, Appending
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from tests.support.frames import PLAIN
-from tests.support.partition_shell import Shell, facts, remembered, stored
+from tests.support.partition_shell import Shell, facts, producer_state, stored
 
 
 class Sending:
@@ -20,7 +20,7 @@ class Sending:
 
     def __init__(self, deadline: float) -> None:
         self.shell, today = Shell(), now_ms()
-        self.shell.inspect(facts(producer=remembered(0, today)))
+        self.shell.inspect(facts(producer=producer_state(0, today)))
         self.shell.fetch(*(stored(number, timestamp=today) for number in range(2)))
         self.shell.copy.may_send(today)
         self.shell.copy.take()

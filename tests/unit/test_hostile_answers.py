@@ -28,7 +28,7 @@ from kmirror.cluster.share_offsets import decode_altered, decode_described
 from kmirror.errors import OutcomeUnknown, Reason, UnreachableError
 from tests.support.fetch_messages import full_answer
 from tests.support.frames import PLAIN
-from tests.support.hostile import AMOUNTS, explore, spoiled
+from tests.support.hostile import AMOUNTS, corrupted, explore
 
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
@@ -111,7 +111,7 @@ def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
         with suppress(FrameError):
             decode(memoryview(data))
 
-    explore(amount, spoiled([sound]) | st.binary(max_size=60), check)
+    explore(amount, corrupted([sound]) | st.binary(max_size=60), check)
 
 
 def test_ten_thousand_partitions_in_one_answer_take_a_moment_and_some_times_its_size() -> None:
@@ -144,7 +144,7 @@ def test_a_large_answer_is_read_or_a_frame_error(amount: int) -> None:
         with suppress(FrameError):
             metadata.answer(memoryview(data + sound[200:]), 12)
 
-    explore(amount, spoiled([sound[:200]]), check)
+    explore(amount, corrupted([sound[:200]]), check)
 
 
 # -- over a connection -------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_broker_that_is_none_is_not_logged_in_to(amount: int) -> None:
     def check(answer: bytes) -> None:
         assert refused(answer).reason is Reason.AUTHENTICATION_FAILED
 
-    explore(amount, spoiled([b"r=%n99,s=c2FsdA==,i=4096"]) | st.binary(max_size=40), check)
+    explore(amount, corrupted([b"r=%n99,s=c2FsdA==,i=4096"]) | st.binary(max_size=40), check)
 
 
 @pytest.mark.parametrize(

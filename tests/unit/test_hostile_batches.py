@@ -47,16 +47,16 @@ from tests.support.hostile import (
     SOUND_BATCHES,
     SOUND_OLD,
     batch,
+    corrupted,
+    corrupted_batches,
     explore,
-    mended,
-    spoiled,
-    spoiled_batches,
+    repaired,
 )
 
 START, HIGH_WATERMARK = 100, 130
 #: Transactions of this producer are aborted.
 ABORTED = [AbortedTransaction(7, 90)]
-ANY_BATCH = spoiled_batches(SOUND_BATCHES) | spoiled(SOUND_OLD)
+ANY_BATCH = corrupted_batches(SOUND_BATCHES) | corrupted(SOUND_OLD)
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
@@ -98,7 +98,7 @@ def check_taken(data: bytes) -> None:
 @AMOUNTS
 def test_a_lane_takes_what_it_is_sent_or_fails_one_partition(amount: int) -> None:
     explore(amount * 3, ANY_BATCH, check_taken)
-    explore(amount, spoiled(NEIGHBOURS), check_taken)
+    explore(amount, corrupted(NEIGHBOURS), check_taken)
     explore(amount, st.lists(ANY_BATCH, min_size=2, max_size=4).map(b"".join), check_taken)
 
 
@@ -106,7 +106,7 @@ def moved(data: bytes, layout: str, position: int, value: int) -> bytes:
     """Return a batch with another number in its header, and the checksum for it."""
     spoilt = bytearray(data)
     struct.pack_into(layout, spoilt, position, value)
-    return bytes(mended(spoilt))
+    return bytes(repaired(spoilt))
 
 
 #: What was found once.
@@ -114,7 +114,7 @@ CORPUS = {
     "records' times are beyond 64 bits": moved(batch((100, 105), 100, 105), ">q", 27, (1 << 63) - 2),
     "a sound batch and a negative length": batch(range(100, 110)) + struct.pack(">qi", 110, -60) + bytes(60),
     "a snappy block without a length": bytes(
-        mended(bytearray(batch((100, 105), 100, 105, codec="snappy")[:77]) + bytes(3)),
+        repaired(bytearray(batch((100, 105), 100, 105, codec="snappy")[:77]) + bytes(3)),
     ),
     "the offset after it is beyond 64 bits": moved(batch(range(100, 110)), ">q", 0, (1 << 63) - 5),
     "dense by its header, and a record in it says another offset": moved(
@@ -272,7 +272,7 @@ def bomb(count: int, last: int) -> bytes:
     section = bytes(cramjam.zstd.compress(bytes(64 << 20))) * (MAX_SECTION_BYTES // (64 << 20) + 1)
     data = bytearray(batch((100,), 100, last, codec="zstd")[:61] + section)
     struct.pack_into(">i", data, 57, count)
-    return bytes(mended(data))
+    return bytes(repaired(data))
 
 
 def test_a_bomb_is_copied_unopened_where_it_can_be_and_is_a_failure_with_its_reason_elsewhere() -> None:
@@ -293,7 +293,7 @@ def test_small_batches_that_are_bombs_are_not_put_together() -> None:
     parts = []
     for base in (100, 101):
         data = bytearray(batch((base,), base, base, codec="zstd")[:61] + bytes(cramjam.zstd.compress(bytes(1 << 20))))
-        parts.append(bytes(mended(data)))
+        parts.append(bytes(repaired(data)))
     taken, failure = take_in(b"".join(parts))
     assert failure is None
     assert [(one.base_offset, one.next_offset) for one in taken.queue] == [(100, 101), (101, 102)]

@@ -24,7 +24,7 @@ from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
 from kmirror.state.events import Event, decode_event, encode_event
 from kmirror.state.records import MirrorRecord, Removed, Unknown, decode, encode
 from kmirror.state.snapshot import State
-from tests.support.hostile import AMOUNTS, explore, spoiled
+from tests.support.hostile import AMOUNTS, corrupted, explore
 from tests.support.key_stores import STORE_PASSWORD, unprotected_pkcs12
 
 # -- state -------------------------------------------------------------------------------------------------------------
@@ -59,10 +59,10 @@ def test_a_stored_record_is_read_or_said_to_be_unreadable(amount: int) -> None:
     keys, values = [key for key, _ in STORED], [value for _, value in STORED]
 
     def values_of(pair: tuple[bytes, bytes]) -> st.SearchStrategy[Any]:
-        return st.tuples(st.just(pair[0]), spoiled([pair[1]]) | st.none())
+        return st.tuples(st.just(pair[0]), corrupted([pair[1]]) | st.none())
 
     explore(amount * 2, st.sampled_from(STORED).flatmap(values_of), check_state)
-    explore(amount, st.tuples(spoiled(keys), st.sampled_from(values)), check_state)
+    explore(amount, st.tuples(corrupted(keys), st.sampled_from(values)), check_state)
 
 
 @st.composite
@@ -104,7 +104,7 @@ def test_an_event_is_read_or_said_to_be_unreadable(amount: int) -> None:
         assert isinstance(event, Event)
         assert encode_event(event)
 
-    explore(amount, spoiled(EVENTS), check)
+    explore(amount, corrupted(EVENTS), check)
 
 
 # -- what operators write ----------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_properties_are_read_or_a_usage_error(amount: int) -> None:
             literal_secrets(found)
             resolve(found, {})
 
-    explore(amount, spoiled(PROPERTIES), check)
+    explore(amount, corrupted(PROPERTIES), check)
 
 
 @AMOUNTS
@@ -132,7 +132,7 @@ def test_a_jaas_line_is_read_or_a_usage_error(amount: int) -> None:
         with suppress(UsageError):
             parse_jaas(data.decode("iso-8859-1"))
 
-    explore(amount, spoiled([b"a.B required x=\"y\\n\" z='q' w=${env:A}; c.D optional; /* e */"]), check)
+    explore(amount, corrupted([b"a.B required x=\"y\\n\" z='q' w=${env:A}; c.D optional; /* e */"]), check)
 
 
 @AMOUNTS
@@ -145,7 +145,7 @@ def test_a_kmirror_toml_is_read_or_a_usage_error(amount: int, tmp_path: Path) ->
             read_config_file(path)
 
     sound = b'[clusters.prod]\nbootstrap-server = "a:1"\ncommand-config = "p"\n[defaults]\ncluster = "prod"\n'
-    explore(amount, spoiled([sound, b"a = " + b"[" * 3000]), check)
+    explore(amount, corrupted([sound, b"a = " + b"[" * 3000]), check)
 
 
 # -- key stores and tokens ---------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_key_store_is_read_or_refused(amount: int) -> None:
             with suppress(StoreError):
                 assert isinstance(key_entry(data, "pw", None), KeyEntry | None)
 
-    explore(amount, spoiled([STORE]), check)
+    explore(amount, corrupted([STORE]), check)
 
 
 def overwritten(store: bytes) -> st.SearchStrategy[bytes]:
@@ -211,7 +211,7 @@ def test_a_pkcs12_store_is_read_or_refused(amount: int) -> None:
         found = pkcs12.key_entry(store, STORE_PASSWORD)
         assert found is not None
         assert len(found.chain) == 2
-    explore(amount, spoiled(stores), check_pkcs12)
+    explore(amount, corrupted(stores), check_pkcs12)
     # the same lengths: the inside is reached
     explore(amount, st.sampled_from(stores).flatmap(overwritten), check_pkcs12)
 
@@ -260,4 +260,4 @@ def test_any_text_is_a_token_with_an_end_or_refused(amount: int) -> None:
         with suppress(UnreachableError):
             assert expiry_of(data.decode("latin-1"), "the endpoint") < 1e12
 
-    explore(amount, spoiled([b"e30." + payload + b".sig"]), check)
+    explore(amount, corrupted([b"e30." + payload + b".sig"]), check)

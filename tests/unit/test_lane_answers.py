@@ -18,7 +18,7 @@ from kmirror.engine.histories.judge import Fail, TailMatch, Trouble, Wait
 from kmirror.engine.lane.partition_copy import QUEUE_BYTES
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
-from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, SETTLE, Shell, changed, facts, remembered, stored
+from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, SETTLE, Shell, changed, facts, producer_state, stored
 
 # -- answers of the destination ---------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ def test_successes_behind_a_refusal_are_still_told_by_the_log_end(copying: Shell
     copying.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert copying.status == "waiting"
     copying.now += 1
-    copying.inspect(facts(12, producer=remembered(12, EPOCH_MS)))
+    copying.inspect(facts(12, producer=producer_state(12, EPOCH_MS)))
     assert copying.copy.intake.next_offset == 12
 
 
@@ -197,7 +197,7 @@ def test_a_lost_connection_leaves_what_was_in_flight_unknown(copying: Shell, mem
     assert copying.status == "waiting"
     copying.now += 1
     assert copying.copy.due_for_inspection(copying.now)
-    copying.inspect(facts(12, producer=remembered(12, EPOCH_MS) if memory else None))
+    copying.inspect(facts(12, producer=producer_state(12, EPOCH_MS) if memory else None))
     assert copying.status == ("copying" if memory else "waiting")
     copying.now += SETTLE
     if not memory:
@@ -252,7 +252,7 @@ def test_a_batch_cut_off_at_the_end_is_fetched_again(copying: Shell) -> None:
         copying.fetch(whole, cut[:size])
         assert copying.copy.fetch_position(1000) == FetchPosition(13, 2, 7, 1000)
         copying.copy.interrupted(Trouble(Reason.SOURCE_UNREACHABLE, "gone"), copying.now)
-        copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+        copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
 
 
 def test_only_a_batch_cut_off_changes_nothing(copying: Shell) -> None:
@@ -372,7 +372,7 @@ def test_the_epoch_of_our_own_last_append_goes_with_the_next_fetch(copying: Shel
     copying.answer()
     copying.fetch(error_code=Code.NOT_LEADER_OR_FOLLOWER)
     copying.now += 1
-    copying.inspect(facts(11, tail=TailMatch.SAME, tail_epoch=5, producer=remembered(11, EPOCH_MS)))
+    copying.inspect(facts(11, tail=TailMatch.SAME, tail_epoch=5, producer=producer_state(11, EPOCH_MS)))
     assert copying.copy.fetch_position(1).last_fetched_epoch == 5
 
 

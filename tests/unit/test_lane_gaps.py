@@ -15,7 +15,7 @@ from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
 from kmirror.engine.lane.intake import Gap, GuardedBatch
 from kmirror.engine.lane.report import row_of
 from kmirror.errors import Reason
-from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, remembered, sequence_of, stored
+from tests.support.partition_shell import EPOCH_MS, SETTLE, Shell, changed, facts, producer_state, sequence_of, stored
 
 TRANSACTIONAL = 0x10
 
@@ -92,7 +92,7 @@ def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
 
 
 def test_coordinator_epochs_go_above_what_the_leader_remembers(shell: Shell) -> None:
-    shell.inspect(facts(10, producer=replace(remembered(10, EPOCH_MS), coordinator_epoch=7)))
+    shell.inspect(facts(10, producer=replace(producer_state(10, EPOCH_MS), coordinator_epoch=7)))
     shell.fetch(stored(13))
     assert [fill(shell) for _ in range(3)] == [WriteMarkers(2, 0, 8), WriteMarkers(1, 0, 9), ReadLeader()]
 
@@ -134,7 +134,7 @@ def test_refused_markers_are_followed_by_a_fresh_look_with_higher_epochs(copying
     copying.fetch(stored(15))
     assert fill(copying, code) == WriteMarkers(4, 0, 0)
     assert copying.status == "waiting"
-    copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(12, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(15))
     step = fill(copying)
     assert isinstance(step, WriteMarkers)
@@ -147,11 +147,11 @@ def test_markers_without_an_answer_are_waited_for(copying: Shell) -> None:
     copying.copy.fill.sent()
     copying.lose_destination()
     lost_at = copying.now
-    copying.inspect(facts(12, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(12, producer=producer_state(10, EPOCH_MS)))
     assert copying.status == "waiting"
     assert not copying.copy.due_for_inspection(lost_at + SETTLE - 0.1)
     copying.now = lost_at + SETTLE
-    copying.inspect(facts(13, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(13, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(15))
     assert copying.copy.next_fill_step() == WriteMarkers(1, 0, 2)
 
@@ -160,7 +160,7 @@ def test_no_gap_is_filled_while_a_batch_may_still_arrive(copying: Shell) -> None
     copying.fetch(stored(10))
     copying.send()
     copying.lose_destination()
-    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(12))  # what stood at 10 is compacted meanwhile
     copying.now += SETTLE + 1
     assert copying.copy.next_fill_step() is None
@@ -171,7 +171,7 @@ def test_numbers_do_not_begin_anew_while_a_batch_with_others_may_still_arrive(co
     copying.fetch(stored(10))
     copying.send()
     copying.lose_destination()
-    forgotten = remembered(0, EPOCH_MS)  # markers of ours are all that the leader remembers
+    forgotten = producer_state(0, EPOCH_MS)  # markers of ours are all that the leader remembers
     copying.inspect(facts(10, producer=forgotten))
     assert copying.status == "waiting"
 
@@ -253,7 +253,7 @@ def test_filler_leads_to_the_first_offset_and_is_trimmed(shell: Shell) -> None:
     shell.copy.trimmed(None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
     assert shell.copy.log_start.aligned_to == to
-    shell.inspect(facts(to, source_log_start=to, destination_log_start=to, producer=remembered(to, shell.wall)))
+    shell.inspect(facts(to, source_log_start=to, destination_log_start=to, producer=producer_state(to, shell.wall)))
     report = row_of(shell.copy)
     assert (report.state, report.destination_offset, report.begun) == ("MIRRORING", to, False)
     shell.fetch(stored(to))
@@ -277,7 +277,7 @@ def test_a_trim_that_fails_is_tried_again(shell: Shell) -> None:
 
 
 def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
-    shell.inspect(facts(5, source_log_start=20, producer=remembered(5, shell.wall)), Copy(5, skip_to=20))
+    shell.inspect(facts(5, source_log_start=20, producer=producer_state(5, shell.wall)), Copy(5, skip_to=20))
     assert queued(shell) == [("g", 5, 20)]
     # epochs of before the loss say nothing of what comes behind it
     assert shell.copy.fetch_position(1000)[:2] == (20, None)
@@ -291,7 +291,9 @@ def test_what_the_source_has_lost_is_filled_and_told(shell: Shell) -> None:
 
 
 def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied(shell: Shell) -> None:
-    shell.inspect(facts(5, source_log_start=20, producer=remembered(5, shell.wall)), Copy(5, skip_to=20, trim_to=20))
+    shell.inspect(
+        facts(5, source_log_start=20, producer=producer_state(5, shell.wall)), Copy(5, skip_to=20, trim_to=20)
+    )
     assert [shell.copy.wants_records] == [False]
     while shell.copy.gap_to_fill():
         assert not trim_is_due(shell)
@@ -300,14 +302,14 @@ def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied
     shell.copy.log_start.trim_is_under_way = True
     shell.copy.trimmed(None, shell.now)
     assert (shell.status, shell.copy.log_start.aligned_to) == ("waiting", 20)
-    shell.inspect(facts(20, source_log_start=20, destination_log_start=20, producer=remembered(5, shell.wall)))
+    shell.inspect(facts(20, source_log_start=20, destination_log_start=20, producer=producer_state(5, shell.wall)))
     assert shell.copy.wants_records
     assert row_of(shell.copy).lost_until == 20
 
 
 def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) -> None:
     # filler that its broker had back after its death: what is fetched too early would be on its way during the look
-    seen = facts(50, source_log_start=20, filler_end=20, producer=remembered(50, shell.wall))
+    seen = facts(50, source_log_start=20, filler_end=20, producer=producer_state(50, shell.wall))
     shell.inspect(seen, Copy(50, 0, 0, trim_to=20))
     assert row_of(shell.copy).state == "LOG_ALIGNMENT"
     shell.fetch(stored(50), transactional(51))
@@ -318,7 +320,7 @@ def test_nothing_is_taken_from_the_source_before_a_log_is_trimmed(shell: Shell) 
     shell.copy.log_start.trim_is_under_way = True
     shell.copy.trimmed(None, shell.now)
     assert shell.copy.due_for_inspection(shell.now)
-    shell.inspect(facts(50, source_log_start=20, destination_log_start=20, producer=remembered(50, shell.wall)))
+    shell.inspect(facts(50, source_log_start=20, destination_log_start=20, producer=producer_state(50, shell.wall)))
     assert row_of(shell.copy).state == "MIRRORING"
     shell.fetch(stored(50))
     assert [batch.base_offset for batch in shell.send()] == [50]

@@ -26,7 +26,7 @@ from tests.support.partition_shell import (
     Shell,
     changed,
     facts,
-    remembered,
+    producer_state,
     sequence_of,
     stored,
 )
@@ -41,7 +41,7 @@ def test_nothing_is_sent_before_an_inspection(shell: Shell) -> None:
 
 
 def test_the_copy_starts_where_the_destination_ends(shell: Shell) -> None:
-    shell.inspect(facts(40, tail=TailMatch.SAME, tail_epoch=6, producer=remembered(40, EPOCH_MS)))
+    shell.inspect(facts(40, tail=TailMatch.SAME, tail_epoch=6, producer=producer_state(40, EPOCH_MS)))
     assert shell.copy.fetch_position(1000) == FetchPosition(40, 6, 7, 1000)
     shell.fetch(stored(40, 5), stored(45, 1))
     (first,) = shell.send()
@@ -63,7 +63,7 @@ def test_after_every_trouble_one_batch_flies_alone_again(copying: Shell) -> None
     copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
     for _ in range(3):
         copying.answer(Code.NOT_LEADER_OR_FOLLOWER)
-    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(*[stored(10 + i) for i in range(4)])
     assert len(copying.send()) == 1
 
@@ -90,7 +90,7 @@ def test_batches_fly_together_only_in_order_and_five_at_most(copying: Shell) -> 
 def test_a_broker_that_may_forget_us_gets_one_batch_at_a_time(
     shell: Shell, timestamp: int, expiration_ms: int | None
 ) -> None:
-    seen = facts(0, producer=remembered(0, EPOCH_MS + 1_000_000), producer_id_expiration_ms=expiration_ms)
+    seen = facts(0, producer=producer_state(0, EPOCH_MS + 1_000_000), producer_id_expiration_ms=expiration_ms)
     shell.inspect(seen)
     shell.fetch(*[stored(i, timestamp=timestamp) for i in range(4)])
     for i in range(4):
@@ -120,7 +120,7 @@ def test_memory_ages_while_the_copy_rests(copying: Shell) -> None:
 
 def test_sequences_count_records_and_wrap(shell: Shell) -> None:
     end = (1 << 31) + 41
-    shell.inspect(facts(end - 2, producer=remembered(end - 2 - 41, EPOCH_MS)))
+    shell.inspect(facts(end - 2, producer=producer_state(end - 2 - 41, EPOCH_MS)))
     shell.fetch(stored(end - 2, 2), stored(end))
     (last,) = shell.send()
     assert sequence_of(last) == 0x7FFFFFFE
@@ -154,7 +154,7 @@ def test_without_the_brokers_memory_the_predecessors_time_is_waited_out(succeedi
 
 def test_not_even_the_brokers_memory_spares_the_predecessors_time(succeeding: Shell) -> None:
     """What the predecessor sends next may be old, and end the memory before our batch arrives."""
-    succeeding.inspect(facts(5, producer=remembered(5, EPOCH_MS)))
+    succeeding.inspect(facts(5, producer=producer_state(5, EPOCH_MS)))
     assert succeeding.status == "waiting"
 
 
@@ -169,7 +169,7 @@ def test_a_predecessors_end_may_become_known_later() -> None:
 
 
 def test_memory_that_has_expired_is_none(succeeding: Shell) -> None:
-    succeeding.inspect(facts(5, producer=remembered(5, EPOCH_MS - DAY_MS)))
+    succeeding.inspect(facts(5, producer=producer_state(5, EPOCH_MS - DAY_MS)))
     assert succeeding.status == "waiting"
 
 
@@ -178,7 +178,7 @@ def test_with_the_brokers_memory_own_lost_requests_are_not_waited_for(copying: S
     copying.send()
     copying.lose_destination()
     copying.now += 1
-    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(10), stored(11), stored(12))
     assert len(copying.send()) == 1
     copying.answer()
@@ -190,10 +190,10 @@ def test_a_lost_request_that_would_end_the_memory_is_waited_for(copying: Shell) 
     copying.send()
     copying.lose_destination()
     copying.now += 1
-    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     assert copying.status == "waiting"
     copying.now += SETTLE
-    copying.inspect(facts(11, producer=remembered(11, EPOCH_MS)))
+    copying.inspect(facts(11, producer=producer_state(11, EPOCH_MS)))
     assert copying.status == "copying"
 
 
@@ -202,7 +202,7 @@ def test_a_batch_that_would_end_the_memory_waits_until_lost_requests_cannot_arri
     copying.send()
     copying.lose_destination()
     copying.now += 1
-    copying.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    copying.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     copying.fetch(stored(10), stored(11, timestamp=EPOCH_MS - 9 * DAY_MS), stored(12))
     assert [batch.base_offset for batch in copying.send()] == [10]
     assert copying.status == "copying"
@@ -211,7 +211,7 @@ def test_a_batch_that_would_end_the_memory_waits_until_lost_requests_cannot_arri
     assert copying.status == "waiting"
     copying.now += SETTLE
     assert copying.copy.due_for_inspection(copying.now)
-    copying.inspect(facts(11, producer=remembered(11, EPOCH_MS)))
+    copying.inspect(facts(11, producer=producer_state(11, EPOCH_MS)))
     copying.fetch(stored(11, timestamp=EPOCH_MS - 9 * DAY_MS), stored(12))
     assert [batch.base_offset for batch in copying.send()] == [11]
 
@@ -222,7 +222,7 @@ def test_a_lost_request_whose_numbers_would_fit_elsewhere_by_now_is_waited_for(c
     copying.lose_destination()
     copying.now += 1
     # the broker had forgotten us, and numbers began again: the lost batch could follow ours by its number
-    renumbered = facts(10, producer=remembered(4, EPOCH_MS))
+    renumbered = facts(10, producer=producer_state(4, EPOCH_MS))
     assert renumbered.filled_offsets(0) == 6
     copying.inspect(renumbered)
     assert copying.status == "waiting"

@@ -12,7 +12,7 @@ from kmirror.engine.lane.report import row_of
 from kmirror.engine.lane.retry import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from kmirror.errors import Reason
 from kmirror.state.records import ProgressRow
-from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, Shell, changed, facts, remembered, stored
+from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, Shell, changed, facts, producer_state, stored
 
 WRITTEN = Fail(Reason.DESTINATION_WRITTEN, "somebody else", 10)
 RECREATED = Fail(Reason.SOURCE_TOPIC_RECREATED, "another id", 10)
@@ -170,7 +170,7 @@ def test_a_follower_that_lags_does_not_make_the_source_end_earlier(shell: Shell)
 
 def test_what_was_put_together_and_is_refused_goes_piece_by_piece_without_a_pause() -> None:
     shell = Shell(replace(ASSIGNMENT, merges_batches=True))
-    shell.inspect(facts(9, producer=remembered(9, EPOCH_MS)))
+    shell.inspect(facts(9, producer=producer_state(9, EPOCH_MS)))
     shell.fetch(stored(9))
     shell.send()
     shell.answer()
@@ -181,7 +181,7 @@ def test_what_was_put_together_and_is_refused_goes_piece_by_piece_without_a_paus
     shell.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert (report(shell).state, report(shell).reason) == ("MIRRORING", None)
     assert shell.copy.due_for_inspection(shell.now)
-    shell.inspect(facts(10, producer=remembered(10, EPOCH_MS)))
+    shell.inspect(facts(10, producer=producer_state(10, EPOCH_MS)))
     shell.fetch(stored(10), stored(11))
     assert [(batch.base_offset, batch.next_offset) for batch in shell.send()] == [(10, 11)]
     shell.answer(Code.MESSAGE_TOO_LARGE)

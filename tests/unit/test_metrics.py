@@ -18,7 +18,7 @@ from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
 from tests.support.live_engine import AT, NOW_MS, mirror_record, row, silent, snapshot, topic_record
 from tests.support.metrics_page import PAGE, page
-from tests.support.scraped import OPENMETRICS, Samples, read, told_by_metrics, told_by_rows, value
+from tests.support.scraped import OPENMETRICS, Samples, read, summary_of_metrics, summary_of_rows, value
 
 EVERY: tuple[Metric[Any], ...] = (*METRICS, *RUN_METRICS)
 PER_PARTITION = mirror_record(metrics_per_partition="true")
@@ -216,4 +216,4 @@ def test_names_with_any_character_come_back_as_they_are() -> None:
 )
 def test_metrics_and_rows_say_the_same(known: object) -> None:
     rows = [PARTITIONS.document(one) for one in live_mirror(known).partitions]  # type: ignore[arg-type]
-    assert told_by_metrics(served(known), "m") == told_by_rows(rows)
+    assert summary_of_metrics(served(known), "m") == summary_of_rows(rows)

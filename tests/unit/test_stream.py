@@ -16,7 +16,7 @@ from kmirror.cluster.protocol import produce
 from kmirror.cluster.protocol.wire import FrameError
 from kmirror.engine.lane.links import DestinationLink, ProduceRequest
 from kmirror.errors import OutcomeUnknown
-from tests.support.frames import PLAIN, framed, is_told, receive
+from tests.support.frames import PLAIN, framed, is_readable, receive
 
 
 @pytest.fixture
@@ -51,15 +51,15 @@ def test_nobody_is_woken_by_parts_of_a_frame_that_fit_into_the_socket(tcp_ends: 
     stream, theirs = tcp_ends
     frame = random.Random(3).randbytes(60_000)
     theirs.sendall(framed(frame)[:30_000])
-    assert is_told(stream)
+    assert is_readable(stream)
     assert stream.receive() is None  # what is here is read
     theirs.sendall(framed(frame)[30_000:50_000])
-    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    assert is_readable(stream, within=0.3) is (sys.platform != "linux")
     theirs.sendall(framed(frame)[50_000:])
-    assert is_told(stream)
+    assert is_readable(stream)
     assert receive(stream) == frame
     theirs.sendall(framed(b"next"))
-    assert is_told(stream)
+    assert is_readable(stream)
     assert bytes(receive(stream)) == b"next"
 
 
@@ -72,14 +72,14 @@ def test_several_answers_are_waited_for_at_once(tcp_ends: tuple[Stream, socket.s
     frame = bytes(produce.least_answer_bytes(8) - 4)
     link.await_answers(2)
     theirs.sendall(framed(frame))
-    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    assert is_readable(stream, within=0.3) is (sys.platform != "linux")
     theirs.sendall(framed(frame))
-    assert is_told(stream)
+    assert is_readable(stream)
     assert [bytes(stream.receive() or b""), bytes(stream.receive() or b""), stream.receive()] == [frame, frame, None]
     theirs.sendall(framed(frame))
-    assert is_told(stream, within=0.3) is (sys.platform != "linux")
+    assert is_readable(stream, within=0.3) is (sys.platform != "linux")
     link.await_answers(1)
-    assert is_told(stream)
+    assert is_readable(stream)
 
 
 def test_a_frame_larger_than_its_socket_gets_through(tcp_ends: tuple[Stream, socket.socket]) -> None:
@@ -94,10 +94,10 @@ def test_a_frame_larger_than_its_socket_gets_through(tcp_ends: tuple[Stream, soc
 def test_a_connection_that_ends_in_the_middle_of_a_frame_is_told(tcp_ends: tuple[Stream, socket.socket]) -> None:
     stream, theirs = tcp_ends
     theirs.sendall(framed(bytes(60_000))[:30_000])
-    assert is_told(stream)
+    assert is_readable(stream)
     assert stream.receive() is None
     theirs.close()
-    assert is_told(stream)
+    assert is_readable(stream)
     with pytest.raises(OutcomeUnknown):
         stream.receive()
 

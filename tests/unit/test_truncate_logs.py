@@ -12,7 +12,7 @@ import pytest
 from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.failback.truncate_logs import Preview, truncate_logs, undo_truncation
 from kmirror.work import WorkView
-from tests.support.cutting import CUT_AT_40, SEGMENTS, cut, plan, told
+from tests.support.cutting import CUT_AT_40, SEGMENTS, cut, outcomes, plan
 from tests.support.log_batches import LogBatch, control_record, encode
 from tests.support.log_dirs import (
     CLUSTER_ID,
@@ -31,7 +31,7 @@ from tests.support.watching import assert_grows
 def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
     before = contents(log_dir)
     done = cut(CUT_AT_40, log_dir)
-    assert (done.exit_code, told(done)) == (0, [("orders", 0, "DONE")])
+    assert (done.exit_code, outcomes(done)) == (0, [("orders", 0, "DONE")])
     assert done.results[0].message == (
         f"log end 90 -> 40: 50 records (5 batches, {len(encode(SEGMENTS[30][0])) * 5:,} bytes) cut off"
     )
@@ -100,7 +100,7 @@ def test_twice_is_once(log_dir: Path) -> None:
     cut(CUT_AT_40, log_dir)
     before, own = contents(log_dir), own_files(log_dir)
     again = cut(CUT_AT_40, log_dir)
-    assert (again.exit_code, told(again)) == (0, [("orders", 0, "NOOP")])
+    assert (again.exit_code, outcomes(again)) == (0, [("orders", 0, "NOOP")])
     assert again.results[0].message == "ends at 40: there is nothing to truncate"
     assert (contents(log_dir), own_files(log_dir)) == (before, own)
 
@@ -108,14 +108,14 @@ def test_twice_is_once(log_dir: Path) -> None:
 def test_a_log_that_ends_before_the_cut_stays(log_dir: Path) -> None:
     before = contents(log_dir)
     for offset in (90, 1000):
-        assert told(cut(plan(("orders", 0, offset)), log_dir)) == [("orders", 0, "NOOP")]
+        assert outcomes(cut(plan(("orders", 0, offset)), log_dir)) == [("orders", 0, "NOOP")]
     assert contents(log_dir) == before
 
 
 def test_a_dry_run_changes_nothing(log_dir: Path) -> None:
     before = contents(log_dir)
     shown = cut(CUT_AT_40, log_dir, dry_run=True)
-    assert (shown.exit_code, shown.dry_run, told(shown)) == (0, True, [("orders", 0, "DONE")])
+    assert (shown.exit_code, shown.dry_run, outcomes(shown)) == (0, True, [("orders", 0, "DONE")])
     assert (contents(log_dir), own_files(log_dir)) == (before, [])
 
 
@@ -128,7 +128,7 @@ def test_partitions_are_cut_wherever_they_lie(log_dir: Path, tmp_path: Path) -> 
     third = make_log_dir(tmp_path / "third")
     asked = plan(("orders", 0, 40), ("orders", 1, 60), ("orders", 2, 10))
     done = cut(asked, log_dir, second, third)
-    assert told(done) == [("orders", 0, "DONE"), ("orders", 1, "DONE"), ("orders", 2, "NOOP")]
+    assert outcomes(done) == [("orders", 0, "DONE"), ("orders", 1, "DONE"), ("orders", 2, "NOOP")]
     assert done.results[2].message == "not in these log directories"
     assert done.exit_code == 0
     assert not (second / ".kafka_cleanshutdown").exists()
@@ -137,7 +137,7 @@ def test_partitions_are_cut_wherever_they_lie(log_dir: Path, tmp_path: Path) -> 
 
 def test_a_directory_named_twice_is_one(log_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(log_dir)
-    assert told(cut(CUT_AT_40, log_dir, tmp_path / "link")) == [("orders", 0, "DONE")]
+    assert outcomes(cut(CUT_AT_40, log_dir, tmp_path / "link")) == [("orders", 0, "DONE")]
 
 
 def test_none_of_the_partitions_is_here(log_dir: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_no_leaves_all_as_it_is(log_dir: Path) -> None:
     with pytest.raises(RefusedError, match="not confirmed"):
         truncate_logs(CUT_AT_40, [log_dir], say_no)
     assert (asked[0].cluster_id, asked[0].node_id, asked[0].log_dirs) == (CLUSTER_ID, "1", (log_dir,))
-    assert told(asked[0].result) == [("orders", 0, "DONE")]
+    assert outcomes(asked[0].result) == [("orders", 0, "DONE")]
     assert (contents(log_dir), own_files(log_dir)) == (before, [])
 
 
@@ -283,7 +283,7 @@ def test_what_is_not_known_is_refused(log_dir: Path, spoil: Callable[[Path], Non
     spoil(log_dir)
     before = contents(log_dir)
     done = cut(CUT_AT_40, log_dir)
-    assert (done.exit_code, told(done)) == (ExitCode.REFUSED, [("orders", 0, "REFUSED")])
+    assert (done.exit_code, outcomes(done)) == (ExitCode.REFUSED, [("orders", 0, "REFUSED")])
     assert done.error is not None
     assert message in done.error.message
     assert done.error.hint
@@ -321,7 +321,7 @@ def test_a_checkpoint_file_that_is_not_understood_is_refused(log_dir: Path) -> N
 
 def test_the_others_are_cut_all_the_same(log_dir: Path) -> None:
     done = cut(plan(("bystander", 0, 40), ("orders", 0, 45)), log_dir)
-    assert (done.exit_code, told(done)) == (
+    assert (done.exit_code, outcomes(done)) == (
         ExitCode.PARTLY_DONE,
         [("bystander", 0, "DONE"), ("orders", 0, "REFUSED")],
     )
@@ -379,4 +379,4 @@ def test_a_transaction_that_would_lose_its_end_goes_whole(tmp_path: Path) -> Non
     assert (done.results[0].message or "").endswith(
         "; not at 32, but where a transaction begins that would have lost its end"
     )
-    assert told(cut(plan(("orders", 0, 32)), path)) == [("orders", 0, "NOOP")]
+    assert outcomes(cut(plan(("orders", 0, 32)), path)) == [("orders", 0, "NOOP")]

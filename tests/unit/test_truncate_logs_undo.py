@@ -12,7 +12,7 @@ from kmirror.errors import PartlyDoneError, RefusedError
 from kmirror.ops.failback.truncate_logs import truncate_logs, undo_truncation
 from kmirror.ops.results import Outcome
 from kmirror.work import WorkView
-from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, plan, told
+from tests.support.cutting import CUT_AT_40, SEGMENTS, KillAfter, Killed, cut, outcomes, plan
 from tests.support.log_batches import encode
 from tests.support.log_dirs import add_partition, batch, contents, make_log_dir, own_files
 from tests.support.watching import assert_grows
@@ -31,17 +31,17 @@ def test_undo_restores_every_byte(log_dir: Path) -> None:
     undone = undo_truncation(CUT_AT_40, [log_dir], views.append)
     assert_grows(views, "restoring")
     assert views[-1].total == 2 * len(encode(SEGMENTS[30][0]))
-    assert (undone.exit_code, told(undone)) == (0, [("orders", 0, "DONE")])
+    assert (undone.exit_code, outcomes(undone)) == (0, [("orders", 0, "DONE")])
     assert undone.results[0].message == "log end 40 -> 90: 50 records restored"
     assert (contents(log_dir), _times(log_dir), own_files(log_dir)) == (before, times, [])
-    assert told(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "NOOP")]
-    assert told(cut(CUT_AT_40, log_dir)) == [("orders", 0, "DONE")]
+    assert outcomes(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "NOOP")]
+    assert outcomes(cut(CUT_AT_40, log_dir)) == [("orders", 0, "DONE")]
 
 
 def test_a_dry_undo_changes_nothing(log_dir: Path) -> None:
     cut(CUT_AT_40, log_dir)
     before, own = contents(log_dir), own_files(log_dir)
-    assert told(undo_truncation(CUT_AT_40, [log_dir], dry_run=True)) == [("orders", 0, "DONE")]
+    assert outcomes(undo_truncation(CUT_AT_40, [log_dir], dry_run=True)) == [("orders", 0, "DONE")]
     assert (contents(log_dir), own_files(log_dir)) == (before, own)
 
 
@@ -205,12 +205,12 @@ def test_the_broker_ran_before_a_cut_was_finished(log_dir: Path) -> None:
     with pytest.raises(RefusedError, match="most likely the broker was started"):
         undo_truncation(CUT_AT_40, [log_dir])
     done = cut(CUT_AT_40, log_dir)
-    assert told(done) == [("orders", 0, "DONE")]
+    assert outcomes(done) == [("orders", 0, "DONE")]
     assert (done.results[0].message or "").startswith("log end 60 -> 40: 20 records")
     assert "the broker ran before it was finished" in done.warnings[0]
     assert (log_dir / "orders-0/00000000000000000030.log").read_bytes() == encode(SEGMENTS[30][0])
     assert "kmirror-cut-1.0000.00000000000000000060.log" in own_files(log_dir)
-    assert told(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "DONE")]
+    assert outcomes(undo_truncation(CUT_AT_40, [log_dir])) == [("orders", 0, "DONE")]
 
 
 def test_an_interrupted_cut_is_finished_by_its_own_plan_only(log_dir: Path) -> None:

@@ -38,7 +38,7 @@ _THROTTLE = 65_536
 _LARGE = "x" * 450_000
 
 
-class VersionStory:
+class VersionScenario:
     """A source and a destination, of any versions."""
 
     def __init__(self, source: SandboxCluster, destination: SandboxCluster) -> None:

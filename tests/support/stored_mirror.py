@@ -72,7 +72,7 @@ class Side:
 
 
 @dataclass
-class RememberedMirror:
+class StoredMirror:
     """A mirror as the state topic knows it; copies are made by the test's own hand."""
 
     source: Side
